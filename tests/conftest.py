@@ -1,0 +1,71 @@
+"""Real servers, started when the first test asks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import pytest
+
+from tests.servers import base, fresh, mariadb, postgres15, postgres18, sqlite
+
+FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
+
+
+@pytest.fixture(scope="session")
+def postgres18_url() -> Iterator[str]:
+    """The URL of a PostgreSQL 18 server."""
+    with available("PostgreSQL 18", postgres18.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres15_url() -> Iterator[str]:
+    """The URL of a PostgreSQL 15 server."""
+    with available("PostgreSQL 15", postgres15.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """The URL of a MariaDB server."""
+    with available("MariaDB", mariadb.server()) as url:
+        yield url
+
+
+@pytest.fixture
+def fresh_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    """Makes a database on "postgresql-18", "postgresql-15", "mariadb" or "sqlite", dropped after the test."""
+    with fresh_databases(request) as create:
+        yield create
+
+
+@pytest.fixture(scope="module")
+def module_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    """Like fresh_database, but the databases are dropped after the module."""
+    with fresh_databases(request) as create:
+        yield create
+
+
+@contextmanager
+def fresh_databases(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    with ExitStack() as databases:
+
+        def create(kind: str) -> str:
+            if kind == "sqlite":
+                return databases.enter_context(sqlite.server())
+            return databases.enter_context(fresh.database(request.getfixturevalue(FIXTURES[kind])))
+
+        yield create
+
+
+@contextmanager
+def available(name: str, server: AbstractContextManager[str]) -> Iterator[str]:
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(server)
+        except base.Unavailable as reason:
+            give_up = pytest.fail if os.environ.get("RELAYBOX_REQUIRE_SERVERS") == "1" else pytest.skip
+            give_up(f"no {name}: {reason}")
+        yield url

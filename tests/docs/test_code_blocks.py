@@ -1,0 +1,28 @@
+"""Every Python block of the documents runs, those of one document in order and in one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> list[Path]:
+    return [
+        path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if BLOCK.search(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_code_of_a_document_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = document.read_text()
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        # Blank lines ahead make a traceback show the line of the document.
+        code = "\n" * text.count("\n", 0, block.start(1)) + block[1]
+        exec(compile(code, document, "exec"), namespace)

@@ -1,0 +1,149 @@
+"""What the servers share: packages, an unprivileged user, a port, a start and a stop."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+PORT_TRIES = 5
+
+Command: TypeAlias = Sequence[str | Path]
+
+
+class Unavailable(Exception):
+    """The server cannot be had on this machine; the message says why."""
+
+
+class Exited(Exception):
+    """The server ended before it was ready; the message is the end of its log."""
+
+
+def apt_install(*packages: str) -> None:
+    """Install Debian packages, or raise Unavailable."""
+    names = " ".join(packages)
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise Unavailable(f"{names} is not installed, and only root on Debian can install it from here")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Parallel test processes may ask for the same package at the same time.
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    # An update that fails does not matter if the lists of an earlier one do.
+    subprocess.run([*apt, "update"], env=environment, capture_output=True)
+    install = [*apt, "install", "-y", "--no-install-recommends", *packages]
+    done = subprocess.run(install, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise Unavailable(f"apt-get install {names} failed: {last_line(done.stderr)}")
+
+
+def guarded(command: Command) -> list[str]:
+    """The command, killed when this process dies, and not as root: database servers refuse root."""
+    if not shutil.which("setpriv"):
+        raise Unavailable("setpriv (of util-linux) is not installed")
+    # SIGQUIT is the quick end of PostgreSQL and MariaDB alike; their data is temporary.
+    prefix = ["setpriv", "--pdeathsig=QUIT"]
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("nobody")
+        prefix += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    return [*prefix, *map(str, command)]
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A temporary directory owned by the user that servers run as."""
+    with tempfile.TemporaryDirectory(prefix="relaybox-") as name:
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("nobody")
+            os.chown(name, user.pw_uid, user.pw_gid)
+        yield Path(name)
+
+
+def prepare(command: Command, directory: Path) -> None:
+    """Run a command that lays out a data directory."""
+    done = subprocess.run(guarded(command), cwd=directory, capture_output=True, text=True)
+    if done.returncode:
+        raise Unavailable(f"{Path(command[0]).name} failed: {last_line(done.stderr or done.stdout)}")
+
+
+@contextmanager
+def running(command: Callable[[int], Command], directory: Path, ready: str) -> Iterator[int]:
+    """Run what ``command`` spells out for a port; yield the port once the log says ``ready``."""
+    process, port = _start(command, directory, ready)
+    try:
+        yield port
+    finally:
+        _stop(process)
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no output"])[-1]
+
+
+def _start(
+    command: Callable[[int], Command], directory: Path, ready: str
+) -> tuple[subprocess.Popen[bytes], int]:
+    reason = ""
+    # Somebody may take the free port before the server does: an early exit is tried again on another one.
+    for _ in range(PORT_TRIES):
+        port = _free_port()
+        try:
+            return _launch(command(port), directory, ready), port
+        except Exited as error:
+            reason = str(error)
+    raise Unavailable(reason)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _launch(command: Command, directory: Path, ready: str) -> subprocess.Popen[bytes]:
+    log = directory / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            guarded(command),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C in the terminal is for the tests, which then stop their servers in order.
+            start_new_session=True,
+        )
+    try:
+        _wait(process, log, ready)
+    except BaseException:
+        _stop(process)
+        raise
+    return process
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path, ready: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    # The log is asked, not the port, where after a clash a stranger's server would answer.
+    while ready not in (text := log.read_text(errors="replace")):
+        if process.poll() is not None:
+            raise Exited(f"the server ended at once: {last_line(text)}")
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the server was not ready after {START_SECONDS:g} s: {last_line(text)}")
+        time.sleep(0.02)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGQUIT)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,67 @@
+"""MariaDB, from Debian's packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.servers import base
+
+ACCOUNT = """\
+CREATE DATABASE relaybox;
+CREATE USER relaybox@'127.0.0.1' IDENTIFIED BY 'relaybox';
+GRANT ALL PRIVILEGES ON *.* TO relaybox@'127.0.0.1';
+"""
+HASTY = ("--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite")
+
+
+@contextmanager
+def server(*, durable: bool = False) -> Iterator[str]:
+    """Yield the URL of RELAYBOX_TEST_MARIADB, or of a new server."""
+    if url := os.environ.get("RELAYBOX_TEST_MARIADB"):
+        yield url
+        return
+    mariadbd, install_db = _programs()
+    with base.workspace() as directory:
+        data = directory / "data"
+        base.prepare(
+            [install_db, "--no-defaults", f"--datadir={data}", "--skip-test-db", "--skip-name-resolve"],
+            directory,
+        )
+        account = directory / "account.sql"
+        account.write_text(ACCOUNT)
+
+        def command(port: int) -> base.Command:
+            return [
+                mariadbd,
+                "--no-defaults",
+                f"--datadir={data}",
+                f"--init-file={account}",
+                f"--port={port}",
+                "--bind-address=127.0.0.1",
+                "--skip-name-resolve",
+                "--socket=server.sock",
+                "--max-connections=200",
+                "--character-set-server=utf8mb4",
+                *(() if durable else HASTY),
+            ]
+
+        with base.running(command, directory, ready="ready for connections") as port:
+            yield f"mysql://relaybox:relaybox@127.0.0.1:{port}/relaybox"
+
+
+def _programs() -> tuple[str, str]:
+    if not _find("mariadbd") or not _find("my_print_defaults"):
+        # These packages bring the programs without the service.
+        base.apt_install("mariadb-server-core", "mariadb-client-core")
+    mariadbd, install_db = _find("mariadbd"), _find("mariadb-install-db")
+    if not mariadbd or not install_db:
+        raise base.Unavailable("mariadbd and mariadb-install-db are not on PATH")
+    return mariadbd, install_db
+
+
+def _find(program: str) -> str | None:
+    # Debian keeps mariadbd in a directory that only root has on PATH.
+    return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")

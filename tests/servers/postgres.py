@@ -1,0 +1,33 @@
+"""What the PostgreSQL servers share: a new cluster from given binaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.servers import base
+
+HASTY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+@contextmanager
+def cluster(binaries: Path, *, durable: bool) -> Iterator[str]:
+    """Run a new cluster and yield the URL of its database."""
+    settings = [
+        "listen_addresses=127.0.0.1",
+        "unix_socket_directories=",
+        "max_connections=200",
+        *(() if durable else HASTY),
+    ]
+    with base.workspace() as directory:
+        data = directory / "data"
+        initdb = ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
+        base.prepare([binaries / "initdb", "-D", data, *initdb], directory)
+
+        def command(port: int) -> base.Command:
+            options = [word for setting in settings for word in ("-c", setting)]
+            return [binaries / "postgres", "-D", data, "-p", str(port), *options]
+
+        with base.running(command, directory, ready="ready to accept connections") as port:
+            yield f"postgresql://relaybox:relaybox@127.0.0.1:{port}/postgres"
