@@ -1,0 +1,338 @@
+"""What an outbox is configured with: destinations, routes, and where they are read from."""
+
+# A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import re
+import tomllib
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias, TypeVar
+
+from relaybox.errors import ConfigError, did_you_mean, shorten
+from relaybox.setting import (
+    Duration,
+    Secret,
+    Setting,
+    choice,
+    duration_from,
+    identifier,
+    known_only,
+    mask_url,
+    optional,
+    parse_count,
+    parse_duration,
+    parse_factor,
+    parse_flag,
+    parse_jitter,
+    parse_name,
+    parse_names,
+    parse_networks,
+    parse_rate,
+    parse_secret,
+    parse_size,
+    wrong,
+)
+
+__all__ = [
+    "DEFAULT_DATABASE",
+    "SINKS",
+    "Backoff",
+    "ConfigWarning",
+    "Destination",
+    "Duration",
+    "Route",
+    "Secret",
+    "Settings",
+    "identifier",
+    "mask_url",
+    "normalize_url",
+    "parse_duration",
+    "parse_rate",
+    "parse_size",
+]
+
+Jitter: TypeAlias = float | Literal["full"]
+Ordering: TypeAlias = Literal["aggregate", "tenant", "event_type", "none"]
+Format: TypeAlias = Literal["json", "flat", "cloudevents", "payload"]
+OnFailed: TypeAlias = Literal["block", "skip"]
+OnUnrouted: TypeAlias = Literal["raise", "store"]
+Function: TypeAlias = Callable[..., Any]
+
+SINKS = frozenset(
+    [
+        *("http", "https", "kafka", "amqp", "amqps", "nats", "redis", "rediss", "sqs"),
+        *("meilisearch", "meilisearchs", "algolia", "opensearch"),
+        *("celery", "handler", "console", "memory", "debezium"),
+    ]
+)
+"""The URL schemes of the sinks."""
+
+DEFAULT_DATABASE = "sqlite:///relaybox.db"
+"""The database where none is configured."""
+
+_DIALECTS = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+
+
+class ConfigWarning(UserWarning):
+    """A setting is allowed but will hardly do what was meant."""
+
+
+def normalize_url(url: str, setting: str = "database") -> str:
+    """The database's URL as ``postgresql://``, ``mysql://`` or ``sqlite://``, without a driver."""
+    match = re.fullmatch(r"(\w+)(?:\+\w+)?(://.*)", url, re.DOTALL) if isinstance(url, str) else None
+    if match and (dialect := _DIALECTS.get(match[1].lower())):
+        return f"{dialect}{match[2]}"
+    # Without a scheme there is no telling which part is a password.
+    seen = f"= {mask_url(url)!r}" if match else "is not a URL"
+    known = ", ".join(f"{name}://" for name in _DIALECTS)
+    raise ConfigError(f"{setting} {seen}: write one of {known} (with or without +driver)")
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait after an attempt: ``base * factor ** (attempts - 1)``, capped, with jitter."""
+
+    base: Setting[Duration, float] = Setting(parse_duration, 1.0)
+    cap: Setting[Duration, float] = Setting(parse_duration, 3600.0)
+    factor: Setting[float, float] = Setting(parse_factor, 2.0)
+    jitter: Setting[Jitter, Jitter] = Setting(parse_jitter, 0.1)
+
+    _where = "backoff: "
+
+    def __post_init__(self) -> None:
+        if self.cap < self.base:
+            raise ConfigError(f"backoff: cap = {self.cap:g}s is below base = {self.base:g}s; raise the cap")
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Made of a table such as ``{ base = "60s", cap = "1h", factor = 2, jitter = 0.1 }``."""
+        return cls(**known_only(mapping, (item.name for item in fields(cls)), "backoff"))
+
+
+def _backoff(value: Backoff | Mapping[str, Any], setting: str) -> Backoff:
+    if isinstance(value, Backoff):
+        return value
+    try:
+        return Backoff.from_mapping(value)
+    except ConfigError as error:
+        # The table does not know whose it is.
+        error.args = (f"{setting.removesuffix('backoff')}{error}",)
+        raise
+
+
+@dataclass(frozen=True, repr=False)
+class Destination:
+    """A named place events go: a sink, and the policy of its deliveries.
+
+    Durations are kept as seconds and ``rate_limit`` as events a second. ``on_failed`` says what becomes
+    of a key whose head failed for good; left out, it is ``block`` where ``ordered``, else ``skip``.
+    """
+
+    name: str
+    sink: str
+    _: KW_ONLY
+    ordered: Setting[bool, bool] = Setting(parse_flag, False)
+    ordering: Setting[Ordering | Function, Ordering | Function] = Setting(
+        choice(Ordering, or_function=True), "aggregate"
+    )
+    on_failed: Setting[OnFailed | None, OnFailed | None] = Setting(optional(choice(OnFailed)), None)
+    max_attempts: Setting[int, int] = Setting(parse_count, 5)
+    timeout: Setting[Duration, float] = Setting(duration_from(0.001), 30.0)
+    backoff: Setting[Backoff | Mapping[str, Any], Backoff] = Setting(_backoff, Backoff())
+    concurrency: Setting[int, int] = Setting(parse_count, 50)
+    rate_limit: Setting[str | float | None, float | None] = Setting(optional(parse_rate), None)
+    lease: Setting[Duration, float] = Setting(duration_from(1), 60.0)
+    batch_size: Setting[int, int] = Setting(parse_count, 100)
+    poll_interval: Setting[Duration, float] = Setting(duration_from(0.001), 1.0)
+    retention: Setting[Duration, float] = Setting(parse_duration, 604_800.0)
+    dead_letter: Setting[str | None, str | None] = Setting(optional(parse_name), None)
+    format: Setting[Format | Function, Format | Function] = Setting(choice(Format, or_function=True), "json")
+    secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
+    auth: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
+    allow: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_networks, ())
+
+    @property
+    def _where(self) -> str:
+        return f"destination {shorten(self.name)}: "
+
+    def __post_init__(self) -> None:
+        parse_name(self.name, f"{self._where}name")
+        self._check_sink()
+        if self.on_failed is None:
+            object.__setattr__(self, "on_failed", "block" if self.ordered else "skip")
+        if self.lease < self.timeout:
+            seen = f"lease {self.lease:g}s is shorter than timeout {self.timeout:g}s"
+            fix = "a slow send then lives on extensions of its lease; make the lease the longer one"
+            warnings.warn(f"{self._where}{seen}: {fix}", ConfigWarning, stacklevel=3)
+
+    def _check_sink(self) -> None:
+        setting = f"{self._where}sink"
+        if not isinstance(self.sink, str) or not self.sink:
+            raise wrong(setting, self.sink, "write a URL such as 'https://example.org/events'")
+        scheme, _, rest = self.sink.partition(":")
+        if scheme.lower() not in SINKS:
+            raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SINKS)}")
+        if scheme.lower() in ("http", "https") and not re.match(r"//[^/?#]", rest):
+            raise wrong(setting, mask_url(self.sink), "name a host, as in 'https://example.org/events'")
+
+    @classmethod
+    def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
+        """Made of a ``[destinations.NAME]`` table."""
+        where = f"destination {shorten(name)}"
+        settings = known_only(mapping, (item.name for item in fields(cls) if item.name != "name"), where)
+        if "sink" not in settings:
+            raise ConfigError(f"{where} has no sink; write one, such as sink = 'https://example.org/events'")
+        return cls(name, **settings)
+
+    def __repr__(self) -> str:
+        return f"Destination({self.name!r}, {mask_url(self.sink)!r})"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which events go where: ``Route("file.*", to="runner")``; ``*`` stands for any run of characters."""
+
+    events: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
+    to: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
+
+    _where = "route: "
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Made of a ``[[routes]]`` table."""
+        return cls(**known_only(mapping, ("events", "to"), "a route"))
+
+
+_Item = TypeVar("_Item")
+
+
+def _several(kind: type[_Item]) -> Callable[[Iterable[_Item], str], tuple[_Item, ...]]:
+    def parse(value: Iterable[_Item], setting: str) -> tuple[_Item, ...]:
+        items = tuple(value)
+        for item in items:
+            if not isinstance(item, kind):
+                raise wrong(setting, item, f"give {kind.__name__} objects")
+        return items
+
+    return parse
+
+
+def _prefix(value: str, setting: str) -> str:
+    return identifier(value, setting) if value else ""
+
+
+@dataclass(frozen=True, repr=False)
+class Settings:
+    """Everything an outbox is configured with, whole and consistent."""
+
+    database: Setting[str, str] = Setting(normalize_url, DEFAULT_DATABASE)
+    destinations: Setting[Iterable[Destination], tuple[Destination, ...]] = Setting(_several(Destination), ())
+    routes: Setting[Iterable[Route], tuple[Route, ...]] = Setting(_several(Route), ())
+    _: KW_ONLY
+    schema: Setting[str | None, str | None] = Setting(optional(identifier), None)
+    prefix: Setting[str, str] = Setting(_prefix, "")
+    unrouted: Setting[OnUnrouted, OnUnrouted] = Setting(choice(OnUnrouted), "raise")
+    max_payload: Setting[str | int, int] = Setting(parse_size, 1_048_576)
+    app: Setting[str | None, str | None] = Setting(optional(parse_name), None)
+
+    _where = ""
+
+    def __post_init__(self) -> None:
+        names = [destination.name for destination in self.destinations]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"destinations: two are called {name!r}; rename one")
+        for route in self.routes:
+            for name in route.to:
+                _check_exists(f"route {shorten(route.events)}: to", name, names)
+        for destination in self.destinations:
+            self._check_dead_letter(destination, names)
+
+    def _check_dead_letter(self, destination: Destination, names: list[str]) -> None:
+        setting = f"destination {destination.name!r}: dead_letter"
+        if destination.dead_letter == destination.name:
+            raise wrong(setting, destination.name, "name another destination, not itself")
+        if destination.dead_letter is not None:
+            _check_exists(setting, destination.dead_letter, names)
+
+    @classmethod
+    def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:
+        """Read from ``path``, else from ``relaybox.toml`` or ``pyproject.toml`` here, else the defaults.
+
+        The database is the one given, else RELAYBOX_DATABASE, else the file's, else DATABASE_URL, else
+        an SQLite file; each may be written ``env:NAME`` or ``file:PATH``.
+        """
+        table = _table(path) if path else _find_table()
+        destinations = table.pop("destinations", {})
+        if not isinstance(destinations, dict):
+            raise wrong("destinations", destinations, "write each as a [destinations.NAME] table")
+        routes = table.pop("routes", [])
+        if not isinstance(routes, list):
+            raise wrong("routes", routes, "write each route as a [[routes]] table")
+        return cls(
+            _database(database, env, table.pop("database", None)),
+            [Destination.from_mapping(name, given) for name, given in destinations.items()],
+            [Route.from_mapping(given) for given in routes],
+            **table,
+        )
+
+    def __repr__(self) -> str:
+        return f"Settings({mask_url(self.database)!r}, {list(self.destinations)!r}, {list(self.routes)!r})"
+
+
+def _check_exists(setting: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{setting} = {name!r}: no destination is called that{did_you_mean(name, known)}")
+
+
+def _database(given: str | None, env: Mapping[str, str], in_file: Any) -> str:
+    sources = {
+        "database": given,
+        "RELAYBOX_DATABASE": env.get("RELAYBOX_DATABASE"),
+        "database in the file": in_file,
+        "DATABASE_URL": env.get("DATABASE_URL"),
+    }
+    for setting, value in sources.items():
+        if value is not None and value != "":
+            return normalize_url(parse_secret(value, setting).reveal(env), setting)
+    return DEFAULT_DATABASE
+
+
+def _find_table() -> dict[str, Any]:
+    for path in (Path("relaybox.toml"), Path("pyproject.toml")):
+        if path.is_file() and (path.name != "pyproject.toml" or "relaybox" in _toml(path).get("tool", {})):
+            return _table(path)
+    return {}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Our settings in a file, with ``destinations`` and ``routes`` among them."""
+    data = _toml(path)
+    general = {item.name for item in fields(Settings)} - {"destinations", "routes"}
+    if path.name == "pyproject.toml":
+        given = data.get("tool", {}).get("relaybox")
+        if given is None:
+            raise ConfigError(f"{path} has no [tool.relaybox] table; add one, or write relaybox.toml")
+        return known_only(given, general | {"destinations", "routes"}, "[tool.relaybox]")
+    tables = known_only(data, ("relaybox", "destinations", "routes"), str(path))
+    return {**known_only(tables.pop("relaybox", {}), general, "[relaybox]"), **tables}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; create it, or name another file") from None
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None

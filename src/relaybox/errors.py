@@ -1,0 +1,115 @@
+"""Every error Relaybox raises, in one tree.
+
+RelayboxError
+├── ConfigError                 a setting, a URL or a name is wrong
+│   └── UnknownSetting          no such setting (with "did you mean")
+├── MissingExtra                a package of an extra is not installed
+├── SchemaError                 the tables are missing or older than this version
+├── StoreError                  the database refused or could not be reached; worth another try
+└── EmitError                   the event was not written; the caller's transaction is as it was
+    ├── InvalidField            an argument of ``emit`` is empty, too long or of the wrong type
+    ├── PayloadError            the payload (or the headers) cannot be stored; ``path`` says where
+    ├── Unrouted                no route takes this event type
+    ├── UnknownDestination      no such destination
+    ├── UnsupportedConnection   not a connection or session that ``emit`` knows
+    ├── NotInTransaction        the INSERT would commit by itself
+    ├── TransactionFailed       the transaction is in error and can only be rolled back
+    └── ConnectionClosed        the connection is closed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RelayboxError(Exception):
+    """Base of every error Relaybox raises."""
+
+
+class ConfigError(RelayboxError, ValueError):
+    """A setting is wrong: the message names it, the value seen and the fix."""
+
+
+class UnknownSetting(ConfigError):
+    """There is no setting of that name."""
+
+    def __init__(self, name: str, known: Iterable[str], where: str) -> None:
+        super().__init__(f"{where} has no setting {name!r}{did_you_mean(name, known)}")
+
+
+class MissingExtra(RelayboxError, ImportError):
+    """A package that an extra brings is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: pip install 'relaybox[{extra}]'")
+
+
+class SchemaError(RelayboxError):
+    """The tables are missing, or older than this version needs."""
+
+
+class StoreError(RelayboxError):
+    """The database refused a statement or could not be reached. Nothing was written; try again."""
+
+
+class EmitError(RelayboxError):
+    """The event was not written. The caller's transaction is as it was."""
+
+
+class InvalidField(EmitError, ValueError):
+    """An argument of ``emit`` is empty, too long or of the wrong type."""
+
+    def __init__(self, field: str, value: object, fix: str) -> None:
+        super().__init__(f"{field}={shorten(value)}: {fix}")
+        self.field = field
+
+
+class PayloadError(EmitError, ValueError):
+    """The payload cannot be stored; ``path`` says where, such as ``$.lines[2].price``."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+
+
+class Unrouted(EmitError, LookupError):
+    """No route takes this event type."""
+
+
+class UnknownDestination(EmitError, LookupError):
+    """There is no destination of that name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"no destination is called {name!r}{did_you_mean(name, known)}")
+
+
+class UnsupportedConnection(EmitError, TypeError):
+    """The first argument of ``emit`` is no connection or session that Relaybox knows."""
+
+
+class NotInTransaction(EmitError):
+    """The INSERT would commit by itself, apart from the change it belongs to."""
+
+
+class TransactionFailed(EmitError):
+    """The transaction is in error: the database takes nothing more until it is rolled back."""
+
+
+class ConnectionClosed(EmitError):
+    """The connection is closed."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that names the nearest known name, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}" if names else "; none is configured"
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """``repr(value)``, cut to a length that fits into a message."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,81 @@
+"""The values that travel: an event, its delivery to one destination, and what ``emit`` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+
+class Status(StrEnum):
+    """What is stored of a delivery's life. ``sending`` is not: it is ``pending`` with a live lease."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the application emitted, as a handler sees it."""
+
+    id: UUID
+    type: str
+    aggregate_type: str
+    aggregate_id: str
+    payload: Any
+    headers: Mapping[str, Any]
+    attempt: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What ``emit`` answers. A duplicate carries the first event's id and wrote nothing."""
+
+    event_id: UUID
+    duplicate: bool
+    destinations: tuple[str, ...]
+
+
+class Delivery(Struct, frozen=True):
+    """One event for one destination, as claimed: a row of ``outbox_event`` and the lease on it.
+
+    ``payload`` and ``headers`` are the stored JSON text, decoded by whoever needs them.
+    """
+
+    id: UUID
+    event_id: UUID
+    destination: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str | None
+    payload_data: bytes | None
+    payload_encoding: str | None
+    headers: str
+    ordering_key: str | None
+    position: int
+    idempotency_key: str
+    attempts: int
+    max_attempts: int
+    crashes: int
+    created_at: datetime
+    lease_token: UUID
+    lease_owner: str
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a relay died while it held this row, so that it was claimed alone."""
+        return self.crashes > 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it was claimed once more only to be failed: its relay died in every attempt it had."""
+        return self.attempts > self.max_attempts

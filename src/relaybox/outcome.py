@@ -1,0 +1,69 @@
+"""What a handler may say of a delivery, and what becomes of its row.
+
+A handler raises ``Retry``, ``Reject`` or ``Unavailable``; a relay turns every ending of a send into
+one of the values ``Delivered``, ``Retried``, ``Failed`` and ``Released``, and a store settles those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+
+class Retry(Exception):
+    """Raised by a handler: try this event again later (it counts as an attempt)."""
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+class Reject(Exception):
+    """Raised by a handler: this event can never succeed; it is failed at once."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unavailable(Exception):
+    """Raised by a handler: the destination is in trouble, not the event."""
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The destination acknowledged it. ``keep=False`` deletes the row instead of keeping it."""
+
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """Due again ``after`` seconds from now; ``counts=False`` gives the attempt back."""
+
+    after: float
+    error: str
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Failed for good: only an operator moves it again. ``counts=False`` gives the attempt back."""
+
+    error: str
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Not tried: due now at its old place, and the attempt is given back."""
+
+
+Outcome: TypeAlias = Delivered | Retried | Failed | Released

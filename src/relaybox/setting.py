@@ -1,0 +1,268 @@
+"""One setting: how a value is written, checked and kept.
+
+Every value is checked where it enters, so that a mistake is an error at the start that names the setting,
+the value seen and the fix, and never a surprise at the first delivery. Secrets appear in no message.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
+
+from relaybox.errors import ConfigError, UnknownSetting, shorten
+
+Duration: TypeAlias = str | int | float | timedelta
+"""Seconds, a timedelta, or text such as ``50ms``, ``2s``, ``5m``, ``1h``, ``7d``."""
+
+Given = TypeVar("Given")
+Kept = TypeVar("Kept")
+Parse: TypeAlias = Callable[[Any, str], Kept]
+"""Makes the value that is kept of the one given; the text is the setting's name, for messages."""
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([smh])")
+_SIZE = re.compile(r"([0-9]+)(B|KiB|MiB)")
+
+
+class Setting(Generic[Given, Kept]):
+    """A field of a dataclass that takes a ``Given`` and keeps what ``parse`` makes of it, a ``Kept``.
+
+    The dataclass says in ``_where`` what its settings belong to.
+    """
+
+    def __init__(self, parse: Parse[Kept], default: Given) -> None:
+        self._parse = parse
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Given: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Kept: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self._default if instance is None else instance.__dict__[self._name]
+
+    def __set__(self, instance: Any, value: Given) -> None:
+        instance.__dict__[self._name] = self._parse(value, f"{instance._where}{self._name}")
+
+
+class Secret:
+    """A secret: a value, ``env:NAME`` or ``file:PATH``, read only when it is used and never shown.
+
+    It is no dataclass, so that ``dataclasses.asdict`` of what holds it does not open it.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def reveal(self, env: Mapping[str, str] | None = None) -> str:
+        """The secret itself; raises ``ConfigError`` where the variable or file is missing or empty."""
+        kind, _, name = self._source.partition(":")
+        if kind == "env":
+            value, fix = (os.environ if env is None else env).get(name, ""), f"set the variable {name}"
+        elif kind == "file":
+            value, fix = _read_secret(Path(name)), f"write the secret into {name}"
+        else:
+            return self._source
+        if not value:
+            raise ConfigError(f"{self._source} is missing or empty; {fix}")
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._source == other._source
+
+    def __hash__(self) -> int:
+        return hash(self._source)
+
+    def __repr__(self) -> str:
+        shown = self._source if self._source.startswith(("env:", "file:")) else "…"
+        return f"Secret({shown})"
+
+    __str__ = __repr__
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeError) as error:
+        # Not chained: a decoding error carries the file's bytes.
+        raise ConfigError(f"file:{path} cannot be read as text ({type(error).__name__})") from None
+
+
+def wrong(setting: str, value: object, fix: str) -> ConfigError:
+    """The error for a value that a setting does not take."""
+    return ConfigError(f"{setting} = {shorten(value)}: {fix}")
+
+
+def known_only(mapping: object, known: Iterable[str], where: str) -> dict[str, Any]:
+    """A copy of ``mapping``, if it is one and names nothing but known settings."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} is a {type(mapping).__name__}; write a table of settings")
+    names = set(known)
+    for name in mapping:
+        if name not in names:
+            raise UnknownSetting(str(name), names, where)
+    return dict(mapping)
+
+
+def mask_url(url: str) -> str:
+    """The URL without its user, password and query, for messages."""
+    without_user = re.sub(r"(?<=//).*@", "***@", url, flags=re.DOTALL)
+    return re.sub(r"\?.*", "?***", without_user, flags=re.DOTALL)
+
+
+def parse_duration(value: Duration, setting: str) -> float:
+    """Seconds, of ``50ms``, ``2s``, ``5m``, ``1h``, ``7d``, a number of seconds or a timedelta."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _number(value)
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        seconds = float(match[1]) * _SECONDS[match[2]]
+    if not 0 <= seconds < math.inf:
+        raise wrong(setting, value, "write a duration such as '50ms', '2s', '5m', '1h' or '7d'")
+    return seconds
+
+
+def duration_from(least: float) -> Parse[float]:
+    """A duration that is no shorter than ``least`` seconds."""
+
+    def parse(value: Duration, setting: str) -> float:
+        seconds = parse_duration(value, setting)
+        if seconds < least:
+            raise wrong(setting, value, f"it must be {least:g}s or longer")
+        return seconds
+
+    return parse
+
+
+def parse_rate(value: str | float, setting: str) -> float:
+    """Events a second, of ``100/s``, ``600/m``, ``10/h`` or a number."""
+    rate = _number(value)
+    if isinstance(value, str) and (match := _RATE.fullmatch(value.strip())):
+        rate = float(match[1]) / _SECONDS[match[2]]
+    if not 0 < rate < math.inf:
+        raise wrong(setting, value, "write a rate above zero, such as '100/s', '600/m' or '10/h'")
+    return rate
+
+
+def parse_size(value: str | int, setting: str) -> int:
+    """Bytes, of ``1MiB``, ``512KiB``, ``100B`` or a whole number."""
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        value = int(match[1]) * _BYTES[match[2]]
+    if isinstance(value, str | bool) or not isinstance(value, int) or value < 1:
+        raise wrong(setting, value, "write a size such as '1MiB', '512KiB' or a number of bytes")
+    return value
+
+
+def _number(value: object) -> float:
+    """``value`` if it is a number, else NaN, which is in no range. A bool is a slip, not a number."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.inf
+
+
+def parse_factor(value: float, setting: str) -> float:
+    """A finite number, 1 or more."""
+    if not 1 <= _number(value) < math.inf:
+        raise wrong(setting, value, "write a number, 1 or more")
+    return float(value)
+
+
+def parse_count(value: int, setting: str) -> int:
+    """A whole number, 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise wrong(setting, value, "write a whole number, 1 or more")
+    return value
+
+
+def parse_flag(value: bool, setting: str) -> bool:
+    """True or False; a text such as "no" would count as true and is refused."""
+    if not isinstance(value, bool):
+        raise wrong(setting, value, "write true or false")
+    return value
+
+
+def choice(literal: Any, *, or_function: bool = False) -> Parse[Any]:
+    """One of a Literal's values, or a function where that is allowed."""
+    allowed = get_args(literal)
+    fix = f"choose {', '.join(map(repr, allowed))}{' or a function' if or_function else ''}"
+
+    def parse(value: Any, setting: str) -> Any:
+        if value in allowed or (or_function and callable(value)):
+            return value
+        raise wrong(setting, value, fix)
+
+    return parse
+
+
+def optional(parse: Parse[Kept]) -> Parse[Kept | None]:
+    """None, or what ``parse`` takes."""
+    return lambda value, setting: None if value is None else parse(value, setting)
+
+
+def parse_jitter(value: float | Literal["full"], setting: str) -> float | Literal["full"]:
+    """A part of the delay between 0 and 1, or ``full``."""
+    if value == "full":
+        return "full"
+    if not 0 <= _number(value) <= 1:
+        raise wrong(setting, value, "write a number, 0 to 1, or 'full'")
+    return float(value)
+
+
+def parse_secret(value: str | Secret, setting: str) -> Secret:
+    """A Secret, of a value, ``env:NAME`` or ``file:PATH``."""
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, str) and value not in ("", "env:", "file:"):
+        return Secret(value)
+    seen = "empty" if isinstance(value, str) else f"of type {type(value).__name__}"
+    raise ConfigError(f"{setting} is {seen}; write a value, env:NAME or file:PATH")
+
+
+def parse_name(value: str, setting: str) -> str:
+    """A name of 1 to 100 characters that any database keeps and any log prints."""
+    if not isinstance(value, str) or not 1 <= len(value) <= 100:
+        raise wrong(setting, value, "write a name of 1 to 100 characters")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+        raise wrong(setting, value, "leave out control characters and lone surrogates")
+    return value
+
+
+def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
+    """One name or several, none of them empty."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise wrong(setting, value, "write a name or a list of names, none of them empty")
+    return names
+
+
+def parse_networks(value: Iterable[str], setting: str) -> tuple[str, ...]:
+    """Networks such as ``10.0.0.0/8``."""
+    entries = (value,) if isinstance(value, str) else tuple(value)
+    for entry in entries:
+        try:
+            ipaddress.ip_network(str(entry))
+        except ValueError as error:
+            raise wrong(setting, entry, f"write a network such as '10.0.0.0/8' ({error})") from None
+    return tuple(map(str, entries))
+
+
+def identifier(name: str, setting: str) -> str:
+    """``name``, if it may stand in SQL as a schema or as the start of a table's name."""
+    if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name):
+        return name
+    raise wrong(setting, name, "use up to 40 letters, digits and underscores, no digit first")

@@ -1,0 +1,425 @@
+"""What a payload may be, what it becomes, and how a refusal reads."""
+
+import collections
+import dataclasses
+import enum
+import json
+import math
+import types
+import uuid
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+import sqlmodel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relaybox.codec import Limits, decode, encode_headers, encode_payload
+from relaybox.errors import PayloadError
+
+LIMITS = Limits()
+ID = uuid.UUID("0190f6c2-1111-7000-8000-123456789abc")
+
+
+def stored(value: Any, limits: Limits = LIMITS) -> Any:
+    text, data, encoding = encode_payload(value, limits)
+    assert text is not None
+    assert data is None
+    assert encoding is None
+    return json.loads(text)
+
+
+def refusal(value: Any, limits: Limits = LIMITS) -> PayloadError:
+    with pytest.raises(PayloadError) as caught:
+        encode_payload(value, limits)
+    return caught.value
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Price(enum.Enum):
+    LOW = Decimal("1.50")
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "something else"
+
+
+class Number(int):
+    pass
+
+
+class Ratio(float):
+    pass
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Line:
+    sku: str
+    price: Any
+
+
+@attrs.define
+class Parcel:
+    weight: Decimal
+    _note: str = "fragile"
+
+
+class Address(pydantic.BaseModel):
+    city: str
+    since: Any = pydantic.Field(default=None, alias="validSince")
+
+
+class Customer(pydantic.BaseModel):
+    id: uuid.UUID
+    address: Address
+    site: pydantic.HttpUrl | None = None
+
+
+class Hero(sqlmodel.SQLModel):
+    name: str
+    born: date
+
+
+class Order(msgspec.Struct, rename="camel", omit_defaults=True):
+    order_id: uuid.UUID
+    total_price: Any
+    line_items: list[Any] = []
+    note: str | None = None
+
+
+class Paid(msgspec.Struct, tag="paid", tag_field="kind"):
+    at: Any
+    by: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Pair(msgspec.Struct, array_like=True, tag=True):
+    left: int
+    right: int
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, True),
+        (42, 42),
+        (-(2**63), -(2**63)),
+        (2**63 - 1, 2**63 - 1),
+        (0.5, 0.5),
+        (1e308, 1e308),
+        ("Zürich 🎈", "Zürich 🎈"),
+        ("\\u0000 as six characters", "\\u0000 as six characters"),
+        (Text("kept"), "kept"),
+        (Number(7), 7),
+        (Ratio(0.25), 0.25),
+        ([1, (2, 3), {4}, frozenset({5})], [1, [2, 3], [4], [5]]),
+        (Point(1, 2), [1, 2]),
+        (types.MappingProxyType({"a": 1}), {"a": 1}),
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (datetime(2025, 1, 31, 12, tzinfo=UTC), "2025-01-31T12:00:00Z"),
+        (
+            datetime(2025, 1, 31, 12, 0, 0, 5, timezone(timedelta(hours=2))),
+            "2025-01-31T12:00:00.000005+02:00",
+        ),
+        (date(2025, 1, 31), "2025-01-31"),
+        (time(8, 30), "08:30:00"),
+        (timedelta(days=1, hours=2, minutes=30), "P1DT02H30M00S"),
+        (-timedelta(seconds=1, microseconds=5), "-P0DT00H00M01.000005S"),
+        (Decimal("10.50"), "10.50"),
+        (ID, str(ID)),
+        (Colour.RED, "red"),
+        (Level.HIGH, 3),
+        (Price.LOW, "1.50"),
+        (Line("A1", Decimal("9.99")), {"sku": "A1", "price": "9.99"}),
+        (Parcel(Decimal("1.2")), {"weight": "1.2", "_note": "fragile"}),
+        (Hero(name="Ada", born=date(1815, 12, 10)), {"name": "Ada", "born": "1815-12-10"}),
+        (Order(ID, Decimal("3")), {"orderId": str(ID), "totalPrice": "3"}),
+        (Order(ID, 1, [2], "x"), {"orderId": str(ID), "totalPrice": 1, "lineItems": [2], "note": "x"}),
+        (Paid(date(2025, 1, 31)), {"kind": "paid", "at": "2025-01-31"}),
+        (Pair(1, 2), ["Pair", 1, 2]),
+    ],
+)
+def test_a_value_is_stored_as_users_expect(value: Any, expected: Any) -> None:
+    assert stored(value) == expected
+    assert stored({"in": [value]}) == {"in": [expected]}
+
+
+def test_a_pydantic_model_is_stored_as_model_dump_gives_it() -> None:
+    address = Address(city="Bern", validSince=datetime(2025, 1, 1, tzinfo=UTC))
+    customer = Customer(id=ID, address=address, site=pydantic.HttpUrl("https://example.org/a"))
+    assert stored(customer) == {
+        "id": str(ID),
+        "address": {"city": "Bern", "since": "2025-01-01T00:00:00Z"},
+        "site": "https://example.org/a",
+    }
+
+
+def test_a_struct_is_stored_as_msgspec_itself_would() -> None:
+    for struct in (
+        Order(ID, 1),
+        Order(ID, 1, [2]),
+        Order(ID, 1, note="n"),
+        Paid("now"),
+        Paid("now", "me"),
+        Pair(1, 2),
+    ):
+        assert stored(struct) == json.loads(msgspec.json.encode(struct))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("a b", "a b"),
+        ("", ""),
+        (Text("kept"), "kept"),
+        (7, "7"),
+        (2**70, str(2**70)),
+        (ID, str(ID)),
+        (Colour.RED, "red"),
+        (Level.HIGH, "3"),
+        (date(2025, 1, 31), "2025-01-31"),
+        (datetime(2025, 1, 31, tzinfo=UTC), "2025-01-31T00:00:00Z"),
+    ],
+)
+def test_a_key_becomes_text(key: Any, name: str) -> None:
+    assert stored({key: 1}) == {name: 1}
+
+
+@pytest.mark.parametrize("data", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")])
+def test_bytes_as_the_whole_payload_are_stored_as_they_are(data: Any) -> None:
+    assert encode_payload(data, LIMITS) == (None, b"\x00\xff", "binary")
+
+
+NEITHER = object()
+CYCLE: dict[str, Any] = {}
+CYCLE["me"] = CYCLE
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "seen", "fix"),
+    [
+        (math.nan, "$", "nan", "send None or a string"),
+        ({"lines": [1, 2, {"price": math.inf}]}, "$.lines[2].price", "inf", "send None or a string"),
+        ({"a": -math.inf}, "$.a", "-inf", "send None or a string"),
+        ({"a": Ratio("nan")}, "$.a", "nan", "send None or a string"),
+        ({"a": Decimal("NaN")}, "$.a", "Decimal('NaN')", "send None or a string"),
+        ({"a": Decimal("sNaN")}, "$.a", "Decimal('sNaN')", "send None or a string"),
+        ({"a": Decimal("-Infinity")}, "$.a", "Decimal('-Infinity')", "send None or a string"),
+        ({"a b": ["\ud800"]}, '$["a b"][0]', "'\\ud800'", "errors='replace'"),
+        ({"a": {"\udfff": 1}}, '$.a["\\udfff"]', "the key '\\udfff'", "errors='replace'"),
+        ({"a": "x\0y"}, "$.a", "'x\\x00y'", "remove it"),
+        ({"a": "é\0"}, "$.a", "'é\\x00'", "remove it"),
+        ({"x\0y": 1}, '$["x\\u0000y"]', "the key 'x\\x00y'", "remove it"),
+        ({"a": 2**63}, "$.a", "9223372036854775808", "send it as a string"),
+        ({"a": -(2**63) - 1}, "$.a", "-9223372036854775809", "send it as a string"),
+        ({"a": 10**5000}, "$.a", "an integer of 16610 bits", "send it as a string"),
+        ({"a": NEITHER}, "$.a", "builtins.object", "send a dict"),
+        ({"a": Line}, "$.a", "builtins.type", "send a dict"),
+        ({"a": (item for item in "ab")}, "$.a", "builtins.generator", "send a dict"),
+        ([datetime(2025, 1, 31)], "$[0]", "datetime.datetime(2025, 1, 31, 0, 0)", "tzinfo=timezone.utc"),
+        ({datetime(2025, 1, 31): 1}, '$["2025-01-31 00:00:00"]', "the key", "tzinfo=timezone.utc"),
+        ({"a": b"x"}, "$.a", "bytes", "base64"),
+        ({"a": bytearray(b"x")}, "$.a", "bytearray", "bytes as the whole payload"),
+        ({"a": memoryview(b"x")}, "$.a", "memoryview", "base64"),
+        ({"a": {None: 1}}, "$.a", "the key None is of type NoneType", "use a string"),
+        ({True: 1}, "$", "the key True is of type bool", "use a string"),
+        ({1.5: 1}, "$", "the key 1.5 is of type float", "use a string"),
+        ({(1, 2): 1}, "$", "the key (1, 2) is of type tuple", "use a string"),
+        ({Price.LOW: 1}, "$", "is of type Price", "use a string"),
+        ({1: "a", "1": "b"}, "$", "the key '1'", "keep one"),
+        ({Colour.RED: "a", "red": "b"}, "$", "the key 'red'", "keep one"),
+        (CYCLE, None, "more than 500 levels", "flatten it"),
+        (Line("A1", math.nan), "$.price", "nan", "send None"),
+        (Parcel(Decimal("NaN")), "$.weight", "NaN", "send None"),
+        (Order(ID, NEITHER), "$.totalPrice", "builtins.object", "send a dict"),
+        (Paid(datetime(2025, 1, 31)), "$.at", "no timezone", "tzinfo"),
+        (Address(city="Bern", validSince=b"x"), "$.since", "bytes", "base64"),
+        ({"a": Colour}, "$.a", "enum.EnumType", "send a dict"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_path_value_and_fix(
+    value: Any, path: str | None, seen: str, fix: str
+) -> None:
+    error = refusal(value)
+    assert path is None or error.path == path
+    assert str(error).startswith(f"{error.path}: ")
+    assert seen in str(error)
+    assert fix in str(error)
+
+
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    assert len(str(refusal({"a": "\0" + "x" * 10_000}))) < 200
+    assert len(str(refusal({"k" * 10_000 + " ": math.nan}))) < 200
+    assert len(str(refusal(CYCLE))) < 300
+
+
+def test_a_model_that_cannot_give_its_fields_is_refused_by_its_type() -> None:
+    half = Line.__new__(Line)
+    error = refusal({"a": half})
+    assert error.path == "$.a"
+    assert "test_codec.Line did not give its fields" in str(error)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def test_nesting_is_allowed_up_to_the_limit_and_refused_beyond_it() -> None:
+    limits = Limits(max_depth=32)
+    assert stored(nested(32), limits) == nested(32)
+    error = refusal(nested(33), limits)
+    assert error.path == "$" + "[0]" * 32
+    assert "more than 32 levels" in str(error)
+
+
+def test_the_default_depth_fits_python_s_stack_both_ways() -> None:
+    text, _, _ = encode_payload(nested(LIMITS.max_depth), LIMITS)
+    assert decode(text, None, None) == nested(LIMITS.max_depth)
+
+
+@pytest.mark.parametrize("depth", [501, 1_000, 100_000])
+def test_no_depth_exhausts_the_stack(depth: int) -> None:
+    assert "more than 500 levels" in str(refusal(nested(depth)))
+
+
+def test_a_limit_beyond_python_s_stack_is_still_a_typed_refusal() -> None:
+    assert "Python's stack" in str(refusal(nested(100_000), Limits(max_depth=1_000_000)))
+
+
+def test_objects_that_hold_themselves_are_refused() -> None:
+    line = Line("A1", None)
+    line.price = line
+    assert "flatten it" in str(refusal(line))
+
+
+def test_a_payload_over_the_limit_is_refused_with_both_sizes() -> None:
+    limits = Limits(max_bytes=1000)
+    assert stored("x" * 998, limits) == "x" * 998
+    for value in ("x" * 999, b"x" * 1001, "é" * 500):
+        error = refusal(value, limits)
+        assert error.path == "$"
+        assert "over the limit of 1,000 bytes" in str(error)
+        assert "max_payload" in str(error)
+    assert "1,001 bytes" in str(refusal("x" * 999, limits))
+
+
+def test_the_limits_of_integers_are_the_database_s() -> None:
+    narrow = Limits(min_int=0, max_int=10)
+    assert stored(10, narrow) == 10
+    assert "11 is outside 0 to 10" in str(refusal(11, narrow))
+
+
+def test_headers_are_a_json_object() -> None:
+    assert encode_headers(None, LIMITS) == "{}"
+    assert encode_headers({}, LIMITS) == "{}"
+    assert json.loads(encode_headers({"tenant": ID, "n": 1}, LIMITS)) == {"tenant": str(ID), "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "seen"),
+    [
+        ({"a": {"b c": math.nan}}, 'headers.a["b c"]', "nan"),
+        ({"": 1}, "headers", "''"),
+        ({1: 1}, "headers", "the name 1"),
+        ({None: 1}, "headers", "the name None"),
+        (["a"], "headers", "['a']"),
+        ({"a": "x" * 1_048_577}, "headers", "over the limit"),
+        ({"x\0": 1}, 'headers["x\\u0000"]', "NUL"),
+    ],
+)
+def test_bad_headers_are_refused_with_a_path_of_their_own(headers: Any, path: str, seen: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        encode_headers(headers, LIMITS)
+    assert caught.value.path == path
+    assert seen in str(caught.value)
+
+
+def test_a_stored_payload_decodes() -> None:
+    assert decode('{"a": [1, 2.5, null]}', None, None) == {"a": [1, 2.5, None]}
+    assert decode(b"null", None, None) is None
+    assert decode(None, b"\x00", "binary") == b"\x00"
+    assert decode(None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "encoding", "seen"),
+    [
+        ("{", None, "does not decode"),
+        (b'"\xff"', None, "does not decode"),
+        ("[" * 100_000, None, "does not decode"),
+        (None, "zip9", "'zip9'"),
+    ],
+)
+def test_a_payload_that_does_not_decode_says_so(payload: Any, encoding: str | None, seen: str) -> None:
+    with pytest.raises(PayloadError, match=seen):
+        decode(payload, b"", encoding)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=30,
+)
+
+
+@given(JSON)
+def test_json_values_come_back_as_they_were(value: Any) -> None:
+    assert decode(*encode_payload(value, LIMITS)) == value
+
+
+@given(st.binary())
+def test_bytes_come_back_as_they_were(value: bytes) -> None:
+    assert decode(*encode_payload(value, LIMITS)) == value
+
+
+ANY_TEXT = st.text(st.characters())
+LEAVES = (
+    ANY_TEXT
+    | st.floats()
+    | st.integers()
+    | st.decimals()
+    | st.datetimes(timezones=st.none() | st.timezones())
+    | st.timedeltas()
+    | st.binary()
+    | st.complex_numbers()
+)
+KEYS = ANY_TEXT | st.floats() | st.integers() | st.datetimes()
+ANYTHING = st.recursive(
+    LEAVES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner) | st.builds(Line, ANY_TEXT, inner)
+)
+
+
+@given(ANYTHING)
+def test_whatever_is_given_is_stored_or_refused_with_the_typed_error(value: Any) -> None:
+    try:
+        text, data, _ = encode_payload(value, LIMITS)
+    except PayloadError:
+        return
+    assert (text is None) != (data is None)
+    if text is not None:
+        json.loads(text, parse_constant=pytest.fail)
+        assert "\0" not in str(decode(text, None, None))

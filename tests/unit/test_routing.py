@@ -1,0 +1,125 @@
+"""Which destinations take an event."""
+
+import pytest
+
+from relaybox.config import Route
+from relaybox.errors import InvalidField, UnknownDestination, Unrouted
+from relaybox.routing import UNROUTED, Routes, resolve
+
+ROUTES = Routes(
+    [Route("order.*", to="billing"), Route(["file.*", "document.created"], to=["runner", "search"])]
+)
+KNOWN = ("billing", "runner", "search")
+
+
+def takes(pattern: str, event_type: str) -> bool:
+    return Routes([Route(pattern, to="there")]).destinations(event_type) == ("there",)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event_type"),
+    [
+        ("order.paid", "order.paid"),
+        ("order.*", "order.paid"),
+        ("order.*", "order.line.added"),
+        ("order.*", "order."),
+        ("*", "anything.at.all"),
+        ("*.created", "document.created"),
+        ("a*b*c", "a-b-c"),
+        ("document.created", "document.created.v2"),
+        ("document.created", "document.created.v10"),
+        ("document.*", "document.created.v2"),
+        ("*.created", "document.created.v2"),
+        ("document.created.v2", "document.created.v2"),
+        ("document.created.v*", "document.created.v2"),
+    ],
+)
+def test_a_pattern_takes(pattern: str, event_type: str) -> None:
+    assert takes(pattern, event_type)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event_type"),
+    [
+        ("order.paid", "order.paid.late"),
+        ("order.paid", "preorder.paid"),
+        ("order.*", "orders.paid"),
+        ("order.*", "order"),
+        ("order.*", "Order.paid"),
+        ("order.paid", "order-paid"),
+        ("order.p?id", "order.paid"),
+        ("order.[p]aid", "order.paid"),
+        ("document.created.v2", "document.created"),
+        ("document.created.v2", "document.created.v1"),
+        ("document.created.v2", "document.created.v22"),
+        ("document.created", "document.created.v2x"),
+        ("document.created", "document.created.v"),
+        ("order.paid", "order.paid\n"),
+    ],
+)
+def test_a_pattern_leaves(pattern: str, event_type: str) -> None:
+    assert not takes(pattern, event_type)
+
+
+def test_destinations_come_in_the_order_of_the_routes_and_each_once() -> None:
+    routes = Routes([Route("order.*", to=["b", "a"]), Route("*", to=["a", "c"]), Route("order.paid", to="b")])
+    assert routes.destinations("order.paid") == ("b", "a", "c")
+    assert routes.destinations("file.added") == ("a", "c")
+
+
+def test_routes_may_come_from_any_iterable() -> None:
+    routes = Routes(route for route in [Route("a", to="x")])
+    assert routes.destinations("a") == ("x",)
+    assert routes.patterns == ("a",)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    for number in range(10_000):
+        assert ROUTES.destinations(f"order.{number}") == ("billing",)
+    assert ROUTES._find.cache_info().currsize <= 4096  # type: ignore[attr-defined]
+
+
+def test_an_event_goes_where_its_routes_say() -> None:
+    assert resolve("order.paid", None, ROUTES, KNOWN) == ("billing",)
+    assert resolve("document.created.v2", None, ROUTES, KNOWN) == ("runner", "search")
+
+
+def test_the_caller_s_destinations_come_before_the_routes() -> None:
+    assert resolve("order.paid", ["search", "runner", "search"], ROUTES, KNOWN) == ("search", "runner")
+    assert resolve("no.route", "runner", ROUTES, KNOWN) == ("runner",)
+
+
+def test_a_destination_nobody_configured_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownDestination, match="'runer'; did you mean 'runner'"):
+        resolve("order.paid", ["billing", "runer"], ROUTES, KNOWN)
+
+
+def test_an_empty_list_of_destinations_is_refused() -> None:
+    with pytest.raises(InvalidField, match="name at least one"):
+        resolve("order.paid", [], ROUTES, KNOWN)
+
+
+def test_an_event_without_a_route_is_refused_with_the_patterns_and_the_fix() -> None:
+    with pytest.raises(Unrouted) as caught:
+        resolve("ordr.paid", None, ROUTES, KNOWN)
+    message = str(caught.value)
+    assert "'ordr.paid'" in message
+    assert "did you mean 'order.*'?" in message
+    assert "order.*, file.*, document.created" in message
+    assert "add Route('ordr.paid'" in message
+    assert 'unrouted = "store"' in message
+
+
+def test_a_long_list_of_patterns_is_cut_in_the_message() -> None:
+    with pytest.raises(Unrouted, match=r"p19, …; add"):
+        resolve("zzz", None, Routes([Route([f"p{number}" for number in range(500)], to="a")]), ["a"])
+
+
+def test_without_any_routes_the_refusal_says_so() -> None:
+    with pytest.raises(Unrouted, match="there are no routes"):
+        resolve("order.paid", None, Routes([]), [])
+
+
+def test_an_event_without_a_route_may_wait_for_one() -> None:
+    assert resolve("no.route", None, ROUTES, KNOWN, "store") == (UNROUTED,)
+    assert resolve("order.paid", None, ROUTES, KNOWN, "store") == ("billing",)
