@@ -1,0 +1,209 @@
+"""From a call of ``emit`` to the rows it writes: routing, checks and encoding, without a database."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import EllipsisType
+from typing import Any, NamedTuple, TypedDict
+from uuid import UUID
+
+import msgspec
+from uuid_utils.compat import uuid7
+
+from relaybox.codec import Limits, encode_headers, encode_payload
+from relaybox.config import Destination, Settings
+from relaybox.errors import InvalidField
+from relaybox.routing import Routes, resolve
+from relaybox.stores.dialects import Dialect
+
+DEFAULT_MAX_ATTEMPTS = 5
+
+
+class Call(msgspec.Struct, frozen=True):
+    """The arguments of one ``emit``, for ``emit_many`` and for functions that make ordering keys."""
+
+    aggregate_type: str
+    aggregate_id: Any
+    event_type: str
+    payload: Any
+    idempotency_key: str | None = None
+    key: str | EllipsisType | None = ...
+    headers: Mapping[str, Any] | None = None
+    tenant: str | None = None
+    max_attempts: int | None = None
+    deliver_at: datetime | None = None
+    destinations: Sequence[str] | None = None
+
+
+class EmitOptions(TypedDict, total=False):
+    """The optional arguments of ``emit``, as ``Call`` has them."""
+
+    idempotency_key: str | None
+    key: str | EllipsisType | None
+    headers: Mapping[str, Any] | None
+    tenant: str | None
+    max_attempts: int | None
+    deliver_at: datetime | None
+    destinations: Sequence[str] | None
+
+
+class Emission(NamedTuple):
+    """One event as it will be written: a row for each destination, values in the order of ``INSERTED``."""
+
+    event_id: UUID
+    event_type: str
+    idempotency_key: str | None
+    destinations: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class RowBuilder:
+    """Builds rows by the routes, destinations and limits of one outbox."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._routes = Routes(settings.routes)
+        self._destinations = {destination.name: destination for destination in settings.destinations}
+        self._limits: dict[str, Limits] = {}
+
+    def build(self, call: Call, dialect: Dialect) -> Emission:
+        """The rows of one event; raises a typed error for whatever could not be stored."""
+        limits = self._limits.get(dialect.name) or self._limit(dialect)
+        aggregate = _text("aggregate_type", call.aggregate_type, 100), _aggregate_id(call.aggregate_id)
+        event_type = _text("event_type", call.event_type, 100)
+        if call.idempotency_key is not None:
+            _text("idempotency_key", call.idempotency_key, 255)
+        names = resolve(
+            event_type, call.destinations, self._routes, self._destinations, self._settings.unrouted
+        )
+        payload = encode_payload(call.payload, limits)
+        headers = _headers(call, limits)
+        event_id = uuid7()
+        to_uuid = dialect.to_uuid
+        deliver_at = None if call.deliver_at is None else _deliver_at(call.deliver_at, dialect)
+        rows = []
+        for name in names:
+            destination = self._destinations.get(name)
+            rows.append(
+                (
+                    to_uuid(event_id if name is names[0] else uuid7()),
+                    to_uuid(event_id),
+                    name,
+                    *aggregate,
+                    event_type,
+                    *payload,
+                    headers,
+                    _ordering_key(call, aggregate, destination),
+                    call.idempotency_key or str(event_id),
+                    _max_attempts(call, destination),
+                    deliver_at,
+                )
+            )
+        return Emission(event_id, event_type, call.idempotency_key, names, rows)
+
+    def _limit(self, dialect: Dialect) -> Limits:
+        limits = dataclasses.replace(dialect.limits, max_bytes=self._settings.max_payload)
+        return self._limits.setdefault(dialect.name, limits)
+
+
+def _text(field: str, value: Any, longest: int) -> str:
+    if not isinstance(value, str):
+        raise InvalidField(field, value, "it must be text")
+    if not value:
+        raise InvalidField(field, value, "it must not be empty")
+    if len(value) > longest:
+        raise InvalidField(field, value, f"it has {len(value)} characters and may have at most {longest}")
+    if not (value.isascii() and value.isprintable()) and not _storable(value):
+        raise InvalidField(field, value, "it holds a NUL or a lone surrogate; remove it")
+    return value
+
+
+def _storable(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _aggregate_id(value: Any) -> str:
+    if isinstance(value, str):
+        return _text("aggregate_id", value, 255)
+    if isinstance(value, UUID):
+        return str(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidField("aggregate_id", value, "give text, an integer or a UUID")
+    # Beyond some thousand digits Python refuses to print an integer at all.
+    if value.bit_length() > 800:
+        seen = f"an integer of {value.bit_length()} bits"
+        raise InvalidField("aggregate_id", seen, "it may have at most 240 digits")
+    return str(value)
+
+
+def _deliver_at(value: Any, dialect: Dialect) -> Any:
+    if not isinstance(value, datetime):
+        raise InvalidField("deliver_at", value, "give a datetime with a time zone")
+    if value.utcoffset() is None:
+        fix = "it has no time zone; write datetime.now(UTC) + … or add tzinfo=UTC"
+        raise InvalidField("deliver_at", value, fix)
+    try:
+        return dialect.to_time(value.astimezone(UTC))
+    except OverflowError:
+        raise InvalidField("deliver_at", value, "it is outside the years that UTC can write") from None
+
+
+def _headers(call: Call, limits: Limits) -> str:
+    if call.tenant is None or not isinstance(call.headers or {}, Mapping):
+        return encode_headers(call.headers, limits) if call.headers else "{}"
+    return encode_headers({**(call.headers or {}), "tenant": _text("tenant", call.tenant, 255)}, limits)
+
+
+def _max_attempts(call: Call, destination: Destination | None) -> int:
+    if call.max_attempts is not None:
+        if isinstance(call.max_attempts, bool) or not isinstance(call.max_attempts, int):
+            raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
+        if not 1 <= call.max_attempts <= 2**31 - 1:
+            raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
+        return call.max_attempts
+    return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
+
+
+def _ordering_key(call: Call, aggregate: tuple[str, str], destination: Destination | None) -> str | None:
+    if destination is None or not destination.ordered:
+        return None
+    key = call.key if call.key is not ... else _strategy_key(call, aggregate, destination)
+    if key is None:
+        return None
+    if call.deliver_at is not None:
+        fix = f"destination {destination.name!r} is ordered and would hold its key up; emit it when it is due"
+        raise InvalidField("deliver_at", call.deliver_at, fix)
+    return _fitting(_text("key", key, 10_000))
+
+
+def _strategy_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
+    match destination.ordering:
+        case "aggregate":
+            return ":".join(aggregate)
+        case "event_type":
+            return call.event_type
+        case "tenant":
+            if call.tenant is None:
+                fix = f"destination {destination.name!r} is ordered by tenant; give tenant= or key="
+                raise InvalidField("tenant", None, fix)
+            return call.tenant
+        case "none":
+            return None
+    return _function_key(call, destination.ordering)
+
+
+def _function_key(call: Call, function: Callable[..., Any]) -> str | None:
+    key = function(call)
+    if key is not None and not isinstance(key, str):
+        raise InvalidField("key", key, "the ordering function must return text or None")
+    return key
+
+
+def _fitting(key: str) -> str:
+    """The key, or for one that is too long its beginning and a digest: two keys never become one."""
+    if len(key) <= 255:
+        return key
+    return f"{key[:190]}#{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,0 +1,103 @@
+"""Which rows a claim may take: the rules of order and of suspects, without a database.
+
+A key's *head* is its first row by position that is open (pending, or failed where that blocks). A claim
+looks at a window of due rows, finds the head of each key in it, and takes the head with the contiguous run
+behind it. Where the head may not be taken, the window's other rows of its key are parked behind it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Candidate(NamedTuple):
+    """An open row as a claim sees it. ``free``: pending, due or parked, and not leased."""
+
+    id: Any
+    key: str | None
+    position: int
+    free: bool
+    suspect: bool
+
+
+class Choice(NamedTuple):
+    """The ids to lease, in order, and the ids to park."""
+
+    take: list[Any]
+    park: list[Any]
+
+
+def unordered(window: Sequence[Candidate]) -> list[Any]:
+    """The ids to lease from a window where order does not matter."""
+    return [row.id for row in _alone(window)]
+
+
+def share(limit: int, keys: int) -> int:
+    """How many rows of one key a claim of ``limit`` rows looks at, so that its cost stays bounded."""
+    return max(1, limit // max(1, keys))
+
+
+def runs(heads: Iterable[Candidate], rows: Iterable[Candidate]) -> dict[str | None, list[Candidate]]:
+    """For each head, the run of free rows that begins with it; a suspect stands alone."""
+    by_key: dict[str | None, list[Candidate]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.position):
+        by_key[row.key].append(row)
+    return {head.key: _run(head, by_key[head.key]) for head in heads}
+
+
+def _run(head: Candidate, rows: Sequence[Candidate]) -> list[Candidate]:
+    run = [head]
+    for row in rows:
+        if row.position <= head.position:
+            continue
+        if head.suspect or row.suspect or not row.free:
+            break
+        run.append(row)
+    return run
+
+
+def choose(
+    window: Sequence[Candidate],
+    heads: dict[str | None, Candidate],
+    runs: dict[str | None, list[Candidate]],
+    locked: Collection[Any],
+    limit: int,
+) -> Choice:
+    """What an ordered claim does, given the heads and the run rows that it could lock.
+
+    A key whose head is not among ``heads`` is in another hand at this moment and is left alone.
+    """
+    candidates: list[Candidate] = []
+    for row in _first_of_each_key(window):
+        if row.key is None:
+            candidates.append(row)
+            continue
+        for member in runs.get(row.key, ()):
+            if member.id not in locked:
+                break
+            candidates.append(member)
+    park = [
+        row.id
+        for row in window
+        if row.key in heads and not heads[row.key].free and row.id != heads[row.key].id and row.id in locked
+    ]
+    return Choice([row.id for row in _alone(candidates)[:limit]], park)
+
+
+def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:
+    seen: set[str] = set()
+    for row in window:
+        if row.key is None:
+            yield row
+        elif row.key not in seen:
+            seen.add(row.key)
+            yield row
+
+
+def _alone(rows: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The first row by itself if it is a suspect, else all that are not."""
+    if rows and rows[0].suspect:
+        return rows[:1]
+    return [row for row in rows if not row.suspect]

@@ -1,0 +1,152 @@
+"""What differs from database to database: words of SQL, and how values travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from relaybox.codec import Limits
+from relaybox.event import Delivery
+
+_ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
+    Delivery.__struct_fields__.index, ("id", "event_id", "created_at", "lease_token")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One database's words of SQL, the way it takes and gives UUIDs and times, and what its JSON holds."""
+
+    name: str
+    words: Mapping[str, str]
+    to_uuid: Callable[[UUID], Any]
+    to_time: Callable[[datetime], Any]
+    from_uuid: Callable[[Any], UUID]
+    from_time: Callable[[Any], datetime]
+    limits: Limits
+    returning: bool = True
+    quote: str = '"'
+
+    def delivery(self, row: Sequence[Any]) -> Delivery:
+        """A claimed row as a value."""
+        values = list(row)
+        for index in (_ID, _EVENT_ID, _LEASE_TOKEN):
+            values[index] = self.from_uuid(values[index])
+        values[_CREATED_AT] = self.from_time(values[_CREATED_AT])
+        return Delivery(*values)
+
+
+def _utc_text(value: datetime) -> str:
+    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def _from_text(value: str) -> datetime:
+    return datetime.fromisoformat(value).replace(tzinfo=UTC)
+
+
+# The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
+# ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
+# ``items`` and ``keys``, a parameter's JSON records as a table; ``set``, how SET names a column of ``e``.
+_ON_CONFLICT = {
+    "or_nothing": "ON CONFLICT DO NOTHING",
+    "or_nothing_but_the_key": "ON CONFLICT DO NOTHING RETURNING event_id",
+    "latest": "",
+    "or_replace_attempt": """ON CONFLICT (delivery_id, attempt) DO UPDATE
+    SET failed_at = {now}, relay = excluded.relay, error_message = excluded.error_message""",
+    "due": "destination",
+    "head": "destination",
+    "set": "",
+}
+
+POSTGRESQL = Dialect(
+    name="postgresql",
+    words=_ON_CONFLICT
+    | {
+        "now": "clock_timestamp()",
+        "later": "clock_timestamp() + :seconds * interval '1 second'",
+        "item_later": "clock_timestamp() + s.seconds * interval '1 second'",
+        "least": "least",
+        "lock": "FOR UPDATE",
+        "items": """json_to_recordset(CAST(:items AS json)) AS s(id uuid, token uuid, status text,
+        seconds float8, error text, given_back int, attempt int, relay text)""",
+        "keys": "json_array_elements_text(CAST(:keys AS json)) AS k(ordering_key)",
+    },
+    to_uuid=str,
+    to_time=lambda value: value,
+    from_uuid=lambda value: value,
+    from_time=lambda value: value,
+    limits=Limits(),
+)
+
+
+def _mysql(name: str, collation: str) -> Dialect:
+    return Dialect(
+        name=name,
+        words={
+            "now": "UTC_TIMESTAMP(6)",
+            "later": "UTC_TIMESTAMP(6) + INTERVAL (:seconds * 1000000) MICROSECOND",
+            "item_later": "UTC_TIMESTAMP(6) + INTERVAL (s.seconds * 1000000) MICROSECOND",
+            "least": "LEAST",
+            "lock": "FOR UPDATE",
+            "skip_locked": "FOR UPDATE SKIP LOCKED",
+            "or_nothing": "ON DUPLICATE KEY UPDATE name = name",
+            "or_nothing_but_the_key": "ON DUPLICATE KEY UPDATE event_id = event_id",
+            # The transaction's own snapshot may be older than the row it collided with.
+            "latest": "LOCK IN SHARE MODE",
+            "or_replace_attempt": """ON DUPLICATE KEY UPDATE
+        failed_at = {now}, relay = VALUES(relay), error_message = VALUES(error_message)""",
+            "due": "due_destination",
+            "head": "head_destination",
+            "set": "e.",
+            "items": """JSON_TABLE(:items, '$[*]' COLUMNS (
+            id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
+            token CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.token',
+            status VARCHAR(20) PATH '$.status', seconds DOUBLE PATH '$.seconds', error TEXT PATH '$.error',
+            given_back INT PATH '$.given_back', attempt INT PATH '$.attempt',
+            relay VARCHAR(200) PATH '$.relay')) s""",
+            "keys": "JSON_TABLE(:keys, '$[*]' COLUMNS (ordering_key VARCHAR(255) CHARACTER SET utf8mb4 "
+            f"COLLATE {collation} PATH '$')) k",
+        },
+        to_uuid=lambda value: value.hex,
+        to_time=lambda value: value.astimezone(UTC).replace(tzinfo=None),
+        from_uuid=UUID,
+        from_time=lambda value: value.replace(tzinfo=UTC),
+        # MariaDB's JSON_VALID refuses deeper documents.
+        limits=Limits(max_depth=31),
+        returning=False,
+        quote="`",
+    )
+
+
+MYSQL = _mysql("mysql", "utf8mb4_0900_bin")
+MARIADB = _mysql("mariadb", "utf8mb4_nopad_bin")
+
+SQLITE = Dialect(
+    name="sqlite",
+    words=_ON_CONFLICT
+    | {
+        "now": "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')",
+        "later": "(strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds') || '000')",
+        "item_later": "(strftime('%Y-%m-%d %H:%M:%f', 'now', s.seconds || ' seconds') || '000')",
+        "least": "min",
+        "lock": "",
+        "skip_locked": "",
+        "items": """(SELECT
+            json_extract(value, '$.id') AS id, json_extract(value, '$.token') AS token,
+            json_extract(value, '$.status') AS status, json_extract(value, '$.seconds') AS seconds,
+            json_extract(value, '$.error') AS error, json_extract(value, '$.given_back') AS given_back,
+            json_extract(value, '$.attempt') AS attempt, json_extract(value, '$.relay') AS relay
+        FROM json_each(:items)) AS s""",
+        "keys": "(SELECT value AS ordering_key FROM json_each(:keys)) AS k",
+    },
+    to_uuid=lambda value: value.hex,
+    to_time=_utc_text,
+    from_uuid=UUID,
+    from_time=_from_text,
+    limits=Limits(),
+)
+
+DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, MARIADB, SQLITE)}

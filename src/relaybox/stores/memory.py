@@ -1,0 +1,210 @@
+"""Rows in a dictionary: the reference that shows what a store does, for tests and single processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+from uuid import UUID, uuid4
+
+from relaybox import ordering
+from relaybox.event import Delivery, Status
+from relaybox.ordering import Candidate
+from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.store import Claim, OnFailed, Settlement, Want
+from relaybox.stores.dialects import POSTGRESQL, Dialect
+
+
+@dataclass(slots=True)
+class Row:
+    """A delivery's row; ``values`` are what ``emit`` wrote, in the order of ``INSERTED``."""
+
+    values: tuple[Any, ...]
+    position: int
+    created_at: float
+    next_attempt_at: float | None
+    status: Status = Status.PENDING
+    attempts: int = 0
+    crashes: int = 0
+    leased_until: float | None = None
+    lease_token: UUID | None = None
+    lease_owner: str | None = None
+    error_message: str | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The primary key."""
+        return UUID(self.values[0])
+
+    @property
+    def destination(self) -> str:
+        """Where it goes."""
+        return str(self.values[2])
+
+    @property
+    def key(self) -> str | None:
+        """What it is ordered by."""
+        return self.values[10]  # type: ignore[no-any-return]
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a relay died while it held this row and it was not settled since."""
+        return self.lease_token is not None or self.crashes > 0
+
+    def leased(self, now: float) -> bool:
+        """Whether a relay holds it."""
+        return self.leased_until is not None and self.leased_until > now
+
+    def free(self, now: float) -> bool:
+        """Whether it may be leased, if its key allows."""
+        time_has_come = self.next_attempt_at is None or self.next_attempt_at <= now
+        return self.status is Status.PENDING and time_has_come and not self.leased(now)
+
+    def delivery(self) -> Delivery:
+        """The row as it is handed out."""
+        id_, event_id, *emitted, idempotency_key, max_attempts, _ = self.values
+        counts = (self.attempts, max_attempts, self.crashes)
+        created_at = datetime.fromtimestamp(self.created_at, UTC)
+        values: list[Any] = [UUID(id_), UUID(event_id), *emitted, self.position, idempotency_key, *counts]
+        values += [created_at, self.lease_token, self.lease_owner]
+        return Delivery(*values)
+
+
+class MemoryStore:
+    """A ``Store`` (see there) without a database."""
+
+    dialect: Dialect = POSTGRESQL
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._positions = count(1)
+        self.rows: dict[UUID, Row] = {}
+        self.held: set[str] = set()
+        """The destinations that are paused or behind an open circuit."""
+
+    def insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Add rows as ``emit`` builds them for ``dialect``."""
+        now = self._clock()
+        for values in rows:
+            due = now if values[-1] is None else values[-1].timestamp()
+            row = Row(values, next(self._positions), now, due)
+            self.rows[row.id] = row
+
+    async def claim(self, want: Want) -> Claim:
+        """Lease due rows."""
+        now = self._clock()
+        window = self._window(want, now)
+        choice = self._choose(want, window, now) if want.ordered else ordering.Choice(_any(window), [])
+        for id_ in choice.park:
+            self.rows[id_].next_attempt_at = None
+        token = uuid4()
+        taken = [self.rows[id_] for id_ in choice.take]
+        for row in taken:
+            _lease(row, token, want, now)
+        deliveries = tuple(row.delivery() for row in sorted(taken, key=lambda row: row.position))
+        if len(deliveries) == 1 and deliveries[0].exhausted:
+            error = f"the relay died {deliveries[0].crashes} times while it held this event"
+            await self.settle(
+                [Settlement(deliveries[0], Failed(error, counts=False))], on_failed=want.on_failed
+            )
+            return Claim(failed=deliveries, parked=len(choice.park))
+        return Claim(deliveries, parked=len(choice.park))
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, on_failed: OnFailed = "block"
+    ) -> frozenset[UUID]:
+        """Write the outcomes; the ids whose lease was lost come back."""
+        now = self._clock()
+        lost = set()
+        for delivery, outcome in settlements:
+            if self._holds(delivery):
+                self._apply(self.rows[delivery.id], outcome, now)
+            else:
+                lost.add(delivery.id)
+        for delivery, _ in settlements:
+            self._make_head_due(delivery, on_failed, now)
+        return frozenset(lost)
+
+    async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
+        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
+        held = [delivery for delivery in deliveries if self._holds(delivery)]
+        for delivery in held:
+            self.rows[delivery.id].leased_until = self._clock() + lease
+        return frozenset(d.id for d in deliveries) - {d.id for d in held}
+
+    async def release(self, deliveries: Sequence[Delivery]) -> frozenset[UUID]:
+        """Give untried rows back; the ids whose lease was lost come back."""
+        return await self.settle([Settlement(delivery, Released()) for delivery in deliveries])
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _window(self, want: Want, now: float) -> list[Row]:
+        if want.destination in self.held:
+            return []
+        due = [
+            row
+            for row in self.rows.values()
+            if row.destination == want.destination and row.next_attempt_at is not None and row.free(now)
+        ]
+        return sorted(due, key=lambda row: (row.next_attempt_at, row.position))[: want.limit]
+
+    def _choose(self, want: Want, window: Sequence[Row], now: float) -> ordering.Choice:
+        by_key = {row.key: self._open_rows(want.destination, row.key, want.on_failed) for row in window}
+        heads = {key: _candidate(rows[0], now) for key, rows in by_key.items()}
+        heads.pop(None, None)
+        free = [head for head in heads.values() if head.free]
+        runs = ordering.runs(free, (_candidate(row, now) for rows in by_key.values() for row in rows))
+        candidates = [_candidate(row, now) for row in window]
+        return ordering.choose(candidates, heads, runs, self.rows.keys(), want.limit)
+
+    def _open_rows(self, destination: str, key: str | None, on_failed: OnFailed) -> list[Row]:
+        blocking = {Status.PENDING, Status.FAILED} if on_failed == "block" else {Status.PENDING}
+        rows = self.rows.values()
+        mine = (row for row in rows if row.destination == destination and row.key == key)
+        return sorted((row for row in mine if row.status in blocking), key=lambda row: row.position)
+
+    def _make_head_due(self, delivery: Delivery, on_failed: OnFailed, now: float) -> None:
+        if delivery.ordering_key is None:
+            return
+        rows = self._open_rows(delivery.destination, delivery.ordering_key, on_failed)
+        if rows and rows[0].status is Status.PENDING and rows[0].next_attempt_at is None:
+            rows[0].next_attempt_at = min(rows[0].created_at, now)
+
+    def _holds(self, delivery: Delivery) -> bool:
+        row = self.rows.get(delivery.id)
+        return row is not None and row.lease_token == delivery.lease_token
+
+    def _apply(self, row: Row, outcome: Outcome, now: float) -> None:
+        row.leased_until = row.lease_token = row.lease_owner = None
+        match outcome:
+            case Delivered(keep):
+                row.status, row.next_attempt_at = Status.DELIVERED, None
+                if not keep:
+                    del self.rows[row.id]
+            case Retried(after, error, counts):
+                row.next_attempt_at, row.error_message, row.crashes = now + after, error, 0
+                row.attempts -= not counts
+            case Failed(error, counts):
+                row.status, row.next_attempt_at, row.error_message = Status.FAILED, None, error
+                row.attempts -= not counts
+            case Released():
+                row.attempts -= 1
+
+
+def _candidate(row: Row, now: float) -> Candidate:
+    return Candidate(row.id, row.key, row.position, row.free(now), row.suspect)
+
+
+def _any(window: Sequence[Row]) -> list[UUID]:
+    return ordering.unordered([Candidate(row.id, row.key, row.position, True, row.suspect) for row in window])
+
+
+def _lease(row: Row, token: UUID, want: Want, now: float) -> None:
+    died = row.lease_token is not None
+    row.attempts += 0 if died and row.crashes == 0 else 1
+    row.crashes += died
+    row.leased_until, row.lease_token, row.lease_owner = now + want.lease, token, want.owner

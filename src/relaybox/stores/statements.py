@@ -1,0 +1,300 @@
+"""Every statement on the delivery path, as text to be reviewed, and how its parameters are bound.
+
+``{word}`` stands for a table's quoted name or for a piece of SQL (``WORDS`` here, ``dialects.py`` for what
+differs); all are fixed when a store is made. ``:name`` is a parameter, always sent apart from the text;
+``IN (:ids)`` takes a list. Lists of records travel as one JSON document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from relaybox.schema import Tables
+from relaybox.stores.dialects import Dialect
+
+ParamStyle: TypeAlias = Literal["format", "qmark", "numeric"]
+
+INSERTED = (
+    "id",
+    "event_id",
+    "destination",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "payload",
+    "payload_data",
+    "payload_encoding",
+    "headers",
+    "ordering_key",
+    "idempotency_key",
+    "max_attempts",
+    "next_attempt_at",
+)
+"""The columns that ``emit`` writes, in the order of a row's values; the database fills in the rest."""
+
+WORDS = {
+    "inserted": ", ".join(INSERTED),
+    "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
+    "columns": (
+        "id, event_id, destination, aggregate_type, aggregate_id, event_type, payload, payload_data, "
+        "payload_encoding, headers, ordering_key, position, idempotency_key, attempts, max_attempts, "
+        "crashes, created_at, lease_token, lease_owner"
+    ),
+    "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
+    # A lease that ran out unsettled makes its row a suspect, and it stays one until it is settled.
+    "suspect": "(lease_token IS NOT NULL OR crashes > 0)",
+    "unleased": "(leased_until IS NULL OR leased_until <= {now})",
+    "free": "(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased})",
+    # Paused, or behind an open circuit.
+    "stopped": """((paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > {now}))
+        OR (circuit = 'open' AND (circuit_until IS NULL OR circuit_until > {now})))""",
+    "held": "EXISTS (SELECT 1 FROM {destination} WHERE name = :destination AND {stopped})",
+    # A batch that dies gives its attempts back; a lone claim that dies does not.
+    "lease": """attempts = attempts + CASE WHEN lease_token IS NOT NULL AND crashes = 0 THEN 0 ELSE 1 END,
+    crashes = crashes + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
+    leased_until = {later}, lease_token = :token, lease_owner = :owner,
+    last_attempt_at = {now}, updated_at = {now}""",
+    "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event}
+WHERE {due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND NOT {held}
+ORDER BY next_attempt_at, position LIMIT :limit""",
+    "settlement": """{set}status = s.status,
+    {set}attempts = e.attempts - s.given_back,
+    {set}crashes = CASE WHEN s.seconds IS NULL THEN e.crashes ELSE 0 END,
+    {set}next_attempt_at = CASE WHEN s.status <> 'pending' THEN NULL
+        WHEN s.seconds IS NULL THEN e.next_attempt_at ELSE {item_later} END,
+    {set}delivered_at = CASE WHEN s.status = 'delivered' THEN {now} END,
+    {set}error_message = COALESCE(s.error, e.error_message),
+    {set}leased_until = NULL, {set}lease_token = NULL, {set}lease_owner = NULL, {set}updated_at = {now}""",
+    "mine": "e.id = s.id AND e.lease_token = s.token AND e.status = 'pending'",
+    "heads_of_keys": """SELECT (SELECT id FROM {event}
+        WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}
+        ORDER BY position LIMIT 1) AS id FROM {keys}""",
+    "make_due": "next_attempt_at = {least}(created_at, {now}), updated_at = {now}",
+    "parked": "status = 'pending' AND next_attempt_at IS NULL",
+}
+
+ANY_DATABASE = {
+    "insert": "INSERT INTO {event} ({inserted}) VALUES",
+    "inserted_row": "({inserted_values}, COALESCE(:next_attempt_at, {now}))",
+    # A duplicate writes nothing and is no error; a concurrent one waits for the first to end.
+    "remember_key": """
+INSERT INTO {idempotency} (event_type, idempotency_key, event_id) VALUES (:event_type, :key, :event_id)
+{or_nothing_but_the_key}""",
+    "recall_key": """
+SELECT event_id FROM {idempotency} WHERE event_type = :event_type AND idempotency_key = :key {latest}""",
+    "ensure_destination": "INSERT INTO {destination} (name) VALUES (:destination) {or_nothing}",
+    "record_attempts": """
+INSERT INTO {attempt} (delivery_id, attempt, relay, error_message)
+SELECT s.id, s.attempt, s.relay, s.error FROM {items} WHERE s.error IS NOT NULL {or_replace_attempt}""",
+}
+
+# MySQL and SQLite claim in steps, one statement each, in one short transaction.
+STEPWISE = ANY_DATABASE | {
+    "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
+    "due": "{window}",
+    "due_locked": "{window} {skip_locked}",
+    "heads": "{heads_of_keys}",
+    # At most :share rows of each key, from its head on, in whatever state they are.
+    "runs": """
+SELECT id, ordering_key, position, {free}, {suspect}
+FROM (SELECT ordering_key AS run_key, position AS run_start FROM {event} WHERE id IN (:ids)) f JOIN {event}
+  ON {head} = :destination AND ordering_key = run_key AND position >= run_start AND {open}
+WHERE position < COALESCE(
+    (SELECT o.position FROM {event} o
+     WHERE o.{head} = :destination AND o.ordering_key = run_key AND o.position >= run_start
+       AND o.status IN ('pending', 'failed') AND o.ordering_key IS NOT NULL
+     ORDER BY o.position LIMIT 1 OFFSET :share), 9223372036854775807)""",
+    "lock": """
+SELECT id, ordering_key, position, {free}, {suspect} FROM {event}
+WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
+    "lease": "UPDATE {event} SET {lease} WHERE id IN (:ids)",
+    "park": "UPDATE {event} SET next_attempt_at = NULL, updated_at = {now} WHERE id IN (:ids)",
+    "read": "SELECT {columns} FROM {event} WHERE id IN (:ids) ORDER BY position",
+}
+
+SQLITE = STEPWISE | {
+    "settle": "UPDATE {event} AS e SET {settlement} FROM {items} WHERE {mine} RETURNING id",
+    "delete": "DELETE FROM {event} AS e WHERE EXISTS (SELECT 1 FROM {items} WHERE {mine}) RETURNING id",
+    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING id",
+    "make_heads_due": "UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked}",
+}
+
+# MySQL's UPDATE returns nothing: the rows that are still ours are locked and read first.
+MYSQL = STEPWISE | {
+    "mine": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e ON {mine} ORDER BY e.id {lock}",
+    "settle": "UPDATE {items} STRAIGHT_JOIN {event} e ON {mine} SET {settlement}",
+    "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e ON {mine}",
+    "extend": "UPDATE {items} STRAIGHT_JOIN {event} e ON {mine} SET e.leased_until = {later}",
+    "make_heads_due": """
+UPDATE ({heads_of_keys}) t STRAIGHT_JOIN {event} e ON e.id = t.id
+SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
+WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
+}
+
+# PostgreSQL claims in one statement. Rows are addressed by ctid: a row that changed since the statement's
+# snapshot no longer has the ctid that was seen, so what is locked is exactly what was judged.
+POSTGRESQL = ANY_DATABASE | {
+    # Sent ahead in the same transaction: neither a table without statistics nor a plan kept from the time
+    # when the table was small leads to a scan of the whole table.
+    "pin_plan": "SELECT set_config('enable_seqscan', 'off', true)",
+    # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
+    # missing here and be there an instant later.
+    "lock_destination": """
+SELECT set_config('relaybox.locked', name, true)
+FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS locked""",
+    "claim": """
+WITH due AS MATERIALIZED (
+    SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
+    WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {held}
+    ORDER BY next_attempt_at, position LIMIT :limit
+    FOR UPDATE OF {event_alias} SKIP LOCKED
+), taken AS (
+    SELECT tid, suspect, first_value(suspect) OVER line AS alone, row_number() OVER line AS rank
+    FROM due WINDOW line AS (ORDER BY next_attempt_at, position)
+)
+UPDATE {event} SET {lease}
+WHERE ctid = ANY (ARRAY(SELECT tid FROM taken WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect END))
+RETURNING {columns}""",
+    "claim_ordered": """
+WITH due AS MATERIALIZED (
+    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspect} AS suspect FROM {event}
+    WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {held}
+      AND current_setting('relaybox.locked', true) = :destination
+    ORDER BY next_attempt_at, position LIMIT :limit
+), keys AS MATERIALIZED (
+    SELECT ordering_key, count(*) AS due, min(next_attempt_at) AS since FROM due
+    WHERE ordering_key IS NOT NULL GROUP BY ordering_key
+), heads AS MATERIALIZED (
+    SELECT keys.*, head.* FROM keys CROSS JOIN LATERAL (
+        SELECT ctid AS tid, position, {free} AS free, {suspect} AS suspect FROM {event}
+        WHERE destination = :destination AND ordering_key = keys.ordering_key AND {open}
+        ORDER BY position LIMIT 1) AS head
+), locked AS MATERIALIZED (
+    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM heads)) FOR UPDATE SKIP LOCKED
+), held AS MATERIALIZED (
+    SELECT heads.* FROM heads JOIN locked USING (tid)
+), seen AS MATERIALIZED (
+    SELECT run.tid, held.ordering_key, held.since, run.position, run.suspect,
+           bool_and(run.free AND (NOT run.suspect AND NOT held.suspect OR run.tid = held.tid)) OVER (
+               PARTITION BY held.ordering_key ORDER BY run.position) AS unbroken
+    FROM held CROSS JOIN LATERAL (
+        SELECT ctid AS tid, position, {free} AS free, {suspect} AS suspect FROM {event}
+        WHERE destination = :destination AND ordering_key = held.ordering_key AND {open}
+          AND position >= held.position
+        ORDER BY position LIMIT greatest(
+            held.due, CAST(:limit AS bigint) / (SELECT count(*) FROM keys))) AS run
+    WHERE held.free
+    UNION ALL
+    SELECT tid, NULL, next_attempt_at, position, suspect, true FROM due WHERE ordering_key IS NULL
+), mine AS MATERIALIZED (
+    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
+    FOR UPDATE SKIP LOCKED
+), line AS (
+    SELECT seen.*, ordering_key IS NULL AND mine.tid IS NOT NULL OR bool_and(mine.tid IS NOT NULL) OVER (
+               PARTITION BY ordering_key ORDER BY position) AS whole
+    FROM seen LEFT JOIN mine USING (tid) WHERE unbroken
+), taken AS (
+    SELECT tid, suspect, first_value(suspect) OVER place AS alone, row_number() OVER place AS rank
+    FROM line WHERE whole WINDOW place AS (ORDER BY since, ordering_key, position)
+), parked AS (
+    UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {event}
+        WHERE ctid = ANY (ARRAY(SELECT due.tid FROM due JOIN held USING (ordering_key) WHERE NOT held.free))
+        FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+), claimed AS (
+    UPDATE {event} SET {lease}
+    WHERE ctid = ANY (ARRAY(SELECT tid FROM taken
+        WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect AND rank <= :limit END))
+    RETURNING {columns}
+)
+SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true""",
+    "settle": "UPDATE {event} AS e SET {settlement} FROM {items} WHERE {mine} RETURNING e.id",
+    "delete": "DELETE FROM {event} AS e USING {items} WHERE {mine} RETURNING e.id",
+    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING e.id",
+    "make_heads_due": """
+UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
+    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {parked} ORDER BY id FOR UPDATE))
+  AND {parked}""",
+}
+
+TEMPLATES = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
+
+
+class Query(NamedTuple):
+    """One statement and its parameters, ready for a driver."""
+
+    sql: str
+    params: tuple[Any, ...]
+
+
+class Statements:
+    """The statements of one outbox on one database, for a driver of one parameter style."""
+
+    def __init__(self, tables: Tables, dialect: Dialect, style: ParamStyle) -> None:
+        self._style = style
+        words = WORDS | dict(dialect.words) | _table_names(tables, dialect)
+        self._sql = {name: _expand(sql, words).strip() for name, sql in TEMPLATES[dialect.name].items()}
+
+    def __call__(self, name: str, **params: Any) -> Query:
+        """The named statement with these parameters."""
+        sizes = tuple((key, len(value)) for key, value in params.items() if type(value) is list)
+        sql, order = compile_parameters(self._sql[name], self._style, sizes)
+        values: list[Any] = []
+        for key in order:
+            value = params[key]
+            values.extend(value) if type(value) is list else values.append(value)
+        return Query(sql, tuple(values))
+
+    def insert(self, rows: Sequence[tuple[Any, ...]]) -> Query:
+        """One INSERT of these rows, whose values are in the order of ``INSERTED``."""
+        sql = _insert(self._sql["insert"], self._sql["inserted_row"], len(rows), self._style)
+        return Query(sql, rows[0] if len(rows) == 1 else tuple(value for row in rows for value in row))
+
+
+@lru_cache(maxsize=1024)
+def _insert(insert: str, row: str, count: int, style: ParamStyle) -> str:
+    return compile_parameters(f"{insert} {', '.join([row] * count)}", style, ())[0]
+
+
+def _table_names(tables: Tables, dialect: Dialect) -> dict[str, str]:
+    def quoted(*parts: str | None) -> str:
+        return ".".join(f"{dialect.quote}{part}{dialect.quote}" for part in parts if part is not None)
+
+    words = {name: getattr(tables, name) for name in ("event", "destination", "attempt", "idempotency")}
+    names = {word: quoted(table.schema, table.name) for word, table in words.items()}
+    return names | {"event_alias": quoted(tables.event.name)}
+
+
+def _expand(sql: str, words: dict[str, str]) -> str:
+    while "{" in sql:
+        sql = sql.format_map(words)
+    return sql
+
+
+@lru_cache(maxsize=4096)
+def compile_parameters(
+    sql: str, style: ParamStyle, sizes: tuple[tuple[str, int], ...]
+) -> tuple[str, tuple[str, ...]]:
+    """The text with the driver's placeholders, and the order in which the named values go into them."""
+    lengths = dict(sizes)
+    order: list[str] = []
+    count = 0
+
+    def placeholder(match: re.Match[str]) -> str:
+        nonlocal count
+        name = match[1]
+        order.append(name)
+        marks = []
+        for _ in range(lengths.get(name, 1)):
+            count += 1
+            marks.append({"format": "%s", "qmark": "?", "numeric": f"${count}"}[style])
+        return ", ".join(marks)
+
+    return re.sub(r"(?<!:):([a-z_]+)", placeholder, sql), tuple(order)

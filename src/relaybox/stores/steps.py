@@ -1,0 +1,263 @@
+"""What a store does, as generators: each yields statements and is sent their rows.
+
+The statements of one yield are atomic and take one round trip where the driver can; a driver that cannot
+runs the whole generator in one transaction. So the same steps serve asynchronous and synchronous connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+from uuid import UUID, uuid4
+
+import msgspec
+
+from relaybox import ordering
+from relaybox.event import Delivery, Status
+from relaybox.ordering import Candidate
+from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.store import Claim, OnFailed, Settlement, Want
+from relaybox.stores.dialects import Dialect
+from relaybox.stores.statements import Query, Statements
+
+T = TypeVar("T")
+Row: TypeAlias = Sequence[Any]
+Steps: TypeAlias = Generator[list[Query], list[list[Row]], T]
+Claimed: TypeAlias = tuple[list[Row], int]
+
+ERROR_LENGTH = 10_000
+_json = msgspec.json.Encoder()
+
+
+class Claiming(Protocol):
+    """How one kind of database leases rows: the rows of ``Delivery`` and how many others were parked."""
+
+    def unordered(self, want: Want) -> Steps[Claimed]:
+        """Lease due rows, whatever their keys."""
+        ...
+
+    def ordered(self, want: Want) -> Steps[Claimed]:
+        """Lease due rows from the heads of their keys on."""
+        ...
+
+
+class StoreSteps:
+    """Claim, settle and extend for one database."""
+
+    def __init__(self, statements: Statements, dialect: Dialect, claiming: Claiming) -> None:
+        self._sql = statements
+        self._dialect = dialect
+        self._claiming = claiming
+
+    def claim(self, want: Want) -> Steps[Claim]:
+        """Lease due rows, and fail the one whose relays died in all of its attempts."""
+        claim = self._claiming.ordered if want.ordered else self._claiming.unordered
+        rows, parked = yield from claim(want)
+        deliveries = tuple(map(self._delivery, rows))
+        if len(deliveries) == 1 and deliveries[0].exhausted:
+            error = f"the relay died {deliveries[0].crashes} times while it held this event"
+            buried = Settlement(deliveries[0], Failed(error, counts=False))
+            yield from self.settle([buried], want.on_failed)
+            return Claim(failed=deliveries, parked=parked)
+        return Claim(deliveries, parked=parked)
+
+    def settle(self, settlements: Sequence[Settlement], on_failed: OnFailed) -> Steps[frozenset[UUID]]:
+        """Write outcomes; the ids whose lease was lost are the result."""
+        deleted = [s for s in settlements if s.outcome == Delivered(keep=False)]
+        kept = [s for s in settlements if s.outcome != Delivered(keep=False)]
+        queries: list[Query] = []
+        answers: list[int] = []
+        for name, part in (("settle", kept), ("delete", deleted)):
+            if part:
+                answers.append(len(queries))
+                queries += self._fenced(name, items=self._items(part))
+        if any(isinstance(s.outcome, Retried | Failed) for s in kept):
+            queries.append(self._sql("record_attempts", items=self._items(kept)))
+        queries += self._make_heads_due(settlements, on_failed)
+        results = yield queries
+        return self._lost((s.delivery for s in settlements), [results[index] for index in answers])
+
+    def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[frozenset[UUID]]:
+        """Move the end of leases; the ids whose lease was lost are the result."""
+        items = self._items([Settlement(delivery, Released()) for delivery in deliveries])
+        results = yield self._fenced("extend", items=items, seconds=lease)
+        return self._lost(deliveries, results[:1])
+
+    def _fenced(self, name: str, **params: Any) -> list[Query]:
+        """The statement for the rows that are still ours; the first result is their ids."""
+        if self._dialect.returning:
+            return [self._sql(name, **params)]
+        return [self._sql("mine", items=params["items"]), self._sql(name, **params)]
+
+    def _make_heads_due(self, settlements: Sequence[Settlement], on_failed: OnFailed) -> list[Query]:
+        keys: dict[str, dict[str, None]] = {}
+        for delivery, _ in settlements:
+            if delivery.ordering_key is not None:
+                keys.setdefault(delivery.destination, {})[delivery.ordering_key] = None
+        return [
+            self._sql(
+                "make_heads_due",
+                destination=destination,
+                keys=_json.encode(list(names)).decode(),
+                block=on_failed == "block",
+            )
+            for destination, names in keys.items()
+        ]
+
+    def _items(self, settlements: Iterable[Settlement]) -> str:
+        to_uuid = self._dialect.to_uuid
+        return _json.encode(
+            [
+                {
+                    "id": to_uuid(delivery.id),
+                    "token": to_uuid(delivery.lease_token),
+                    "attempt": delivery.attempts,
+                    "relay": delivery.lease_owner,
+                    **_effect(outcome),
+                }
+                for delivery, outcome in settlements
+            ]
+        ).decode()
+
+    def _lost(self, deliveries: Iterable[Delivery], results: Iterable[list[Row]]) -> frozenset[UUID]:
+        ours = {self._dialect.from_uuid(row[0]) for rows in results for row in rows}
+        return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
+
+    def _delivery(self, row: Row) -> Delivery:
+        return self._dialect.delivery(row)
+
+
+class OneStatement:
+    """PostgreSQL: a claim is one statement; when ordered, after the lock on the destination's row."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._sql = statements
+
+    def unordered(self, want: Want) -> Steps[Claimed]:
+        """One statement."""
+        [rows] = yield [self._sql("claim", limit=want.limit, **_lease(want))]
+        return sorted(rows, key=_position), 0
+
+    def ordered(self, want: Want) -> Steps[Claimed]:
+        """The lock is a statement of its own so that the next one sees what was committed before it.
+
+        Without a row to lock, the claim takes nothing.
+        """
+        lock = self._sql("lock_destination", destination=want.destination)
+        block = want.on_failed == "block"
+        claim = self._sql("claim_ordered", limit=want.limit, block=block, **_lease(want))
+        while True:
+            locked, rows = yield [lock, claim]
+            if locked:
+                break
+            yield [self._sql("ensure_destination", destination=want.destination)]
+        claimed = [row[1:] for row in rows if row[1] is not None]
+        return sorted(claimed, key=_position), rows[0][0]
+
+
+class Stepwise:
+    """MySQL and SQLite: a claim is a few short statements, decided on by ``ordering.py``."""
+
+    def __init__(self, statements: Statements, dialect: Dialect) -> None:
+        self._sql = statements
+        self._dialect = dialect
+
+    def unordered(self, want: Want) -> Steps[Claimed]:
+        """Lock due rows, lease them, read them."""
+        [rows] = yield [self._sql("due_locked", destination=want.destination, limit=want.limit)]
+        take = ordering.unordered(list(map(Candidate._make, rows)))
+        return (yield from self._take(want, take)), 0
+
+    def ordered(self, want: Want) -> Steps[Claimed]:
+        """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
+        yield from self._lock_destination(want.destination)
+        [rows] = yield [self._sql("due", destination=want.destination, limit=want.limit)]
+        window = list(map(Candidate._make, rows))
+        if not window:
+            return [], 0
+        heads = yield from self._heads(want, window)
+        runs = yield from self._runs(want, heads)
+        members = [row for run in runs.values() for row in run]
+        locked = yield from self._lock([row.id for row in (*members, *window)])
+        choice = ordering.choose(window, heads, runs, {row.id for row in locked if row.free}, want.limit)
+        if choice.park:
+            yield [self._sql("park", ids=choice.park)]
+        return (yield from self._take(want, choice.take)), len(choice.park)
+
+    def _lock_destination(self, destination: str) -> Steps[None]:
+        lock = self._sql("lock_destination", destination=destination)
+        [locked] = yield [lock]
+        if not locked:
+            yield [self._sql("ensure_destination", destination=destination), lock]
+
+    def _heads(self, want: Want, window: Sequence[Candidate]) -> Steps[dict[str | None, Candidate]]:
+        keys = list({row.key: None for row in window if row.key is not None})
+        if not keys:
+            return {}
+        block = want.on_failed == "block"
+        params = {"destination": want.destination, "keys": _json.encode(keys).decode(), "block": block}
+        [rows] = yield [self._sql("heads", **params)]
+        locked = yield from self._lock([row[0] for row in rows if row[0] is not None])
+        return {head.key: head for head in locked}
+
+    def _runs(
+        self, want: Want, heads: dict[str | None, Candidate]
+    ) -> Steps[dict[str | None, list[Candidate]]]:
+        free = [head for head in heads.values() if head.free]
+        if not free:
+            return {}
+        ids, share = [head.id for head in free], ordering.share(want.limit, len(heads))
+        block = want.on_failed == "block"
+        params = {"destination": want.destination, "share": share, "block": block}
+        [rows] = yield [self._sql("runs", ids=ids, **params)]
+        return ordering.runs(free, map(Candidate._make, rows))
+
+    def _lock(self, ids: Sequence[Any]) -> Steps[list[Candidate]]:
+        if not ids:
+            return []
+        [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)))]
+        return list(map(Candidate._make, rows))
+
+    def _take(self, want: Want, ids: list[Any]) -> Steps[list[Row]]:
+        if not ids:
+            return []
+        token = self._dialect.to_uuid(uuid4())
+        lease = self._sql("lease", ids=ids, token=token, owner=want.owner, seconds=want.lease)
+        _, rows = yield [lease, self._sql("read", ids=ids)]
+        return rows
+
+
+def _lease(want: Want) -> dict[str, Any]:
+    return {
+        "destination": want.destination,
+        "owner": want.owner,
+        "seconds": want.lease,
+        "token": uuid4(),
+    }
+
+
+def _position(row: Row) -> Any:
+    return row[11]
+
+
+def _effect(outcome: Outcome) -> dict[str, Any]:
+    """The columns of a settlement."""
+    match outcome:
+        case Delivered():
+            return {"status": Status.DELIVERED, "given_back": 0}
+        case Retried(after, error, counts):
+            return {
+                "status": Status.PENDING,
+                "seconds": after,
+                "error": storable(error),
+                "given_back": int(not counts),
+            }
+        case Failed(error, counts):
+            return {"status": Status.FAILED, "error": storable(error), "given_back": int(not counts)}
+        case Released():
+            return {"status": Status.PENDING, "given_back": 1}
+
+
+def storable(text: str) -> str:
+    """An error's text as every database takes it: no NUL, no lone surrogate, not endless."""
+    return text[:ERROR_LENGTH].replace("\0", "�").encode("utf-8", "replace").decode()

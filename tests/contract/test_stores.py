@@ -1,0 +1,190 @@
+"""The contract on every store and database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.config import Destination, Settings
+from relaybox.emit.row import Call, RowBuilder
+from relaybox.schema import Tables, make_tables
+from relaybox.store import Store
+from relaybox.stores import mysql, postgres, sqlite
+from relaybox.stores.dialects import DIALECTS, Dialect
+from relaybox.stores.memory import MemoryStore
+from relaybox.stores.statements import Statements
+from relaybox.testing.contract import Seen, State, StoreContract
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+BUILDER = RowBuilder(
+    Settings(destinations=[Destination(name, "console:", ordered=True) for name in ("shop", "other")])
+)
+
+
+def rows(dialect: Dialect, destination: str, key: str | None, max_attempts: int, delay: float) -> Any:
+    deliver_at = datetime.now(UTC) + timedelta(seconds=delay) if delay else None
+    call = Call(
+        "Order", 1, "order.paid", {"total": 42}, key=key, max_attempts=max_attempts,
+        deliver_at=deliver_at, destinations=[destination],
+    )  # fmt: skip
+    return BUILDER.build(call, dialect).rows
+
+
+class SqlHarness:
+    """Looks at a database from beside the store."""
+
+    def __init__(self, engine: sa.Engine, tables: Tables, store: Store) -> None:
+        self.store = store
+        self._engine = engine
+        self._tables = tables
+        self._dialect = DIALECTS[engine.dialect.name]
+        style = "qmark" if self._dialect.name == "sqlite" else "format"
+        self._statements = Statements(tables, self._dialect, style)
+
+    async def emit(
+        self, destination: str, *, key: str | None = None, max_attempts: int = 5, delay: float = 0
+    ) -> UUID:
+        new = rows(self._dialect, destination, key, max_attempts, delay)
+        query = self._statements.insert(new)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(query.sql, query.params)
+        return UUID(new[0][0])
+
+    async def see(self, id_: UUID) -> Seen | None:
+        event = self._tables.event.c
+        columns = (event.status, event.next_attempt_at, event.leased_until, event.attempts, event.crashes)
+        query = sa.select(*columns, event.error_message, self._now()).where(event.id == id_)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            return None
+        return Seen(state(row.status, row.next_attempt_at, row.leased_until, row[-1]), *row[3:6])
+
+    def _now(self) -> Any:
+        return sa.literal_column(self._dialect.words["now"], sa.DateTime(timezone=True))
+
+    async def pass_time(self, seconds: float) -> None:
+        event = self._tables.event
+        with self._engine.begin() as connection:
+            for row in connection.execute(
+                sa.select(event.c.id, event.c.next_attempt_at, event.c.leased_until).where(
+                    event.c.status == "pending"
+                )
+            ).all():
+                earlier = [time and time - timedelta(seconds=seconds) for time in row[1:]]
+                connection.execute(
+                    sa.update(event)
+                    .where(event.c.id == row.id)
+                    .values(next_attempt_at=earlier[0], leased_until=earlier[1])
+                )
+
+    async def hold(self, destination: str, held: bool) -> None:
+        table = self._tables.destination
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(table).where(table.c.name == destination))
+            paused = datetime.now(UTC) if held else None
+            connection.execute(sa.insert(table).values(name=destination, paused_at=paused))
+
+
+def state(status: str, due: datetime | None, leased_until: datetime | None, now: datetime) -> State:
+    if status != "pending":
+        return status  # type: ignore[return-value]
+    if leased_until is not None and leased_until > now:
+        return "leased"
+    if due is None:
+        return "parked"
+    return "due" if due <= now else "scheduled"
+
+
+class MemoryHarness:
+    """Looks at a memory store and turns its clock."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.store = MemoryStore(lambda: self.now)
+
+    async def emit(
+        self, destination: str, *, key: str | None = None, max_attempts: int = 5, delay: float = 0
+    ) -> UUID:
+        [values] = rows(self.store.dialect, destination, key, max_attempts, 0)
+        due = datetime.fromtimestamp(self.now + delay, UTC)
+        self.now += 0.001
+        self.store.insert([(*values[:-1], due)])
+        return UUID(values[0])
+
+    async def see(self, id_: UUID) -> Seen | None:
+        row = self.store.rows.get(id_)
+        if row is None:
+            return None
+        times = [
+            value and datetime.fromtimestamp(value, UTC) for value in (row.next_attempt_at, row.leased_until)
+        ]
+        seen = state(row.status, *times, datetime.fromtimestamp(self.now, UTC))
+        return Seen(seen, row.attempts, row.crashes, row.error_message)
+
+    async def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def hold(self, destination: str, held: bool) -> None:
+        (self.store.held.add if held else self.store.held.discard)(destination)
+
+
+class SqlContract(StoreContract):
+    """The contract on a database; each test begins with empty tables."""
+
+    kind: str
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def database(cls, module_database: Callable[[str], str]) -> Iterator[Any]:
+        url = sa.make_url(module_database(cls.kind))
+        engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
+        metadata = sa.MetaData()
+        tables = make_tables(metadata)
+        metadata.create_all(engine)
+        yield url, engine, tables
+        engine.dispose()
+
+    @pytest.fixture
+    async def harness(self, database: Any) -> AsyncIterator[SqlHarness]:
+        url, engine, tables = database
+        with engine.begin() as connection:
+            for table in (tables.event, tables.destination, tables.attempt):
+                connection.execute(sa.delete(table))
+        store = open_store(url, tables)
+        yield SqlHarness(engine, tables, store)
+        await store.close()
+
+
+def open_store(url: sa.URL, tables: Tables) -> Store:
+    if url.drivername == "sqlite":
+        return sqlite.open_store(str(url.database), tables)
+    module = {"postgresql": postgres, "mysql": mysql}[url.drivername]
+    return module.open_store(url.render_as_string(hide_password=False), tables, connections=4)
+
+
+class TestPostgreSQL18(SqlContract):
+    kind = "postgresql-18"
+
+
+class TestPostgreSQL15(SqlContract):
+    kind = "postgresql-15"
+
+
+class TestMariaDB(SqlContract):
+    kind = "mariadb"
+
+
+class TestSQLite(SqlContract):
+    kind = "sqlite"
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    async def harness(self) -> MemoryHarness:
+        return MemoryHarness()
