@@ -44,7 +44,7 @@ class Emitted:
     destinations: tuple[str, ...]
 
 
-class Delivery(Struct, frozen=True):
+class Delivery(Struct, frozen=True, gc=False):
     """One event for one destination, as claimed: a row of ``outbox_event`` and the lease on it.
 
     ``payload`` and ``headers`` are the stored JSON text, decoded by whoever needs them.

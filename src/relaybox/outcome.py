@@ -37,6 +37,14 @@ class Unavailable(Exception):
         self.after = after
 
 
+class Unreachable(Unavailable):
+    """There is nobody there (refused, DNS, TLS): one such answer opens the circuit."""
+
+
+class Gone(Unavailable):
+    """The destination said that it will not come back (410): it is paused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """The destination acknowledged it. ``keep=False`` deletes the row instead of keeping it."""

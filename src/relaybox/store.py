@@ -9,7 +9,6 @@ A store keeps deliveries and leases them out. Its promises, whatever races or di
   backing off or (``block``) failed, no later row of its key is handed out.
 - A row whose lease ran out is a suspect: its attempt is given back and its claim holds it alone. Only
   when a lone claim dies does the attempt stay counted.
-- Settles of one ordering key come one after the other; the relay that holds the key's lease sees to it.
 """
 
 from __future__ import annotations

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
 
 from relaybox.config import Destination, Settings
 from relaybox.emit.row import Call, RowBuilder
+from relaybox.grants import grants
+from relaybox.migrations import migrate, server_dialect
 from relaybox.schema import Tables, make_tables
 from relaybox.store import Store
 from relaybox.stores import mysql, postgres, sqlite
@@ -38,9 +40,10 @@ def rows(dialect: Dialect, destination: str, key: str | None, max_attempts: int,
 class SqlHarness:
     """Looks at a database from beside the store."""
 
-    def __init__(self, engine: sa.Engine, tables: Tables, store: Store) -> None:
+    def __init__(self, engine: sa.Engine, emitter: sa.Engine, tables: Tables, store: Store) -> None:
         self.store = store
         self._engine = engine
+        self._emitter = emitter
         self._tables = tables
         self._dialect = DIALECTS[engine.dialect.name]
         style = "qmark" if self._dialect.name == "sqlite" else "format"
@@ -51,7 +54,7 @@ class SqlHarness:
     ) -> UUID:
         new = rows(self._dialect, destination, key, max_attempts, delay)
         query = self._statements.insert(new)
-        with self._engine.begin() as connection:
+        with self._emitter.begin() as connection:
             connection.exec_driver_sql(query.sql, query.params)
         return UUID(new[0][0])
 
@@ -134,6 +137,15 @@ class MemoryHarness:
         (self.store.held.add if held else self.store.held.discard)(destination)
 
 
+class Database(NamedTuple):
+    """One database, as its owner, the relay and the emitter log in."""
+
+    tables: Tables
+    owner: sa.URL
+    relay: sa.URL
+    emitter: sa.URL
+
+
 class SqlContract(StoreContract):
     """The contract on a database; each test begins with empty tables."""
 
@@ -141,24 +153,53 @@ class SqlContract(StoreContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def database(cls, module_database: Callable[[str], str]) -> Iterator[Any]:
+    def database(cls, module_database: Callable[[str], str]) -> Database:
         url = sa.make_url(module_database(cls.kind))
-        engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
-        metadata = sa.MetaData()
-        tables = make_tables(metadata)
-        metadata.create_all(engine)
-        yield url, engine, tables
-        engine.dispose()
+        migrate(url.render_as_string(hide_password=False))
+        return Database(make_tables(sa.MetaData()), url, url, url)
 
     @pytest.fixture
-    async def harness(self, database: Any) -> AsyncIterator[SqlHarness]:
-        url, engine, tables = database
+    async def harness(self, database: Database) -> AsyncIterator[SqlHarness]:
+        tables = database.tables
+        engine, emitter = (
+            sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
+            for url in (database.owner, database.emitter)
+        )
         with engine.begin() as connection:
             for table in (tables.event, tables.destination, tables.attempt):
                 connection.execute(sa.delete(table))
-        store = open_store(url, tables)
-        yield SqlHarness(engine, tables, store)
+        store = open_store(database.relay, tables)
+        yield SqlHarness(engine, emitter, tables, store)
         await store.close()
+        engine.dispose()
+        emitter.dispose()
+
+
+class RolesContract(SqlContract):
+    """The contract with a relay and an emitter that may do no more than `relaybox sql --grants` lets them."""
+
+    logins: tuple[str, ...]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def database(cls, module_database: Callable[[str], str]) -> Iterator[Database]:
+        owner = sa.make_url(module_database(cls.kind))
+        migrate(owner.render_as_string(hide_password=False))
+        dialect = server_dialect(owner.render_as_string(hide_password=False))
+        engine = sa.create_engine(owner.set(drivername=DRIVERS[owner.drivername]))
+        users = {role: f"{role}_{uuid4().hex[:8]}" for role in ("relaybox_relay", "relaybox_emitter")}
+        with engine.begin() as connection:
+            for statement in grants(dialect):
+                connection.exec_driver_sql(statement)
+            for role, user in users.items():
+                for login in cls.logins:
+                    connection.exec_driver_sql(login.format(role=role, user=user))
+        relay, emitter = (owner.set(username=user, password="secret") for user in users.values())
+        yield Database(make_tables(sa.MetaData()), owner, relay, emitter)
+        with engine.begin() as connection:
+            for user in users.values():
+                connection.exec_driver_sql(f"DROP USER {user}")
+        engine.dispose()
 
 
 def open_store(url: sa.URL, tables: Tables) -> Store:
@@ -182,6 +223,20 @@ class TestMariaDB(SqlContract):
 
 class TestSQLite(SqlContract):
     kind = "sqlite"
+
+
+class TestPostgreSQL18UnderItsRoles(RolesContract):
+    kind = "postgresql-18"
+    logins = ("CREATE USER {user} PASSWORD 'secret' IN ROLE {role}",)
+
+
+class TestMariaDBUnderItsRoles(RolesContract):
+    kind = "mariadb"
+    logins = (
+        "CREATE USER {user} IDENTIFIED BY 'secret'",
+        "GRANT {role} TO {user}",
+        "SET DEFAULT ROLE {role} FOR {user}",
+    )
 
 
 class TestMemory(StoreContract):

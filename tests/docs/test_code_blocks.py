@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,11 +20,21 @@ def documents() -> list[Path]:
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_code_of_a_document_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_document_runs(
+    document: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh_database: Callable[[str], str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = document.read_text()
+    if "DATABASE_URL" in text:
+        monkeypatch.setenv("DATABASE_URL", fresh_database("postgresql-18"))
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
         # Blank lines ahead make a traceback show the line of the document.
         code = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         exec(compile(code, document, "exec"), namespace)
+    for value in namespace.values():
+        if isinstance(value, sa.Engine):
+            value.dispose()

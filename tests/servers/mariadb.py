@@ -12,7 +12,7 @@ from tests.servers import base
 ACCOUNT = """\
 CREATE DATABASE relaybox;
 CREATE USER relaybox@'127.0.0.1' IDENTIFIED BY 'relaybox';
-GRANT ALL PRIVILEGES ON *.* TO relaybox@'127.0.0.1';
+GRANT ALL PRIVILEGES ON *.* TO relaybox@'127.0.0.1' WITH GRANT OPTION;
 """
 HASTY = ("--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite")
 
@@ -43,6 +43,8 @@ def server(*, durable: bool = False) -> Iterator[str]:
                 "--bind-address=127.0.0.1",
                 "--skip-name-resolve",
                 "--socket=server.sock",
+                # A server that starts removes the temporary tables it finds, also those of another server.
+                f"--tmpdir={directory}",
                 "--max-connections=200",
                 "--character-set-server=utf8mb4",
                 *(() if durable else HASTY),

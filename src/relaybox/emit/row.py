@@ -82,15 +82,15 @@ class RowBuilder:
         payload = encode_payload(call.payload, limits)
         headers = _headers(call, limits)
         event_id = uuid7()
-        to_uuid = dialect.to_uuid
+        own = dialect.to_uuid(event_id)
         deliver_at = None if call.deliver_at is None else _deliver_at(call.deliver_at, dialect)
         rows = []
         for name in names:
             destination = self._destinations.get(name)
             rows.append(
                 (
-                    to_uuid(event_id if name is names[0] else uuid7()),
-                    to_uuid(event_id),
+                    own if name is names[0] else dialect.to_uuid(uuid7()),
+                    own,
                     name,
                     *aggregate,
                     event_type,

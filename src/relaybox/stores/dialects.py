@@ -28,10 +28,14 @@ class Dialect:
     from_time: Callable[[Any], datetime]
     limits: Limits
     returning: bool = True
+    native: bool = False
+    """Whether UUIDs and times arrive as Python's own."""
     quote: str = '"'
 
     def delivery(self, row: Sequence[Any]) -> Delivery:
         """A claimed row as a value."""
+        if self.native:
+            return Delivery(*row)
         values = list(row)
         for index in (_ID, _EVENT_ID, _LEASE_TOKEN):
             values[index] = self.from_uuid(values[index])
@@ -59,6 +63,7 @@ _ON_CONFLICT = {
     "due": "destination",
     "head": "destination",
     "set": "",
+    "by_id": "",
 }
 
 POSTGRESQL = Dialect(
@@ -79,6 +84,7 @@ POSTGRESQL = Dialect(
     from_uuid=lambda value: value,
     from_time=lambda value: value,
     limits=Limits(),
+    native=True,
 )
 
 
@@ -101,6 +107,8 @@ def _mysql(name: str, collation: str) -> Dialect:
             "due": "due_destination",
             "head": "head_destination",
             "set": "e.",
+            # On a small table the optimiser would rather read, and lock, all of it.
+            "by_id": "FORCE INDEX (PRIMARY)",
             "items": """JSON_TABLE(:items, '$[*]' COLUMNS (
             id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
             token CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.token',

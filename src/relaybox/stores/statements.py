@@ -74,6 +74,8 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
         ORDER BY position LIMIT 1) AS id FROM {keys}""",
     "make_due": "next_attempt_at = {least}(created_at, {now}), updated_at = {now}",
     "parked": "status = 'pending' AND next_attempt_at IS NULL",
+    "listed": "e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.lease_token = s.token",
+    "waiting": "status NOT IN ('delivered', 'failed', 'discarded') AND next_attempt_at IS NULL",
 }
 
 ANY_DATABASE = {
@@ -86,9 +88,12 @@ INSERT INTO {idempotency} (event_type, idempotency_key, event_id) VALUES (:event
     "recall_key": """
 SELECT event_id FROM {idempotency} WHERE event_type = :event_type AND idempotency_key = :key {latest}""",
     "ensure_destination": "INSERT INTO {destination} (name) VALUES (:destination) {or_nothing}",
+    # Goes ahead of the settle, which takes the tokens away: a lost lease leaves no record either.
     "record_attempts": """
 INSERT INTO {attempt} (delivery_id, attempt, relay, error_message)
-SELECT s.id, s.attempt, s.relay, s.error FROM {items} WHERE s.error IS NOT NULL {or_replace_attempt}""",
+SELECT s.id, s.attempt, s.relay, s.error FROM {items}
+WHERE s.error IS NOT NULL AND s.token = (SELECT e.lease_token FROM {event} e WHERE e.id = s.id)
+{or_replace_attempt}""",
 }
 
 # MySQL and SQLite claim in steps, one statement each, in one short transaction.
@@ -97,39 +102,36 @@ STEPWISE = ANY_DATABASE | {
     "due": "{window}",
     "due_locked": "{window} {skip_locked}",
     "heads": "{heads_of_keys}",
-    # At most :share rows of each key, from its head on, in whatever state they are.
-    "runs": """
-SELECT id, ordering_key, position, {free}, {suspect}
-FROM (SELECT ordering_key AS run_key, position AS run_start FROM {event} WHERE id IN (:ids)) f JOIN {event}
-  ON {head} = :destination AND ordering_key = run_key AND position >= run_start AND {open}
-WHERE position < COALESCE(
-    (SELECT o.position FROM {event} o
-     WHERE o.{head} = :destination AND o.ordering_key = run_key AND o.position >= run_start
-       AND o.status IN ('pending', 'failed') AND o.ordering_key IS NOT NULL
-     ORDER BY o.position LIMIT 1 OFFSET :share), 9223372036854775807)""",
+    # Of one key; the limit is its own, so that a long key costs no more than a short one.
+    "run": """
+SELECT * FROM (SELECT id, ordering_key, position, {free}, {suspect} FROM {event}
+    WHERE {head} = :destination AND ordering_key = :key AND position >= :start AND {open}
+    ORDER BY position LIMIT :share) AS run""",
     "lock": """
-SELECT id, ordering_key, position, {free}, {suspect} FROM {event}
+SELECT id, ordering_key, position, {free}, {suspect} FROM {event} {by_id}
 WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
-    "lease": "UPDATE {event} SET {lease} WHERE id IN (:ids)",
-    "park": "UPDATE {event} SET next_attempt_at = NULL, updated_at = {now} WHERE id IN (:ids)",
-    "read": "SELECT {columns} FROM {event} WHERE id IN (:ids) ORDER BY position",
+    "lease": "UPDATE {event} {by_id} SET {lease} WHERE id IN (:ids)",
+    "park": "UPDATE {event} {by_id} SET next_attempt_at = NULL, updated_at = {now} WHERE id IN (:ids)",
+    "read": "SELECT {columns} FROM {event} {by_id} WHERE id IN (:ids) ORDER BY position",
 }
 
 SQLITE = STEPWISE | {
     "settle": "UPDATE {event} AS e SET {settlement} FROM {items} WHERE {mine} RETURNING id",
-    "delete": "DELETE FROM {event} AS e WHERE EXISTS (SELECT 1 FROM {items} WHERE {mine}) RETURNING id",
+    "delete": """
+DELETE FROM {event} WHERE id IN (SELECT e.id FROM {items} CROSS JOIN {event} AS e WHERE {mine})
+RETURNING id""",
     "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING id",
     "make_heads_due": "UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked}",
 }
 
 # MySQL's UPDATE returns nothing: the rows that are still ours are locked and read first.
 MYSQL = STEPWISE | {
-    "mine": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e ON {mine} ORDER BY e.id {lock}",
-    "settle": "UPDATE {items} STRAIGHT_JOIN {event} e ON {mine} SET {settlement}",
-    "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e ON {mine}",
-    "extend": "UPDATE {items} STRAIGHT_JOIN {event} e ON {mine} SET e.leased_until = {later}",
+    "mine": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} ORDER BY e.id {lock}",
+    "settle": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET {settlement}",
+    "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
+    "extend": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET e.leased_until = {later}",
     "make_heads_due": """
-UPDATE ({heads_of_keys}) t STRAIGHT_JOIN {event} e ON e.id = t.id
+UPDATE ({heads_of_keys}) t STRAIGHT_JOIN {event} e {by_id} ON e.id = t.id
 SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
 WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
 }
@@ -138,8 +140,12 @@ WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
 # snapshot no longer has the ctid that was seen, so what is locked is exactly what was judged.
 POSTGRESQL = ANY_DATABASE | {
     # Sent ahead in the same transaction: neither a table without statistics nor a plan kept from the time
-    # when the table was small leads to a scan of the whole table.
-    "pin_plan": "SELECT set_config('enable_seqscan', 'off', true)",
+    # when the table was small leads to a scan of the whole table, to a sort of all that is due, or to
+    # comparing each row of a batch with each. What is switched off counts as so dear that, but for the
+    # last setting, PostgreSQL would compile the plan, which takes longer than to run it.
+    "pin_plan": """
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+    set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true)""",
     # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
     # missing here and be there an instant later.
     "lock_destination": """
@@ -215,13 +221,21 @@ WITH due AS MATERIALIZED (
     RETURNING {columns}
 )
 SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true""",
-    "settle": "UPDATE {event} AS e SET {settlement} FROM {items} WHERE {mine} RETURNING e.id",
-    "delete": "DELETE FROM {event} AS e USING {items} WHERE {mine} RETURNING e.id",
-    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING e.id",
+    # Only a pending row has a token. To say so, or to say what is parked in the words of an index, would
+    # let the planner go through all that is pending instead of the ids.
+    "settle": """
+WITH s AS MATERIALIZED (SELECT * FROM {items})
+UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
+    "delete": """
+WITH s AS MATERIALIZED (SELECT * FROM {items})
+DELETE FROM {event} AS e USING s WHERE {listed} RETURNING e.id""",
+    "extend": """
+WITH s AS MATERIALIZED (SELECT * FROM {items})
+UPDATE {event} AS e SET leased_until = {later} FROM s WHERE {listed} RETURNING e.id""",
     "make_heads_due": """
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
-    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {parked} ORDER BY id FOR UPDATE))
-  AND {parked}""",
+    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} ORDER BY id FOR UPDATE))
+  AND {waiting}""",
 }
 
 TEMPLATES = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
@@ -251,6 +265,12 @@ class Statements:
             value = params[key]
             values.extend(value) if type(value) is list else values.append(value)
         return Query(sql, tuple(values))
+
+    def union(self, name: str, records: Sequence[dict[str, Any]]) -> Query:
+        """The named SELECT once for each of the records, as one statement."""
+        queries = [self(name, **record) for record in records]
+        sql = " UNION ALL ".join(query.sql for query in queries)
+        return Query(sql, tuple(value for query in queries for value in query.params))
 
     def insert(self, rows: Sequence[tuple[Any, ...]]) -> Query:
         """One INSERT of these rows, whose values are in the order of ``INSERTED``."""

@@ -6,7 +6,7 @@ runs the whole generator in one transaction. So the same steps serve asynchronou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
@@ -26,7 +26,11 @@ Steps: TypeAlias = Generator[list[Query], list[list[Row]], T]
 Claimed: TypeAlias = tuple[list[Row], int]
 
 ERROR_LENGTH = 10_000
-_json = msgspec.json.Encoder()
+UNION_LENGTH = 200
+"""SQLite takes no more than 500 SELECTs in one statement."""
+DELETED = Delivered(keep=False)
+# Every database reads a UUID from its 32 digits; those that keep it as text keep these.
+_json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class Claiming(Protocol):
@@ -63,19 +67,24 @@ class StoreSteps:
 
     def settle(self, settlements: Sequence[Settlement], on_failed: OnFailed) -> Steps[frozenset[UUID]]:
         """Write outcomes; the ids whose lease was lost are the result."""
-        deleted = [s for s in settlements if s.outcome == Delivered(keep=False)]
-        kept = [s for s in settlements if s.outcome != Delivered(keep=False)]
-        queries: list[Query] = []
+        deleted: list[Settlement] = []
+        kept: list[Settlement] = []
+        for settlement in settlements:
+            (deleted if settlement.outcome == DELETED else kept).append(settlement)
+        keys = _keys(settlements)
+        # Two relays may settle rows of one key at the same moment, one of them late. Each would take the
+        # other's row for the head and neither would make the next one due: they go one after the other.
+        queries = [self._sql("lock_destination", destination=name) for name in sorted(keys)]
+        if any(isinstance(s.outcome, Retried | Failed) for s in kept):
+            queries.append(self._sql("record_attempts", items=self._items(kept)))
         answers: list[int] = []
         for name, part in (("settle", kept), ("delete", deleted)):
             if part:
                 answers.append(len(queries))
                 queries += self._fenced(name, items=self._items(part))
-        if any(isinstance(s.outcome, Retried | Failed) for s in kept):
-            queries.append(self._sql("record_attempts", items=self._items(kept)))
-        queries += self._make_heads_due(settlements, on_failed)
+        queries += self._make_heads_due(keys, on_failed)
         results = yield queries
-        return self._lost((s.delivery for s in settlements), [results[index] for index in answers])
+        return self._lost([s.delivery for s in settlements], [results[index] for index in answers])
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[frozenset[UUID]]:
         """Move the end of leases; the ids whose lease was lost are the result."""
@@ -89,28 +98,19 @@ class StoreSteps:
             return [self._sql(name, **params)]
         return [self._sql("mine", items=params["items"]), self._sql(name, **params)]
 
-    def _make_heads_due(self, settlements: Sequence[Settlement], on_failed: OnFailed) -> list[Query]:
-        keys: dict[str, dict[str, None]] = {}
-        for delivery, _ in settlements:
-            if delivery.ordering_key is not None:
-                keys.setdefault(delivery.destination, {})[delivery.ordering_key] = None
+    def _make_heads_due(self, keys: dict[str, list[str]], on_failed: OnFailed) -> list[Query]:
+        block = on_failed == "block"
         return [
-            self._sql(
-                "make_heads_due",
-                destination=destination,
-                keys=_json.encode(list(names)).decode(),
-                block=on_failed == "block",
-            )
-            for destination, names in keys.items()
+            self._sql("make_heads_due", destination=name, keys=_json.encode(of).decode(), block=block)
+            for name, of in keys.items()
         ]
 
-    def _items(self, settlements: Iterable[Settlement]) -> str:
-        to_uuid = self._dialect.to_uuid
+    def _items(self, settlements: Sequence[Settlement]) -> str:
         return _json.encode(
             [
                 {
-                    "id": to_uuid(delivery.id),
-                    "token": to_uuid(delivery.lease_token),
+                    "id": delivery.id,
+                    "token": delivery.lease_token,
                     "attempt": delivery.attempts,
                     "relay": delivery.lease_owner,
                     **_effect(outcome),
@@ -119,7 +119,10 @@ class StoreSteps:
             ]
         ).decode()
 
-    def _lost(self, deliveries: Iterable[Delivery], results: Iterable[list[Row]]) -> frozenset[UUID]:
+    def _lost(self, deliveries: Sequence[Delivery], results: Sequence[list[Row]]) -> frozenset[UUID]:
+        # An id comes back at most as often as it was sent, so equal numbers mean that none is missing.
+        if sum(map(len, results)) == len(deliveries):
+            return frozenset()
         ours = {self._dialect.from_uuid(row[0]) for rows in results for row in rows}
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
 
@@ -204,13 +207,14 @@ class Stepwise:
         self, want: Want, heads: dict[str | None, Candidate]
     ) -> Steps[dict[str | None, list[Candidate]]]:
         free = [head for head in heads.values() if head.free]
-        if not free:
-            return {}
-        ids, share = [head.id for head in free], ordering.share(want.limit, len(heads))
-        block = want.on_failed == "block"
-        params = {"destination": want.destination, "share": share, "block": block}
-        [rows] = yield [self._sql("runs", ids=ids, **params)]
-        return ordering.runs(free, map(Candidate._make, rows))
+        share = ordering.share(want.limit, len(heads))
+        if not free or share == 1:
+            return ordering.runs(free, ())
+        common = {"destination": want.destination, "share": share, "block": want.on_failed == "block"}
+        records = [{"key": head.key, "start": head.position, **common} for head in free]
+        parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
+        results = yield [self._sql.union("run", part) for part in parts]
+        return ordering.runs(free, (Candidate._make(row) for rows in results for row in rows))
 
     def _lock(self, ids: Sequence[Any]) -> Steps[list[Candidate]]:
         if not ids:
@@ -225,6 +229,15 @@ class Stepwise:
         lease = self._sql("lease", ids=ids, token=token, owner=want.owner, seconds=want.lease)
         _, rows = yield [lease, self._sql("read", ids=ids)]
         return rows
+
+
+def _keys(settlements: Sequence[Settlement]) -> dict[str, list[str]]:
+    """The ordering keys of each destination, each once."""
+    keys: dict[str, dict[str, None]] = {}
+    for delivery, _ in settlements:
+        if delivery.ordering_key is not None:
+            keys.setdefault(delivery.destination, {})[delivery.ordering_key] = None
+    return {destination: list(names) for destination, names in keys.items()}
 
 
 def _lease(want: Want) -> dict[str, Any]:

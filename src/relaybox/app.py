@@ -1,0 +1,197 @@
+"""The composition root: what an application makes of its settings, and calls."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy as sa
+
+from relaybox.config import Destination, Route, Settings
+from relaybox.emit.emitter import Calls, Emitter
+from relaybox.emit.row import Call
+from relaybox.emit.transaction import Transaction
+from relaybox.event import Emitted
+from relaybox.schema import make_tables
+from relaybox.setting import known_only, parse_secret
+
+if TYPE_CHECKING:
+    from relaybox.emit.event_source import Recorder
+
+Target = TypeVar("Target")
+
+
+class Outbox:
+    """An outbox: its settings, its tables, and the calls that write events.
+
+    ``database`` is a URL, ``env:NAME`` or ``file:PATH``. Left out, ``relaybox.toml`` or ``[tool.relaybox]``,
+    RELAYBOX_DATABASE and DATABASE_URL are read; what is given here is then added, and goes before the file.
+    The other ``settings`` are those of ``relaybox.config.Settings``.
+    """
+
+    def __init__(
+        self,
+        database: str | None = None,
+        *,
+        destinations: Iterable[Destination] = (),
+        routes: Iterable[Route] = (),
+        **settings: Any,
+    ) -> None:
+        self.settings = _settings(database, tuple(destinations), tuple(routes), settings)
+        self.tables = make_tables(sa.MetaData(), schema=self.settings.schema, prefix=self.settings.prefix)
+        self._emitter = Emitter(self.settings, self.tables)
+        self._recorder: Recorder | None = None
+
+    def emit(
+        self,
+        connection: Any,
+        aggregate_type: str,
+        aggregate_id: Any,
+        event_type: str,
+        payload: Any,
+        *,
+        idempotency_key: str | None = None,
+        key: str | EllipsisType | None = ...,
+        headers: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
+        max_attempts: int | None = None,
+        deliver_at: datetime | None = None,
+        destinations: Sequence[str] | None = None,
+        autocommit: bool = False,
+    ) -> Emitted:
+        """Write an event inside the caller's transaction; it exists if and only if that commits.
+
+        ``connection`` is a SQLAlchemy Session, scoped_session or Connection, a SQLModel Session, or a
+        connection of psycopg, psycopg2, sqlite3, PyMySQL or mysqlclient. A session is flushed first.
+
+        - ``idempotency_key``: a second event of its type and key writes nothing, and gets the first one's id.
+        - ``key``: the ordering key instead of the destination's own; ``None`` for no order.
+        - ``headers``: travel with the event. ``tenant``: one of them, and the key where order is by tenant.
+        - ``max_attempts``: instead of the destination's. ``deliver_at``: not before; refused where ordered.
+        - ``destinations``: names, instead of the routes.
+        - ``autocommit``: let the event commit by itself where no transaction is open, instead of raising.
+
+        Raises an ``EmitError`` before anything reaches the database: ``InvalidField``, ``PayloadError``,
+        ``Unrouted``, ``UnknownDestination``, ``UnsupportedConnection``, ``NotInTransaction``,
+        ``TransactionFailed`` or ``ConnectionClosed``. ``SchemaError`` where the tables are missing; other
+        errors of the database arrive as they are.
+        """
+        call = Call(
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            payload,
+            idempotency_key,
+            key,
+            headers,
+            tenant,
+            max_attempts,
+            deliver_at,
+            destinations,
+        )
+        return self._emitter.write(connection, [call], autocommit)[0]
+
+    async def aemit(
+        self,
+        connection: Any,
+        aggregate_type: str,
+        aggregate_id: Any,
+        event_type: str,
+        payload: Any,
+        *,
+        idempotency_key: str | None = None,
+        key: str | EllipsisType | None = ...,
+        headers: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
+        max_attempts: int | None = None,
+        deliver_at: datetime | None = None,
+        destinations: Sequence[str] | None = None,
+        autocommit: bool = False,
+    ) -> Emitted:
+        """``emit`` on a SQLAlchemy AsyncSession, async_scoped_session or AsyncConnection, or on a connection
+        of psycopg (asynchronous), asyncpg (also of a pool), aiosqlite or asyncmy.
+        """
+        call = Call(
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            payload,
+            idempotency_key,
+            key,
+            headers,
+            tenant,
+            max_attempts,
+            deliver_at,
+            destinations,
+        )
+        return (await self._emitter.awrite(connection, [call], autocommit))[0]
+
+    def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
+        """Write several events in few statements; positions follow the order given.
+
+        Each is a ``Call``, or a mapping of ``emit``'s arguments. If one is refused, none is written.
+        """
+        return self._emitter.emit_many(connection, calls, autocommit=autocommit)
+
+    async def aemit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
+        """``emit_many``, for asynchronous connections and sessions."""
+        return await self._emitter.aemit_many(connection, calls, autocommit=autocommit)
+
+    def transaction(self, connection: Any) -> Transaction:
+        """A transaction on any connection or session that ``emit`` or ``aemit`` takes.
+
+        ``with`` on a synchronous one, ``async with`` on an asynchronous one: begins, commits at the end of
+        the block, rolls back when the block raises. Where a transaction is open already the block is a
+        savepoint in it, and whoever began that transaction still has to commit it. In autocommit the
+        connection is in autocommit again afterwards.
+        """
+        return self._emitter.transaction(connection)
+
+    def attach(self, target: Target) -> Target:
+        """Emit the events that ``EventSource`` objects record in these sessions; returns ``target``.
+
+        ``target`` is a session, a class of sessions, a sessionmaker or a scoped_session, asynchronous or not.
+        Attaching twice is the same as once; a session belongs to one outbox.
+        """
+        from relaybox.emit.event_source import Recorder
+
+        if self._recorder is None:
+            self._recorder = Recorder(self._emitter)
+        self._recorder.attach(target)
+        return target
+
+    def migrate(self) -> list[int]:
+        """Bring the tables to this version, as ``relaybox migrate`` does; the versions applied.
+
+        Safe to repeat, and to run from several processes at once.
+        """
+        from relaybox.migrations import migrate
+
+        return migrate(self.settings.database, schema=self.settings.schema, prefix=self.settings.prefix)
+
+    async def amigrate(self) -> list[int]:
+        """``migrate``, without holding up the event loop."""
+        return await asyncio.to_thread(self.migrate)
+
+
+def _settings(
+    database: str | None,
+    destinations: tuple[Destination, ...],
+    routes: tuple[Route, ...],
+    options: dict[str, Any],
+) -> Settings:
+    names = {field.name for field in dataclasses.fields(Settings)} - {"database", "destinations", "routes"}
+    known_only(options, names, "Outbox")
+    if database is not None:
+        url = parse_secret(database, "database").reveal(os.environ)
+        return Settings(url, destinations, routes, **options)
+    loaded = Settings.load(None, os.environ)
+    merged = {destination.name: destination for destination in (*loaded.destinations, *destinations)}
+    return dataclasses.replace(
+        loaded, destinations=tuple(merged.values()), routes=(*routes, *loaded.routes), **options
+    )

@@ -1,0 +1,47 @@
+"""What all commands share: where global options may stand, and how an error is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from relaybox.errors import RelayboxError
+
+ANYWHERE = ("--database", "--config")
+"""Options of ``relaybox`` itself that may also be written after the command."""
+
+
+class Group(TyperGroup):
+    """A group of commands that takes its global options anywhere and tells our errors in one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with the global options moved to the front."""
+        return super().parse_args(ctx, global_first(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error of ours is one line and the status 2."""
+        try:
+            return super().invoke(ctx)
+        except RelayboxError as error:
+            typer.echo(f"relaybox: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+
+
+def global_first(args: Sequence[str]) -> list[str]:
+    """The same arguments with ``--database URL`` and ``--config PATH`` before all others."""
+    first: list[str] = []
+    others: list[str] = []
+    rest = iter(args)
+    for argument in rest:
+        if argument == "--":
+            others += [argument, *rest]
+        elif argument in ANYWHERE:
+            first += [argument, *([value] if (value := next(rest, None)) is not None else [])]
+        elif argument.startswith(tuple(f"{option}=" for option in ANYWHERE)):
+            first.append(argument)
+        else:
+            others.append(argument)
+    return first + others

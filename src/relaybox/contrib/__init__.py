@@ -1,0 +1,1 @@
+"""Relaybox inside other tools, one module each."""

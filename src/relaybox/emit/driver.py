@@ -1,0 +1,89 @@
+"""What ``emit`` needs to know of a database driver, and the checks made before anything is written.
+
+Each driver has a file of its own; which one serves a connection follows from the connection's type, and
+nothing is imported of drivers that the application does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeAlias
+
+from relaybox.emit.write import Row
+from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed
+from relaybox.stores.dialects import Dialect
+from relaybox.stores.statements import ParamStyle, Query
+
+Rows: TypeAlias = list[Row]
+
+
+class Driver(Protocol):
+    """One kind of connection. The questions are answered without a round trip wherever that is possible."""
+
+    name: str
+    dialect: Dialect
+    style: ParamStyle
+
+    def is_closed(self, connection: Any) -> bool:
+        """Whether the connection is closed."""
+
+    def is_failed(self, connection: Any) -> bool:
+        """Whether the open transaction can only be rolled back; False where there is no telling."""
+
+    def is_open(self, connection: Any) -> bool:
+        """Whether a transaction is open."""
+
+    def begins(self, connection: Any) -> bool:
+        """Whether the connection begins a transaction by itself before an INSERT."""
+
+    def execute(self, connection: Any, query: Query) -> Rows | Awaitable[Rows]:
+        """Execute one statement; its rows as sequences, whatever row factory the connection has."""
+
+
+class Channel:
+    """One connection and the driver that serves it."""
+
+    __slots__ = ("connection", "driver")
+
+    def __init__(self, driver: Driver, connection: Any) -> None:
+        self.driver = driver
+        self.connection = connection
+
+    def check(self, autocommit: bool) -> bool:
+        """Raise unless it can be written to; True where what is written will commit by itself."""
+        driver, connection = self.driver, self.connection
+        if driver.is_closed(connection):
+            raise closed(driver.name)
+        if driver.is_failed(connection):
+            raise failed(driver.name)
+        if driver.begins(connection) or driver.is_open(connection):
+            return False
+        if not autocommit:
+            raise not_in_transaction(driver.name)
+        return True
+
+    def execute(self, query: Query) -> Any:
+        """Execute one statement: its rows, or for an asynchronous driver an awaitable of them."""
+        return self.driver.execute(self.connection, query)
+
+
+def closed(name: str) -> ConnectionClosed:
+    """The error for a closed connection."""
+    return ConnectionClosed(f"the {name} connection is closed; emit before it is closed, or on another one")
+
+
+def failed(name: str) -> TransactionFailed:
+    """The error for a transaction that can only be rolled back."""
+    return TransactionFailed(
+        f"an earlier statement failed, so the {name} transaction can only be rolled back;"
+        " roll it back, then begin again and emit"
+    )
+
+
+def not_in_transaction(name: str) -> NotInTransaction:
+    """The error for an INSERT that would commit by itself."""
+    return NotInTransaction(
+        f"the {name} connection is in autocommit and no transaction is open, so the event would commit apart"
+        " from the change it belongs to; write `with outbox.transaction(connection):` around both,"
+        " or pass autocommit=True if that is what you want"
+    )

@@ -1,0 +1,214 @@
+"""Domain events of SQLAlchemy models: recorded on an object, emitted when its session flushes.
+
+What is recorded waits in its session. It is written after the flush that follows (so that new objects have
+their ids), or before the commit where nothing was left to flush; each event once, in the order recorded.
+
+Savepoints: an event is *recorded* at some depth of nested transactions and *written* at some depth. When
+the savepoint of depth ``d`` is rolled back, events recorded in it (depth ``d`` or more) are forgotten; one
+that was recorded outside but written inside is written again, since the database forgot it. When the
+savepoint is released, both depths shrink to ``d - 1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
+
+from relaybox.emit.driver import failed
+from relaybox.emit.emitter import Emitter
+from relaybox.emit.row import Call, EmitOptions
+from relaybox.errors import NotInTransaction, UnsupportedConnection
+
+_QUEUE = "relaybox"
+_KEPT = "_relaybox_events"
+
+
+@dataclass(slots=True)
+class _Recorded:
+    instance: Any
+    event_type: str
+    payload: Any
+    aggregate: tuple[str | None, Any]
+    options: EmitOptions
+    depth: int = 0
+    written: int = 0
+
+    def call(self) -> Call:
+        kind, id_ = self.aggregate
+        kind = type(self.instance).__name__ if kind is None else kind
+        id_ = _identity(self.instance) if id_ is None else id_
+        return Call(kind, id_, self.event_type, self.payload, **self.options)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The events of one session's transaction."""
+
+    waiting: list[_Recorded] = field(default_factory=list)
+    written: list[_Recorded] = field(default_factory=list)
+
+
+class EventSource:
+    """A mixin for declarative models whose objects record events.
+
+        class Order(EventSource, Base): ...
+
+        outbox.attach(sessionmaker)
+        order.record("order.paid", {"total": order.total})
+
+    The object's session must be one that ``outbox.attach`` was called for. An object in no session keeps its
+    events until it is added to one; events recorded in a transaction or savepoint that is rolled back are
+    forgotten.
+    """
+
+    def record(
+        self,
+        event_type: str,
+        payload: Any,
+        *,
+        aggregate_type: str | None = None,
+        aggregate_id: Any = None,
+        **options: Unpack[EmitOptions],
+    ) -> None:
+        """Emit this event when the session flushes.
+
+        ``aggregate_type`` defaults to the class's name, ``aggregate_id`` to the primary key after the flush
+        (parts of a composite one joined by ``:``); the options are those of ``emit``.
+        """
+        recorded = _Recorded(self, event_type, payload, (aggregate_type, aggregate_id), options)
+        session = object_session(self)
+        if session is None:
+            self.__dict__.setdefault(_KEPT, []).append(recorded)
+        else:
+            _enqueue(session, [recorded])
+
+
+class Recorder:
+    """Listens to sessions and emits what their objects record."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+
+    def attach(self, target: Any) -> None:
+        """Listen to a session, a class of sessions, or a maker of them."""
+        place = _listenable(target)
+        if sa.event.contains(place, "before_commit", self.before_commit):
+            return
+        for name in ("after_attach", "after_flush_postexec", "before_commit", "after_rollback"):
+            sa.event.listen(place, name, getattr(self, name))
+        sa.event.listen(place, "after_transaction_end", self.after_transaction_end)
+
+    def after_attach(self, session: Session, instance: Any) -> None:
+        """An object came into the session: take over the events it kept."""
+        if isinstance(instance, EventSource) and (kept := instance.__dict__.pop(_KEPT, None)):
+            _enqueue(session, kept)
+
+    def after_flush_postexec(self, session: Session, context: Any) -> None:
+        """New objects have their ids now."""
+        self._write(session)
+
+    def before_commit(self, session: Session) -> None:
+        """The last chance, for events of objects that had no changes."""
+        queue = session.info.get(_QUEUE)
+        if queue and queue.waiting:
+            session.flush()
+            self._write(session)
+
+    def after_rollback(self, session: Session) -> None:
+        """Forget what was recorded since the savepoint; write again what was recorded before it."""
+        queue = session.info.get(_QUEUE)
+        if queue is None:
+            return
+        depth = _depth(session.get_nested_transaction())
+        again = [event for event in queue.written if event.depth < depth <= event.written]
+        queue.waiting = again + [event for event in queue.waiting if event.depth < depth]
+        queue.written = [event for event in queue.written if event.written < depth]
+
+    def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
+        """A savepoint that ended without a rollback belongs to what is around it; a whole end clears all."""
+        queue = session.info.get(_QUEUE)
+        if queue is None:
+            return
+        if transaction.parent is None:
+            del session.info[_QUEUE]
+        elif transaction.nested:
+            outer = _depth(transaction.parent)
+            for event in (*queue.waiting, *queue.written):
+                event.depth = min(event.depth, outer)
+                event.written = min(event.written, outer)
+
+    def _write(self, session: Session) -> None:
+        queue = session.info.get(_QUEUE)
+        if queue is None or not queue.waiting:
+            return
+        depth = _depth(session.get_nested_transaction())
+        ready = [event for event in queue.waiting if sa.inspect(event.instance).has_identity]
+        queue.waiting = [event for event in queue.waiting if not sa.inspect(event.instance).has_identity]
+        for event in ready:
+            event.written = depth
+        try:
+            self._emitter.write(session, [event.call() for event in ready], autocommit=False)
+        except BaseException:
+            queue.waiting = ready + queue.waiting
+            raise
+        queue.written += ready
+
+
+def _enqueue(session: Session, events: list[_Recorded]) -> None:
+    if not session.is_active:
+        raise failed("SQLAlchemy session's")
+    if not any(
+        isinstance(getattr(heard, "__self__", None), Recorder) for heard in session.dispatch.before_commit
+    ):
+        raise UnsupportedConnection(
+            "this session emits no recorded events; call outbox.attach(...) with its sessionmaker or class"
+        )
+    if not session.in_transaction():
+        # Without a transaction a rollback would go unheard, and the event would outlive it.
+        if not session.autobegin:
+            raise NotInTransaction(
+                "the session does not begin by itself (autobegin=False); call session.begin()"
+            )
+        session.begin()
+    depth = _depth(session.get_nested_transaction())
+    for event in events:
+        event.depth = depth
+    session.info.setdefault(_QUEUE, _Queue()).waiting.extend(events)
+
+
+def _depth(transaction: SessionTransaction | None) -> int:
+    depth = 0
+    while transaction is not None:
+        depth += transaction.nested
+        transaction = transaction.parent
+    return depth
+
+
+def _identity(instance: Any) -> Any:
+    identity = sa.inspect(instance).identity
+    return identity[0] if len(identity) == 1 else ":".join(map(str, identity))
+
+
+def _listenable(target: Any) -> Any:
+    """What SQLAlchemy's events can be listened to at: asynchronous sessions have a synchronous one inside."""
+    if isinstance(target, async_scoped_session):
+        return _listenable(target.session_factory)
+    if isinstance(target, async_sessionmaker):
+        made = target.kw.get("sync_session_class", target.class_.sync_session_class)
+        if not isinstance(made, sessionmaker):
+            made = sessionmaker(class_=made)
+            target.configure(sync_session_class=made)
+        return made
+    if isinstance(target, AsyncSession):
+        return target.sync_session
+    if isinstance(target, type) and issubclass(target, AsyncSession):
+        return target.sync_session_class
+    if isinstance(target, Session | sessionmaker | scoped_session) or (
+        isinstance(target, type) and issubclass(target, Session)
+    ):
+        return target
+    raise UnsupportedConnection(f"{target!r} is no SQLAlchemy session, class of sessions or sessionmaker")

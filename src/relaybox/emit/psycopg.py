@@ -1,0 +1,67 @@
+"""psycopg 3, synchronous and asynchronous."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import AsyncConnection, Connection
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from relaybox.emit.driver import Rows
+from relaybox.stores.dialects import POSTGRESQL
+from relaybox.stores.statements import ParamStyle, Query
+
+
+class _State:
+    name = "psycopg"
+    dialect = POSTGRESQL
+    style: ParamStyle = "format"
+
+    def is_closed(self, connection: Any) -> bool:
+        return bool(connection.closed)
+
+    def is_failed(self, connection: Any) -> bool:
+        return bool(connection.pgconn.transaction_status == TransactionStatus.INERROR)
+
+    def is_open(self, connection: Any) -> bool:
+        return bool(connection.pgconn.transaction_status != TransactionStatus.IDLE)
+
+    def begins(self, connection: Any) -> bool:
+        return not connection.autocommit
+
+
+class Psycopg(_State):
+    """``psycopg.Connection``."""
+
+    def execute(self, connection: Connection[Any], query: Query) -> Rows:
+        """In pipeline mode results come only with a sync, which the end of an inner block makes."""
+        cursor = connection.cursor(row_factory=tuple_row)
+        if connection.pgconn.pipeline_status == PipelineStatus.OFF:
+            cursor.execute(query.sql, query.params)
+        else:
+            with connection.pipeline():
+                cursor.execute(query.sql, query.params)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def transaction(self, connection: Connection[Any]) -> Any:
+        """The driver's own block."""
+        return connection.transaction()
+
+
+class AsyncPsycopg(_State):
+    """``psycopg.AsyncConnection``."""
+
+    async def execute(self, connection: AsyncConnection[Any], query: Query) -> Rows:
+        """In pipeline mode results come only with a sync, which the end of an inner block makes."""
+        cursor = connection.cursor(row_factory=tuple_row)
+        if connection.pgconn.pipeline_status == PipelineStatus.OFF:
+            await cursor.execute(query.sql, query.params)
+        else:
+            async with connection.pipeline():
+                await cursor.execute(query.sql, query.params)
+        return list(await cursor.fetchall()) if cursor.description else []
+
+    def transaction(self, connection: AsyncConnection[Any]) -> Any:
+        """The driver's own block."""
+        return connection.transaction()

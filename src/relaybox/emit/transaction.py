@@ -1,0 +1,152 @@
+"""``outbox.transaction(connection)``: a transaction block for every connection and session ``emit`` knows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from itertools import count
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from relaybox.emit.driver import Driver, closed, failed
+from relaybox.emit.find import async_channel, async_sqlalchemy, find
+from relaybox.errors import UnsupportedConnection
+from relaybox.stores.statements import Query
+
+
+class Transaction:
+    """Begins at the start of the block, commits at its end, rolls back when the block raises.
+
+    ``with`` on a synchronous connection or session, ``async with`` on an asynchronous one; the block gets the
+    connection. Where a transaction is open already the block is a savepoint in it, and whoever began that
+    transaction still has to commit it.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._sync: AbstractContextManager[Any] | None = None
+        self._async: AbstractAsyncContextManager[Any] | None = None
+
+    def __enter__(self) -> Any:
+        self._sync = _block(self._connection)
+        self._sync.__enter__()
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._sync is not None
+        return self._sync.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Any:
+        self._async = _async_block(self._connection)
+        await self._async.__aenter__()
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._async is not None
+        return await self._async.__aexit__(kind, error, trace)
+
+
+def _block(connection: Any) -> Any:
+    kind, driver = find(connection)
+    if kind == "scoped session":
+        return _sqlalchemy_block(connection())
+    if kind in ("connection", "session"):
+        return _sqlalchemy_block(connection)
+    if kind != "driver" or driver is None:
+        raise UnsupportedConnection(f"{_name(connection)} is asynchronous: write `async with`")
+    _check(driver, connection)
+    return _own_block(driver, connection) or _words_block(driver, connection)
+
+
+def _async_block(connection: Any) -> Any:
+    if (asynchronous := async_sqlalchemy(connection)) is not None:
+        return _sqlalchemy_block(asynchronous)
+    if find(connection).kind != "async driver":
+        raise UnsupportedConnection(f"{_name(connection)} is synchronous: write `with`")
+    driver = async_channel(connection).driver
+    _check(driver, connection)
+    return _own_block(driver, connection) or _async_words_block(driver, connection)
+
+
+def _own_block(driver: Driver, connection: Any) -> Any:
+    make = getattr(driver, "transaction", None)
+    return make(connection) if make else None
+
+
+def _name(connection: Any) -> str:
+    return f"{type(connection).__module__}.{type(connection).__qualname__}"
+
+
+def _check(driver: Driver, connection: Any) -> None:
+    if driver.is_closed(connection):
+        raise closed(driver.name)
+    if driver.is_failed(connection):
+        raise failed(driver.name)
+
+
+def _sqlalchemy_block(connection: Any) -> Any:
+    return connection.begin_nested() if connection.in_transaction() else connection.begin()
+
+
+class _Words(NamedTuple):
+    begin: Query
+    commit: Query
+    rollback: Query
+
+
+_TRANSACTION = _Words(*(Query(sql, ()) for sql in ("BEGIN", "COMMIT", "ROLLBACK")))
+# MySQL lets a savepoint replace an earlier one of its name.
+_numbers = count(1)
+
+
+def _savepoint() -> _Words:
+    name = f"relaybox_{next(_numbers)}"
+    sql = f"SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}", f"ROLLBACK TO SAVEPOINT {name}"
+    return _Words(*(Query(words, ()) for words in sql))
+
+
+@contextmanager
+def _words_block(driver: Any, connection: Any) -> Iterator[None]:
+    words = _words(driver, connection)
+    control = getattr(driver, "control", driver.execute)
+    control(connection, words.begin)
+    try:
+        yield
+        control(connection, words.commit)
+    except BaseException:
+        # A connection that broke has rolled back already; the error to see is the first one.
+        with suppress(Exception):
+            control(connection, words.rollback)
+        raise
+
+
+@asynccontextmanager
+async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[None]:
+    if refresh := getattr(driver, "refresh", None):
+        await refresh(connection)
+    words = _words(driver, connection)
+    await driver.execute(connection, words.begin)
+    try:
+        yield
+        await driver.execute(connection, words.commit)
+    except BaseException:
+        with suppress(Exception):
+            await driver.execute(connection, words.rollback)
+        raise
+
+
+def _words(driver: Driver, connection: Any) -> _Words:
+    if getattr(connection, "autocommit", None) is False and driver.dialect.name == "sqlite":
+        fix = "commit and roll it back yourself, or leave autocommit out of sqlite3.connect"
+        raise UnsupportedConnection(f"sqlite3 with autocommit=False is always in a transaction; {fix}")
+    return _savepoint() if driver.is_open(connection) else _TRANSACTION

@@ -1,0 +1,98 @@
+"""Writing events inside the caller's transaction, as a generator that adapters drive.
+
+Each yield is one statement to execute on the caller's connection; its rows are sent back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
+
+from relaybox.emit.row import Emission
+from relaybox.event import Emitted
+from relaybox.stores.dialects import Dialect
+from relaybox.stores.statements import INSERTED, Query, Statements
+
+T = TypeVar("T")
+Row: TypeAlias = Sequence[Any]
+Writing: TypeAlias = Generator[Query, list[Row], T]
+
+ROWS_PER_STATEMENT = 500
+CHARACTERS_PER_STATEMENT = 4_000_000
+"""Of payloads and headers, so that a statement stays well below what a server takes in one packet."""
+
+_SIZED = [INSERTED.index(name) for name in ("payload", "payload_data", "headers")]
+
+
+def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialect) -> Writing[list[Emitted]]:
+    """Write the events and say of each whether it is new.
+
+    Idempotency keys come first and in the order of the keys, so that two callers cannot wait for each
+    other; the rows follow in the order of the calls, which is the order of their positions.
+    """
+    if len(emissions) == 1 and emissions[0].idempotency_key is None and len(emissions[0].rows) == 1:
+        yield statements.insert(emissions[0].rows)
+        return [Emitted(emissions[0].event_id, False, emissions[0].destinations)]
+    first_ids: dict[UUID, UUID] = {}
+    keyed = [emission for emission in emissions if emission.idempotency_key is not None]
+    for emission in sorted(keyed, key=lambda e: (e.event_type, e.idempotency_key)):
+        first_ids[emission.event_id] = yield from _remember(emission, statements, dialect)
+    fresh = [e for e in emissions if first_ids.get(e.event_id, e.event_id) == e.event_id]
+    for rows in _batches(row for emission in fresh for row in emission.rows):
+        yield statements.insert(rows)
+    return [_emitted(emission, first_ids.get(emission.event_id, emission.event_id)) for emission in emissions]
+
+
+def committed(writing: Writing[T]) -> Writing[T]:
+    """The same in a transaction of its own, for a connection in autocommit.
+
+    A key that committed without its rows would make every later try a duplicate.
+    """
+    yield Query("BEGIN", ())
+    try:
+        result = yield from writing
+        yield Query("COMMIT", ())
+    except BaseException:
+        # Where the connection broke there is nothing to roll back; the error to see is the first one.
+        with suppress(Exception):
+            yield Query("ROLLBACK", ())
+        raise
+    return result
+
+
+def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    batch: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        length = sum(len(row[index]) for index in _SIZED if row[index] is not None)
+        if len(batch) == ROWS_PER_STATEMENT or (batch and size + length > CHARACTERS_PER_STATEMENT):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += length
+    if batch:
+        yield batch
+
+
+def _remember(emission: Emission, statements: Statements, dialect: Dialect) -> Writing[UUID]:
+    """The id of the first event with this key: ours, if there was none."""
+    key = {"event_type": emission.event_type, "key": emission.idempotency_key}
+    while True:
+        rows = yield statements("remember_key", event_id=dialect.to_uuid(emission.event_id), **key)
+        rows = rows or (yield statements("recall_key", **key))
+        if rows:
+            return as_uuid(rows[0][0])
+
+
+def _emitted(emission: Emission, first_id: UUID) -> Emitted:
+    duplicate = first_id != emission.event_id
+    return Emitted(first_id, duplicate, () if duplicate else emission.destinations)
+
+
+def as_uuid(value: Any) -> UUID:
+    """A UUID of whatever the driver made of it."""
+    if isinstance(value, UUID):
+        return value
+    return UUID(value.decode() if isinstance(value, bytes) else str(value))

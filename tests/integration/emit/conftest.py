@@ -1,0 +1,160 @@
+"""An outbox with its tables on each database, and connections of every API to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Destination, Outbox, Route
+from tests.integration.emit.apis import PLACES, Api
+from tests.servers.fresh import DRIVERS
+
+SECONDS = 20.0
+
+DESTINATIONS = [
+    Destination("one", "memory:"),
+    Destination("two", "memory:", max_attempts=9),
+    Destination("by_aggregate", "memory:", ordered=True),
+    Destination("by_tenant", "memory:", ordered=True, ordering="tenant"),
+    Destination("by_type", "memory:", ordered=True, ordering="event_type"),
+    Destination("by_nothing", "memory:", ordered=True, ordering="none"),
+    Destination("by_function", "memory:", ordered=True, ordering=lambda call: f"f-{call.aggregate_id}"),
+]
+ROUTES = [
+    Route("order.*", to="one"),
+    Route("both.*", to=["one", "two"]),
+    Route("ordered.*", to="by_aggregate"),
+]
+
+
+def make_outbox(url: str, **settings: Any) -> Outbox:
+    """An outbox whose destinations show every strategy."""
+    return Outbox(url, **{"destinations": DESTINATIONS, "routes": ROUTES} | settings)
+
+
+def sync_engine(url: str, **options: Any) -> sa.Engine:
+    """An engine of the test's own, whose events concern nobody else."""
+    address = sa.make_url(url)
+    driver = DRIVERS.get(address.drivername, address.drivername)
+    return sa.create_engine(address.set(drivername=driver), poolclass=sa.NullPool, **options)
+
+
+def create_tables(url: str, outbox: Outbox) -> None:
+    engine = sync_engine(url)
+    outbox.tables.event.metadata.create_all(engine)
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+
+
+@cache
+def reader(url: str) -> sa.Connection:
+    """A connection that sees what is committed at the moment of each query."""
+    return sync_engine(url, isolation_level="AUTOCOMMIT").connect()
+
+
+@dataclass
+class Place:
+    """One API on one database."""
+
+    api: Api
+    kind: str
+    url: str
+    outbox: Outbox
+    id: str = field(default_factory=lambda: uuid4().hex)
+    _opened: list[Any] = field(default_factory=list)
+
+    async def open(self, *, autocommit: bool = False) -> Any:
+        connection = await self.api.open(self.url, autocommit=autocommit)
+        self._opened.append(connection)
+        return connection
+
+    async def begun(self) -> Any:
+        """A connection in the state in which an application emits."""
+        connection = await self.open()
+        await self.api.begin(connection)
+        return connection
+
+    async def emit(
+        self, connection: Any, event_type: str = "order.paid", payload: Any = None, **options: Any
+    ) -> Any:
+        """Emit an event of this test's own aggregate."""
+        return await self.api.emit(
+            self.outbox, connection, "Order", self.id, event_type, payload or {"n": 1}, **options
+        )
+
+    def rows(self) -> list[Any]:
+        """The committed rows of this test's aggregate, in the order of their positions."""
+        event = self.outbox.tables.event
+        # MySQL's stand-ins for partial indexes are no columns elsewhere.
+        columns = [column for column in event.c if "ddl" not in column.info or column.name == "position"]
+        query = sa.select(*columns).where(event.c.aggregate_id == self.id).order_by(event.c.position)
+        return list(reader(self.url).execute(query))
+
+    def payloads(self) -> list[Any]:
+        return [row.payload for row in self.rows()]
+
+    async def wait_until_blocked(self, statements: int = 1) -> None:
+        """Return when so many statements wait for a lock; SQLite cannot say, and its writers queue anyway."""
+        queries = {
+            "postgresql": "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+            # Not innodb_trx, which is a copy that is not renewed while somebody looks at it.
+            "mysql": "SELECT CAST(variable_value AS INTEGER) FROM information_schema.global_status"
+            " WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
+        }
+        connection = reader(self.url)
+        if connection.dialect.name not in queries:
+            return
+        deadline = time.monotonic() + SECONDS
+        while (connection.exec_driver_sql(queries[connection.dialect.name]).scalar() or 0) < statements:
+            assert time.monotonic() < deadline, "nothing waits for a lock"
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        for connection in self._opened:
+            await self.api.close(connection)
+
+
+@pytest.fixture(scope="module")
+def prepared(module_database: Callable[[str], str]) -> Iterator[Callable[[str], tuple[str, Outbox]]]:
+    """A database of each kind with the tables in it, made once a module."""
+    made: dict[str, tuple[str, Outbox]] = {}
+
+    def prepare(kind: str) -> tuple[str, Outbox]:
+        if kind not in made:
+            url = module_database(kind)
+            made[kind] = url, make_outbox(url)
+            create_tables(*made[kind])
+        return made[kind]
+
+    yield prepare
+    for url, _ in made.values():
+        reader(url).close()
+
+
+def only(condition: Callable[[Api, str], bool]) -> pytest.MarkDecorator:
+    """The places of which ``condition`` is true."""
+    chosen = [(api, kind) for api, kind in PLACES if condition(api, kind)]
+    return pytest.mark.parametrize(
+        "place", chosen, ids=[f"{api}-{kind}" for api, kind in chosen], indirect=True
+    )
+
+
+@pytest.fixture(params=PLACES, ids=[f"{api}-{kind}" for api, kind in PLACES])
+async def place(
+    request: pytest.FixtureRequest, prepared: Callable[[str], tuple[str, Outbox]]
+) -> AsyncIterator[Place]:
+    """Each API on each of its databases."""
+    api, kind = request.param
+    made = Place(api, kind, *prepared(kind))
+    yield made
+    await made.close()

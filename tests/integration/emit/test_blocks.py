@@ -1,0 +1,114 @@
+"""``outbox.transaction(connection)``: one transaction block for every API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed, UnsupportedConnection
+from tests.integration.emit.conftest import Place, only
+
+
+class Oops(Exception):
+    """What a block raises here."""
+
+
+@asynccontextmanager
+async def block(place: Place, connection: Any) -> AsyncIterator[None]:
+    if place.api.asynchronous:
+        async with place.outbox.transaction(connection) as given:
+            assert given is connection
+            yield
+    else:
+        with place.outbox.transaction(connection) as given:
+            assert given is connection
+            yield
+
+
+async def emit_and_fail(place: Place, connection: Any) -> None:
+    async with block(place, connection):
+        await place.emit(connection, payload={"n": "dropped"})
+        raise Oops
+
+
+async def test_it_commits_at_the_end(place: Place) -> None:
+    connection = await place.open()
+    for n in range(2):
+        async with block(place, connection):
+            await place.emit(connection, payload={"n": n})
+            assert len(place.rows()) == n
+    await place.api.begin(connection)
+    await place.emit(connection, payload={"n": "after the blocks"})
+    assert place.payloads() == [{"n": 0}, {"n": 1}]
+    await place.api.rollback(connection)
+    assert place.payloads() == [{"n": 0}, {"n": 1}]
+
+
+async def test_it_rolls_back_when_the_block_raises_and_can_be_used_again(place: Place) -> None:
+    connection = await place.open()
+    with pytest.raises(Oops):
+        await emit_and_fail(place, connection)
+    assert place.rows() == []
+    async with block(place, connection):
+        await place.emit(connection)
+    assert len(place.rows()) == 1
+
+
+@only(lambda api, kind: not api.sqlalchemy)
+async def test_in_autocommit_it_is_a_transaction_and_autocommit_is_back_afterwards(place: Place) -> None:
+    connection = await place.open(autocommit=True)
+    with pytest.raises(Oops):
+        await emit_and_fail(place, connection)
+    async with block(place, connection):
+        await place.emit(connection, payload={"n": "kept"})
+        assert place.rows() == []
+    assert place.payloads() == [{"n": "kept"}]
+    with pytest.raises(NotInTransaction):
+        await place.emit(connection)
+
+
+async def test_inside_an_open_transaction_it_is_a_savepoint(place: Place) -> None:
+    connection = await place.begun()
+    await place.emit(connection, payload={"n": "outer"})
+    with pytest.raises(Oops):
+        await emit_and_fail(place, connection)
+    async with block(place, connection):
+        await place.emit(connection, payload={"n": "inner"})
+        async with block(place, connection):
+            await place.emit(connection, payload={"n": "innermost"})
+    assert place.rows() == []
+    await place.api.commit(connection)
+    assert place.payloads() == [{"n": "outer"}, {"n": "inner"}, {"n": "innermost"}]
+
+
+@only(lambda api, kind: not api.sqlalchemy)
+async def test_a_closed_connection_has_no_transaction(place: Place) -> None:
+    connection = await place.open()
+    await place.api.close(connection)
+    with pytest.raises(ConnectionClosed):
+        async with block(place, connection):
+            pass
+
+
+@only(lambda api, kind: api.name in ("psycopg", "psycopg2", "psycopg-async"))
+async def test_a_transaction_in_error_has_no_savepoint(place: Place) -> None:
+    connection = await place.begun()
+    with pytest.raises(Exception, match="no_such_table"):
+        await place.api.run(connection, "SELECT * FROM no_such_table")
+    with pytest.raises(TransactionFailed):
+        async with block(place, connection):
+            pass
+
+
+async def test_with_and_async_with_are_not_mixed_up(place: Place) -> None:
+    connection = await place.open()
+    transaction = place.outbox.transaction(connection)
+    if place.api.asynchronous:
+        with pytest.raises(UnsupportedConnection, match="write `async with`"):
+            transaction.__enter__()
+    else:
+        with pytest.raises(UnsupportedConnection, match="write `with`"):
+            await transaction.__aenter__()

@@ -1,0 +1,341 @@
+"""Events that models record are emitted with the flush, in its transaction, once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+from relaybox import EventSource, Outbox
+from relaybox.errors import NotInTransaction, PayloadError, TransactionFailed, UnsupportedConnection
+from tests.integration.emit.conftest import reader, sync_engine
+
+KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
+ASYNC = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(EventSource, Base):
+    __tablename__ = "shop_order"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    total: Mapped[int] = mapped_column(default=0)
+    code: Mapped[str | None] = mapped_column(sa.String(50), unique=True)
+
+
+class Line(EventSource, Base):
+    __tablename__ = "shop_line"
+
+    order_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+@dataclass
+class Shop:
+    """A database with models and an outbox; ``tag`` marks the events of one test."""
+
+    url: str
+    outbox: Outbox
+    engine: sa.Engine
+    tag: str
+
+    def session(self) -> Session:
+        return self.outbox.attach(sessionmaker(self.engine))()
+
+    def emitted(self) -> list[tuple[str, str, Any]]:
+        event = self.outbox.tables.event
+        columns = event.c.aggregate_type, event.c.aggregate_id, event.c.payload
+        query = (
+            sa.select(*columns).where(event.c.event_type == f"order.{self.tag}").order_by(event.c.position)
+        )
+        return [tuple(row) for row in reader(self.url).execute(query)]
+
+    def payloads(self) -> list[Any]:
+        return [payload for _, _, payload in self.emitted()]
+
+    def record(self, order: EventSource, payload: Any, **options: Any) -> None:
+        order.record(f"order.{self.tag}", payload, **options)
+
+
+@pytest.fixture(params=KINDS)
+def shop(request: pytest.FixtureRequest, prepared: Callable[[str], tuple[str, Outbox]]) -> Shop:
+    url, outbox = prepared(request.param)
+    engine = sync_engine(url)
+    Base.metadata.create_all(engine)
+    return Shop(url, outbox, engine, uuid4().hex)
+
+
+def test_a_new_object_has_its_id_when_its_event_is_written(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order(total=1)
+        shop.record(order, {"n": 1})
+        session.add(order)
+        shop.record(order, {"n": 2})
+        session.commit()
+        assert shop.emitted() == [("Order", str(order.id), {"n": 1}), ("Order", str(order.id), {"n": 2})]
+
+
+def test_an_event_is_written_once_however_often_the_session_flushes(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        shop.record(order, 1)
+        session.flush()
+        order.total = 2
+        session.flush()
+        shop.record(order, 2)
+        order.total = 3
+        session.flush()
+        assert shop.payloads() == []
+        session.commit()
+        session.commit()
+    assert shop.payloads() == [1, 2]
+
+
+def test_an_object_without_changes_is_heard_before_the_commit(shop: Shop) -> None:
+    with shop.session() as session:
+        session.add(Order(code=shop.tag))
+        session.commit()
+        order = session.scalars(sa.select(Order).filter_by(code=shop.tag)).one()
+        shop.record(order, "kept")
+        session.commit()
+        shop.record(order, "without a transaction before it")
+        session.commit()
+    assert shop.payloads() == ["kept", "without a transaction before it"]
+
+
+def test_events_of_several_objects_keep_the_order_in_which_they_were_recorded(shop: Shop) -> None:
+    with shop.session() as session:
+        orders = [Order(), Order()]
+        session.add_all(orders)
+        for n in range(6):
+            shop.record(orders[n % 2], n)
+        session.commit()
+    assert shop.payloads() == list(range(6))
+
+
+def test_a_deleted_object_may_say_so(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        session.commit()
+        id_ = order.id
+        session.delete(order)
+        shop.record(order, "deleted")
+        session.commit()
+    assert shop.emitted() == [("Order", str(id_), "deleted")]
+
+
+def test_the_aggregate_and_the_options_of_emit_can_be_given(shop: Shop) -> None:
+    with shop.session() as session:
+        line = Line(order_id=uuid4().int % 2**30, number=2)
+        session.add(line)
+        shop.record(line, 1)
+        shop.record(line, 2, aggregate_type="Basket", aggregate_id="b-7", idempotency_key=shop.tag)
+        shop.record(line, 3, idempotency_key=shop.tag)
+        session.commit()
+        assert shop.emitted() == [("Line", f"{line.order_id}:2", 1), ("Basket", "b-7", 2)]
+
+
+def test_a_rollback_forgets_what_was_recorded(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        session.commit()
+        shop.record(order, "before a flush")
+        session.rollback()
+        shop.record(order, "after a flush")
+        order.total = 5
+        session.flush()
+        session.rollback()
+        shop.record(order, "closed")
+        session.close()
+        session.add(order)
+        order.total = 6
+        session.commit()
+    assert shop.payloads() == []
+
+
+def test_a_savepoint_that_is_rolled_back_forgets_what_was_recorded_in_it(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        shop.record(order, "outer")
+        session.flush()
+        for flushes in (True, False):
+            inner = session.begin_nested()
+            shop.record(order, f"inner {flushes}")
+            if flushes:
+                order.total += 1
+                session.flush()
+            inner.rollback()
+        with session.begin_nested():
+            shop.record(order, "released")
+        session.commit()
+    assert shop.payloads() == ["outer", "released"]
+
+
+def test_an_event_recorded_before_a_savepoint_survives_it(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        session.flush()
+        shop.record(order, "outer")
+        one = session.begin_nested()
+        two = session.begin_nested()
+        shop.record(order, "inner")
+        order.total = 7
+        session.flush()  # writes both inside the savepoints
+        two.commit()
+        one.rollback()
+        session.commit()
+    assert shop.payloads() == ["outer"]
+
+
+def test_a_released_savepoint_inside_one_that_is_rolled_back_is_forgotten(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        session.flush()
+        outer = session.begin_nested()
+        with session.begin_nested():
+            shop.record(order, "innermost")
+            order.total = 1
+        shop.record(order, "between")
+        outer.rollback()
+        shop.record(order, "after")
+        session.commit()
+    assert shop.payloads() == ["after"]
+
+
+def test_a_released_savepoint_is_not_touched_by_the_next_one(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        session.flush()
+        for flushes in (True, False):
+            with session.begin_nested():
+                shop.record(order, f"released {flushes}")
+                order.total += flushes
+            session.begin_nested().rollback()
+        session.commit()
+    assert shop.payloads() == ["released True", "released False"]
+
+
+def test_a_flush_that_fails_forgets_and_the_session_says_so(shop: Shop) -> None:
+    with shop.session() as session:
+        session.add(Order(code=shop.tag))
+        session.commit()
+        order = Order(code=shop.tag)
+        session.add(order)
+        shop.record(order, "never")
+        with pytest.raises(sa.exc.IntegrityError):
+            session.flush()
+        with pytest.raises(TransactionFailed):
+            shop.outbox.emit(session, "Order", 1, f"order.{shop.tag}", "never")
+        session.rollback()
+        session.add(Order())
+        session.commit()
+    assert shop.payloads() == []
+
+
+def test_a_bad_payload_stops_the_commit(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order(code=shop.tag)
+        session.add(order)
+        shop.record(order, float("nan"))
+        with pytest.raises(PayloadError):
+            session.commit()
+        session.rollback()
+        assert session.scalars(sa.select(Order).filter_by(code=shop.tag)).all() == []
+    assert shop.payloads() == []
+
+
+def test_an_object_expunged_before_it_was_written_says_nothing(shop: Shop) -> None:
+    with shop.session() as session:
+        order = Order()
+        session.add(order)
+        shop.record(order, "never")
+        session.expunge(order)
+        session.commit()
+    assert shop.payloads() == []
+
+
+def test_a_session_that_was_not_attached_refuses(shop: Shop) -> None:
+    with Session(shop.engine) as session:
+        order = Order()
+        session.add(order)
+        with pytest.raises(UnsupportedConnection, match="attach"):
+            shop.record(order, 1)
+
+
+def test_a_session_that_does_not_begin_by_itself_must_have_begun(shop: Shop) -> None:
+    maker = shop.outbox.attach(sessionmaker(shop.engine, autobegin=False))
+    with maker() as session:
+        with session.begin():
+            order = Order()
+            session.add(order)
+        with pytest.raises(NotInTransaction, match=r"session\.begin"):
+            shop.record(order, 1)
+
+
+def test_attaching_twice_emits_once(shop: Shop) -> None:
+    maker = sessionmaker(shop.engine)
+    shop.outbox.attach(shop.outbox.attach(maker))
+    with maker() as session:
+        order = Order()
+        shop.record(order, 1)
+        session.add(order)
+        session.commit()
+    assert shop.payloads() == [1]
+
+
+def test_sessions_their_classes_and_scoped_sessions_can_be_attached(shop: Shop) -> None:
+    class Mine(Session):
+        pass
+
+    shop.outbox.attach(Mine)
+    single = shop.outbox.attach(Session(shop.engine))
+    scoped = shop.outbox.attach(scoped_session(sessionmaker(shop.engine)))
+    for n, session in enumerate((Mine(shop.engine), single, scoped())):
+        with session:
+            order = Order()
+            shop.record(order, n)
+            session.add(order)
+            session.commit()
+    assert shop.payloads() == [0, 1, 2]
+    with pytest.raises(UnsupportedConnection, match="no SQLAlchemy session"):
+        shop.outbox.attach(shop.engine)
+
+
+async def test_asynchronous_sessions_do_the_same(shop: Shop) -> None:
+    address = sa.make_url(shop.url)
+    engine = create_async_engine(address.set(drivername=ASYNC[address.drivername]), poolclass=sa.NullPool)
+    maker = shop.outbox.attach(async_sessionmaker(engine, expire_on_commit=False))
+    scoped = shop.outbox.attach(async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 0))
+    single = shop.outbox.attach(AsyncSession(engine))
+    for n, session in enumerate((maker(), scoped(), single)):
+        async with session:
+            order = Order()
+            session.add(order)
+            shop.record(order, n)
+            await session.flush()
+            inner = await session.begin_nested()
+            shop.record(order, "rolled back")
+            order.total = 1
+            await session.flush()
+            await inner.rollback()
+            await session.commit()
+    assert shop.payloads() == [0, 1, 2]
+    async with maker() as session:
+        session.add(Order())
+        await session.rollback()

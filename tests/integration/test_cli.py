@@ -1,0 +1,206 @@
+"""The command line, run as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol, get_args
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.cli.group import global_first
+from relaybox.grants import grants
+from relaybox.migrations import DialectName, current_version, migrate
+from tests.schema_snapshot import engine, run_script, snapshot
+
+DATABASES = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
+HELP_SECONDS = 0.3
+
+each_database = pytest.mark.parametrize("kind", DATABASES)
+
+
+class Relaybox(Protocol):
+    """Runs the command and returns what it said."""
+
+    def __call__(self, *arguments: str, status: int = 0, **environment: str) -> str: ...
+
+
+@pytest.fixture
+def relaybox(tmp_path: Path) -> Relaybox:
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("RELAYBOX_DATABASE", "DATABASE_URL")
+    }
+
+    def run(*arguments: str, status: int = 0, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "relaybox", *arguments],
+            cwd=tmp_path,
+            env={**clean, **environment},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == status, done
+        assert "Traceback" not in done.stderr
+        return done.stderr if status else done.stdout
+
+    return run
+
+
+@each_database
+def test_migrate_says_what_it_did(
+    kind: str, relaybox: Relaybox, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    assert relaybox("migrate", "--database", url) == "applied 1 (the tables)\n"
+    assert relaybox("--database", url, "migrate") == "up to date (version 1)\n"
+    assert json.loads(relaybox("migrate", "--json", f"--database={url}")) == {"applied": [], "version": 1}
+    given = relaybox("migrate", "--json", "--prefix", "billing_", RELAYBOX_DATABASE=url)
+    assert json.loads(given) == {"applied": [1], "version": 1}
+
+
+@each_database
+def test_the_printed_sql_gives_the_same_database_as_migrate(
+    kind: str, relaybox: Relaybox, fresh_database: Callable[[str], str]
+) -> None:
+    migrated, by_hand = fresh_database(kind), fresh_database(kind)
+    migrate(migrated)
+    script = relaybox("sql", "--database", by_hand)
+    run_script(by_hand, script)
+    assert snapshot(by_hand) == snapshot(migrated)
+    assert current_version(by_hand) == 1
+    assert migrate(by_hand) == []
+    assert relaybox("sql", "--dialect", kind.partition("-")[0]) == script
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
+def test_the_printed_sql_makes_the_schema_it_is_asked_for(
+    kind: str, relaybox: Relaybox, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    names = ("--schema", "Ours", "--prefix", "billing_")
+    run_script(url, relaybox("sql", *names, "--database", url))
+    assert relaybox("migrate", *names, "--database", url) == "up to date (version 1)\n"
+
+
+def test_the_printed_grants_are_those_of_the_dialect(relaybox: Relaybox) -> None:
+    assert (
+        relaybox("sql", "--grants")
+        == "-- SQLite has no roles: whoever may write the file may do everything.\n"
+    )
+    for dialect in get_args(DialectName):
+        script = relaybox("sql", "--grants", "--dialect", dialect, "--prefix", "billing_")
+        printed = [f"{statement};" for statement in grants(dialect, prefix="billing_")]
+        assert dialect == "sqlite" or script == "\n".join(printed) + "\n"
+
+
+def test_the_database_is_the_flags_then_the_environments_then_the_files(
+    relaybox: Relaybox, tmp_path: Path
+) -> None:
+    def made() -> set[str]:
+        names = {path.name for path in tmp_path.glob("*.db")}
+        for name in names:
+            (tmp_path / name).unlink()
+        return names
+
+    relaybox("migrate")
+    assert made() == {"relaybox.db"}
+    relaybox("migrate", DATABASE_URL="sqlite:///url.db")
+    assert made() == {"url.db"}
+    (tmp_path / "relaybox.toml").write_text('[relaybox]\ndatabase = "sqlite:///file.db"\n')
+    relaybox("migrate", DATABASE_URL="sqlite:///url.db")
+    assert made() == {"file.db"}
+    relaybox("migrate", RELAYBOX_DATABASE="sqlite:///environment.db")
+    assert made() == {"environment.db"}
+    relaybox("migrate", "--database", "sqlite:///flag.db", RELAYBOX_DATABASE="sqlite:///environment.db")
+    assert made() == {"flag.db"}
+    (tmp_path / "other.toml").write_text('[relaybox]\ndatabase = "sqlite:///other.db"\nprefix = "x_"\n')
+    relaybox("migrate", "--config", "other.toml")
+    assert sa.inspect(engine(f"sqlite:///{tmp_path}/other.db")).has_table("x_outbox_event")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("migrate", "--database", "postgresql://me:hush@127.0.0.1:1/db"),
+            "postgresql://***@127.0.0.1:1/db: ",
+        ),
+        (("migrate", "--database", "mysql://me:hush@127.0.0.1:1/db"), "mysql://***@127.0.0.1:1/db: "),
+        (("migrate", "--database", "oracle://me:hush@host/db"), "database = 'oracle://***@host/db': "),
+        (("migrate", "--config", "nowhere.toml"), "nowhere.toml does not exist"),
+        (("migrate", "--prefix", 'a"; drop table x;--'), "prefix = 'a\"; drop table x;--': "),
+        (("sql", "--schema", "a b", "--dialect", "postgresql"), "schema = 'a b': "),
+        (("sql", "--schema", "x"), "schema = 'x': SQLite has no schemas"),
+        (("sql", "--database", "mysql://me:hush@127.0.0.1:1/db"), "mysql://***@127.0.0.1:1/db: "),
+    ],
+)
+def test_an_error_is_one_line_and_the_status_2(
+    arguments: tuple[str, ...], message: str, relaybox: Relaybox
+) -> None:
+    said = relaybox(*arguments, status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize("arguments", [("migrat",), ("migrate", "--nothing"), ("sql", "--dialect", "oracle")])
+def test_wrong_usage_is_the_status_2(arguments: tuple[str, ...], relaybox: Relaybox) -> None:
+    assert "Usage: relaybox" in relaybox(*arguments, status=2)
+
+
+def test_the_version_is_the_packages(relaybox: Relaybox) -> None:
+    assert relaybox("--version") == f"relaybox {version('relaybox')}\n"
+
+
+def test_the_help_names_the_exit_statuses_and_has_no_colours(relaybox: Relaybox) -> None:
+    for arguments in ((), ("migrate",), ("sql",)):
+        text = relaybox(*arguments, "--help", NO_COLOR="1", FORCE_COLOR="1", PY_COLORS="1")
+        assert "Exit status: 0 done" in text
+        assert "\x1b" not in text
+
+
+def test_the_help_imports_no_database(relaybox: Relaybox, tmp_path: Path) -> None:
+    code = """
+import sys
+sys.argv = ["relaybox", "--help"]
+from relaybox.cli import main
+try:
+    main()
+finally:
+    heavy = {"sqlalchemy", "msgspec", "psycopg", "asyncmy", "rich"} & set(sys.modules)
+    print(heavy, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "set()\n"
+
+
+def test_the_help_answers_at_once(relaybox: Relaybox) -> None:
+    def seconds() -> float:
+        """Of the processor: how long the machine let it wait for one is not what is measured."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        relaybox("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(5)) < HELP_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parsed"),
+    [
+        (["migrate", "--database", "x", "--json"], ["--database", "x", "migrate", "--json"]),
+        (["migrate", "--config=a", "--database=b"], ["--config=a", "--database=b", "migrate"]),
+        (["migrate", "--", "--database", "x"], ["migrate", "--", "--database", "x"]),
+        (["migrate", "--database"], ["--database", "migrate"]),
+        ([], []),
+    ],
+)
+def test_global_options_may_stand_anywhere(arguments: list[str], parsed: list[str]) -> None:
+    assert global_first(arguments) == parsed

@@ -1,0 +1,199 @@
+"""Two transactions step by step: what a claim does while another claim or a settle is not yet committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.config import Destination, Settings
+from relaybox.emit.row import Call, RowBuilder
+from relaybox.migrations import migrate
+from relaybox.outcome import Delivered
+from relaybox.schema import Tables, make_tables
+from relaybox.store import Settlement, Store, Want
+from relaybox.stores import mysql, postgres
+from relaybox.stores.dialects import DIALECTS
+from relaybox.stores.statements import Statements
+from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}
+STORES = {"postgresql": postgres, "mysql": mysql}
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+BUILDER = RowBuilder(Settings(destinations=[Destination("shop", "console:", ordered=True)]))
+
+
+def want(owner: str, limit: int = 100) -> Want:
+    return Want("shop", owner, limit, 60.0, ordered=True)
+
+
+class Scene(NamedTuple):
+    """A database, a store on it, and the same steps to be run by hand in transactions of one's own."""
+
+    engine: sa.Engine
+    tables: Tables
+    statements: Statements
+    steps: StoreSteps
+    store: Store
+
+    def emit(self, *keys: str) -> list[UUID]:
+        """Commit one event for each key."""
+        dialect = DIALECTS[self.engine.dialect.name]
+        calls = [Call("Order", 1, "order.paid", {}, key=key, destinations=["shop"]) for key in keys]
+        rows = [BUILDER.build(call, dialect).rows[0] for call in calls]
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(*self.statements.insert(rows))
+        return [UUID(row[0]) for row in rows]
+
+    def parked(self) -> set[UUID]:
+        """The rows that wait behind another one."""
+        event = self.tables.event.c
+        query = sa.select(event.id).where(event.status == "pending", event.next_attempt_at.is_(None))
+        with self.engine.connect() as connection:
+            return set(connection.scalars(query))
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """An open READ COMMITTED transaction, committed at the end of the block."""
+        with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+            yield connection
+
+    async def until_someone_waits(self) -> None:
+        """Until another transaction waits for a lock."""
+        with self.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            query = sa.text(WAITING[self.engine.dialect.name])
+            while not connection.scalar(query):  # noqa: ASYNC110 - the database sends no signal
+                await asyncio.sleep(0.15)  # MariaDB renews this view no more often
+
+
+def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
+    """Run steps in the connection's transaction, without its end."""
+    try:
+        queries = next(steps)
+        while True:
+            results = [connection.exec_driver_sql(*query) for query in queries]
+            queries = steps.send([list(result) if result.returns_rows else [] for result in results])
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.fixture(params=["postgresql-18", "postgresql-15", "mariadb"])
+async def scene(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> AsyncIterator[Scene]:
+    database = fresh_database(request.param)
+    migrate(database)
+    url = sa.make_url(database)
+    engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
+    tables, dialect = make_tables(sa.MetaData()), DIALECTS[engine.dialect.name]
+    statements = Statements(tables, dialect, "format")
+    one = url.drivername == "postgresql"
+    steps = StoreSteps(
+        statements, dialect, OneStatement(statements) if one else Stepwise(statements, dialect)
+    )
+    store = STORES[url.drivername].open_store(database, tables, connections=2)
+    yield Scene(engine, tables, statements, steps, store)
+    await store.close()
+    engine.dispose()
+
+
+async def test_a_claim_waits_for_the_one_before_it_and_takes_none_of_its_keys(scene: Scene) -> None:
+    scene.emit("a", "a", "b")
+    await scene.store.release(
+        (await scene.store.claim(want("first, so that there is a row to lock"))).deliveries
+    )
+    with scene.transaction() as connection:
+        first = drive(connection, scene.steps.claim(want("relay-1", limit=1)))
+        second = asyncio.create_task(scene.store.claim(want("relay-2")))
+        await scene.until_someone_waits()
+    assert [d.ordering_key for d in first.deliveries] == ["a"]
+    assert [d.ordering_key for d in (await second).deliveries] == ["b"]
+
+
+async def test_a_claim_waits_for_a_settle_and_finds_the_next_of_its_key(scene: Scene) -> None:
+    head, *later = scene.emit("a", "a", "b")
+    claim = await scene.store.claim(want("relay-1", limit=1))
+    assert [d.id for d in claim.deliveries] == [head]
+    with scene.transaction() as connection:
+        drive(connection, scene.steps.settle([Settlement(claim.deliveries[0], Delivered())], "block"))
+        next_claim = asyncio.create_task(scene.store.claim(want("relay-2")))
+        await scene.until_someone_waits()
+    assert [d.id for d in (await next_claim).deliveries] == later
+
+
+async def test_a_key_whose_head_is_locked_elsewhere_is_left_alone(scene: Scene) -> None:
+    head, later, other = scene.emit("a", "a", "b")
+    event = scene.tables.event
+    with scene.transaction() as connection:
+        connection.execute(sa.select(event.c.id).where(event.c.id == head).with_for_update())
+        during = await scene.store.claim(want("relay-2"))
+    assert ([d.id for d in during.deliveries], during.parked) == ([other], 0)
+    assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [head, later]
+
+
+async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_event_due(scene: Scene) -> None:
+    scene.emit("a", "a")
+    late = await scene.store.claim(want("relay-1"))
+    [waiting] = scene.emit("a")
+    assert (await scene.store.claim(want("relay-2"))).parked == 1
+    event = scene.tables.event
+    with scene.engine.begin() as connection:
+        connection.execute(
+            sa.update(event).where(event.c.lease_token.is_not(None)).values(leased_until=event.c.created_at)
+        )
+    taken_over = await scene.store.claim(want("relay-2"))
+    assert [d.id for d in taken_over.deliveries] == [late.deliveries[0].id]
+    with scene.transaction() as connection:
+        drive(connection, scene.steps.settle([Settlement(taken_over.deliveries[0], Delivered())], "block"))
+        zombie = asyncio.create_task(
+            scene.store.settle([Settlement(d, Delivered()) for d in late.deliveries])
+        )
+        await scene.until_someone_waits()
+    assert await zombie == {late.deliveries[0].id}
+    assert scene.parked() == set()
+    assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]
+
+
+async def test_a_settle_finds_what_a_claim_parks_at_the_same_time(scene: Scene) -> None:
+    scene.emit("a")
+    head = await scene.store.claim(want("relay-1"))
+    later = scene.emit("a", "a")
+    with scene.transaction() as connection:
+        parking = drive(connection, scene.steps.claim(want("relay-2")))
+        settle = asyncio.create_task(
+            scene.store.settle([Settlement(d, Delivered()) for d in head.deliveries])
+        )
+        await scene.until_someone_waits()
+    assert (parking.deliveries, parking.parked) == ((), 2)
+    assert await settle == frozenset()
+    assert scene.parked() == {later[1]}
+    assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == later
+
+
+async def test_an_extension_and_a_claim_at_the_same_time_do_not_disturb_each_other(scene: Scene) -> None:
+    scene.emit("a")
+    head = await scene.store.claim(want("relay-1"))
+    scene.emit("a", "b")
+    with scene.transaction() as connection:
+        assert drive(connection, scene.steps.extend(head.deliveries, 60.0)) == frozenset()
+        during = await scene.store.claim(want("relay-2"))
+    assert [d.ordering_key for d in during.deliveries] == ["b"]
+    assert (await scene.store.claim(want("relay-2"))).parked == 1
+
+
+async def test_an_event_that_is_not_committed_yet_is_not_seen_and_is_taken_afterwards(scene: Scene) -> None:
+    dialect = DIALECTS[scene.engine.dialect.name]
+    row = BUILDER.build(Call("Order", 1, "order.paid", {}, key="a", destinations=["shop"]), dialect).rows[0]
+    with scene.transaction() as connection:
+        connection.exec_driver_sql(*scene.statements.insert([row]))
+        [later] = scene.emit("a")
+        during = await scene.store.claim(want("relay-1"))
+        assert [d.id for d in during.deliveries] == [later]
+    assert [d.id for d in (await scene.store.claim(want("relay-1"))).deliveries] == [UUID(row[0])]

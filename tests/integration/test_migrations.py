@@ -1,0 +1,398 @@
+"""The tables come into every database the same way, however often, from however many processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+
+from relaybox import connect, migrations
+from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
+from relaybox.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
+from relaybox.schema import LONGEST_PREFIX, VERSION, make_tables
+from tests.schema_snapshot import engine, snapshot, transaction
+
+DATABASES = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
+PROCESSES = 8
+MIGRATE_ON_SIGNAL = """
+import json, sys
+from relaybox.migrations import migrate
+print("ready", flush=True)
+sys.stdin.readline()
+print(json.dumps(migrate(sys.argv[1])))
+"""
+HOSTILE = ['a"; drop table x;--', "a`b", "a b", "1a", "a'", "ä", "a.b", "x" * 41, "a\n"]
+
+each_database = pytest.mark.parametrize("kind", DATABASES)
+Fresh = Callable[[str], str]
+
+
+def dialect_of(kind: str) -> Any:
+    return kind.partition("-")[0]
+
+
+def execute_all(url: str, statements: list[str]) -> None:
+    with engine(url).connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+@each_database
+def test_migrating_again_does_nothing(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    assert migrate(url) == [1]
+    before = snapshot(url)
+    assert migrate(url) == []
+    assert snapshot(url) == before
+    assert current_version(url) == VERSION == migrations.NEWEST
+    check(url)
+
+
+@each_database
+def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(
+    kind: str, fresh_database: Fresh, pytestconfig: pytest.Config
+) -> None:
+    url = fresh_database(kind)
+    command = [sys.executable, "-c", MIGRATE_ON_SIGNAL, url]
+    processes = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(PROCESSES)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * PROCESSES, ends
+    assert sorted(json.loads(out) for out, _ in ends) == [[]] * (PROCESSES - 1) + [[1]]
+
+
+@each_database
+def test_a_newer_database_is_left_alone(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    migrate(url)
+    execute_all(url, ["INSERT INTO outbox_migration (version) VALUES (7)"])
+    assert migrate(url) == []
+    assert current_version(url) == 7
+    check(url)
+
+
+@each_database
+def test_the_next_version_is_applied_on_top_of_the_last(
+    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fresh_database(kind)
+    migrate(url)
+    add_next_version(monkeypatch)
+    with pytest.raises(SchemaError, match=r"at version 1 and this release needs 2: run `relaybox migrate`"):
+        check(url)
+    assert migrate(url) == [2]
+    assert migrate(url) == []
+    check(url)
+    assert "note" in columns(url, "outbox_relay")
+
+
+@each_database
+def test_an_empty_database_gets_every_version(
+    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fresh_database(kind)
+    add_next_version(monkeypatch)
+    assert migrate(url) == [1, 2]
+    assert "note" in columns(url, "outbox_relay")
+
+
+def add_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Migration(
+        2,
+        "a note for each relay",
+        lambda outbox: [
+            "ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)",
+            "INSERT INTO outbox_migration (version) VALUES (2)",
+        ],
+    )
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(migrations, "NEWEST", 2)
+
+
+def columns(url: str, table: str) -> set[str]:
+    return {column["name"] for column in sa.inspect(engine(url)).get_columns(table)}
+
+
+@pytest.mark.slow
+def test_on_mariadb_a_migration_that_was_cut_short_anywhere_is_completed(fresh_database: Fresh) -> None:
+    whole = fresh_database("mariadb")
+    migrate(whole)
+    statements = ddl("mariadb")
+    for done in range(1, len(statements)):
+        url = fresh_database("mariadb")
+        execute_all(url, statements[:done])
+        assert current_version(url) == 0
+        assert migrate(url) == [1], f"after {done} statements"
+        assert snapshot(url) == snapshot(whole), f"after {done} statements"
+        assert current_version(url) == 1
+
+
+def test_on_mariadb_a_later_version_that_was_cut_short_is_completed(
+    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fresh_database("mariadb")
+    migrate(url)
+    add_next_version(monkeypatch)
+    execute_all(url, ["ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)"])
+    assert migrate(url) == [2]
+
+
+@each_database
+def test_somebody_elses_table_of_the_same_name_is_an_error_and_not_taken_over(
+    kind: str, fresh_database: Fresh
+) -> None:
+    url = fresh_database(kind)
+    execute_all(url, ["CREATE TABLE inbox_message (theirs INTEGER)"])
+    with pytest.raises(StoreError, match="already exists"):
+        migrate(url)
+    assert columns(url, "inbox_message") == {"theirs"}
+    assert current_version(url) == 0
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15", "sqlite"])
+def test_where_ddl_is_transactional_a_migration_that_fails_leaves_nothing(
+    kind: str, fresh_database: Fresh
+) -> None:
+    url = fresh_database(kind)
+    execute_all(url, ["CREATE TABLE inbox_message (theirs INTEGER)"])
+    before = snapshot(url)
+    with pytest.raises(StoreError):
+        migrate(url)
+    assert snapshot(url) == before
+
+
+@each_database
+def test_metadata_create_all_gives_the_same_database(kind: str, fresh_database: Fresh) -> None:
+    migrated, created = fresh_database(kind), fresh_database(kind)
+    migrate(migrated)
+    metadata = sa.MetaData()
+    make_tables(metadata)
+    with transaction(created) as connection:
+        metadata.create_all(connection)
+        metadata.create_all(connection)
+    assert snapshot(created) == snapshot(migrated)
+    check(created)
+    assert migrate(created) == []
+
+
+@each_database
+def test_metadata_drop_all_leaves_nothing(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    empty = snapshot(url)
+    migrate(url)
+    metadata = sa.MetaData()
+    make_tables(metadata)
+    with transaction(url) as connection:
+        metadata.drop_all(connection)
+    assert snapshot(url) == empty
+    assert migrate(url) == [1]
+
+
+@each_database
+def test_the_snapshot_sees_a_column_a_default_an_index_and_a_constraint(
+    kind: str, fresh_database: Fresh
+) -> None:
+    url = fresh_database(kind)
+    migrate(url)
+    seen = [snapshot(url)]
+    for change in (
+        "ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)",
+        "ALTER TABLE outbox_relay ADD COLUMN other VARCHAR(10) DEFAULT 'x'",
+        "DROP INDEX idx_outbox_audit_at" + (" ON outbox_audit" if kind == "mariadb" else ""),
+        "ALTER TABLE outbox_relay ADD COLUMN third INTEGER CHECK (third > 0)",
+    ):
+        execute_all(url, [change])
+        seen.append(snapshot(url))
+    assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
+
+
+@each_database
+def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    longest = "P" * LONGEST_PREFIX
+    for prefix in ("", "billing_", longest, "select"):
+        with pytest.raises(SchemaError, match="the tables are missing: run `relaybox migrate`"):
+            check(url, prefix=prefix)
+        assert migrate(url, prefix=prefix) == [1]
+        assert migrate(url, prefix=prefix) == []
+        check(url, prefix=prefix)
+    assert f"{longest}outbox_event" in sa.inspect(engine(url)).get_table_names()
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
+def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    assert migrate(url, schema="Outbox") == [1]
+    assert migrate(url, schema="Outbox") == []
+    check(url, schema="Outbox")
+    assert snapshot(url)["tables"] == set()
+    migrate(url)
+    assert snapshot(url, schema="Outbox") == snapshot(url)
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
+def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(
+    kind: str, fresh_database: Fresh
+) -> None:
+    url = fresh_database(kind)
+    role = f"owner_of_{sa.make_url(url).database}"
+    execute_all(url, [f"CREATE ROLE {role} LOGIN", f"CREATE SCHEMA ours AUTHORIZATION {role}"])
+    try:
+        as_owner = sa.make_url(url).set(username=role).render_as_string(hide_password=False)
+        assert migrate(as_owner, schema="ours") == [1]
+    finally:
+        execute_all(url, [f"DROP OWNED BY {role}", f"DROP ROLE {role}"])
+
+
+def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database: Fresh) -> None:
+    url = fresh_database("mariadb")
+    name = f"other_{uuid4().hex[:8]}"
+    with pytest.raises(StoreError, match=f"Unknown database '{name}'"):
+        migrate(url, schema=name)
+    execute_all(url, [f"CREATE DATABASE {name}"])
+    try:
+        assert migrate(url, schema=name) == [1]
+        assert migrate(url, schema=name) == []
+        assert snapshot(url)["tables"] == set()
+        migrate(url)
+        assert snapshot(url, schema=name) == snapshot(url)
+    finally:
+        execute_all(url, [f"DROP DATABASE {name}"])
+
+
+def test_on_sqlite_a_schema_is_refused(fresh_database: Fresh) -> None:
+    with pytest.raises(ConfigError, match="schema = 'x': SQLite has no schemas"):
+        migrate(fresh_database("sqlite"), schema="x")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("setting", ["schema", "prefix"])
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
+def test_a_name_that_is_no_name_is_refused_before_anything_is_asked(
+    dialect: Any, setting: str, name: str
+) -> None:
+    arguments: dict[str, Any] = {setting: name}
+    with pytest.raises(ConfigError, match=f"{setting} = "):
+        ddl(dialect, **arguments)
+    with pytest.raises(ConfigError, match=f"{setting} = "):
+        migrate(f"{dialect}://nobody@127.0.0.1:1/nowhere", **arguments)
+
+
+def test_a_prefix_too_long_for_the_names_of_indexes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"use up to {LONGEST_PREFIX} characters"):
+        ddl("postgresql", prefix="p" * (LONGEST_PREFIX + 1))
+
+
+def test_the_statements_come_in_the_same_order_every_time() -> None:
+    command = [sys.executable, "-c", "from relaybox.migrations import ddl; print(ddl('mariadb'))"]
+    texts = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(4)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:hush@127.0.0.1:1/db", "mysql://me:hush@127.0.0.1:1/db"])
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(StoreError) as error:
+        migrate(url)
+    assert str(error.value).startswith(f"{url.partition(':')[0]}://***@127.0.0.1:1/db: ")
+    assert "hush" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_url_that_the_driver_cannot_read_is_not_repeated_with_its_password() -> None:
+    with pytest.raises(StoreError) as error:
+        migrate("postgresql://me:hush@[::1]x/db")
+    assert "hush" not in str(error.value)
+    with pytest.raises(ConfigError) as refused:
+        migrate("mysql://me:hush@host:port/db")
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("postgresql://h/d", "psycopg", "postgres"), ("mysql://h/d", "asyncmy", "mysql")],
+)
+def test_a_missing_driver_says_what_to_install(
+    url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.errors", None)
+    with pytest.raises(MissingExtra, match=rf"{package} is not installed: pip install 'relaybox\[{extra}\]'"):
+        migrate(url)
+
+
+def test_on_mariadb_it_runs_inside_a_running_loop_too(fresh_database: Fresh) -> None:
+    url = fresh_database("mariadb")
+
+    async def main() -> list[int]:
+        return migrate(url)
+
+    assert asyncio.run(main()) == [1]
+
+
+def test_on_mariadb_a_migration_that_waits_too_long_for_another_gives_up(
+    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = sa.make_url(fresh_database("mariadb"))
+    monkeypatch.setattr(migrations, "PATIENCE", 0)
+    other = pymysql.connect(
+        host=url.host, port=url.port or 0, user=url.username, password="relaybox", database=url.database
+    )
+    with other, other.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(CONCAT('relaybox.', MD5(DATABASE())), 0)")
+        with pytest.raises(StoreError, match="another migration has been running"):
+            migrate(url.render_as_string(hide_password=False))
+
+
+def test_a_sqlite_file_that_does_not_exist_is_not_made_by_looking_at_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    assert current_version(url) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sqlite_migration_waits_for_another_writer(
+    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fresh_database("sqlite")
+    monkeypatch.setattr(connect, "BUSY", 0.05)
+    with connect.connected(url) as execute:
+        execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="database is locked"):
+            migrate(url)
+    assert migrate(url) == [1]
+
+
+@each_database
+def test_the_server_says_its_dialect(kind: str, fresh_database: Fresh) -> None:
+    assert migrations.server_dialect(fresh_database(kind)) == dialect_of(kind)
+
+
+def test_the_tables_of_mysql_and_mariadb_differ_in_their_collation_only() -> None:
+    def neutral(statements: list[str], collation: str) -> set[str]:
+        return {statement.replace(collation, "…").replace("`", "") for statement in statements}
+
+    assert neutral(ddl("mysql"), "utf8mb4_0900_bin") == neutral(ddl("mariadb"), "utf8mb4_nopad_bin")
+
+
+def test_an_unknown_dialect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dialect = 'oracle'"):
+        Outbox("oracle")  # type: ignore[arg-type]
