@@ -66,14 +66,19 @@ class Store(Protocol):
     async def settle(
         self, settlements: Sequence[Settlement], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:
-        """Write the outcomes and make the next of each key due; the ids whose lease was lost come back."""
+        """Write the outcomes and make the next of each key due; the ids whose lease was lost come back.
+
+        ``on_failed`` is the destination's policy, the same that its claims name.
+        """
         ...
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
         ...
 
-    async def release(self, deliveries: Sequence[Delivery]) -> frozenset[UUID]:
+    async def release(
+        self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
+    ) -> frozenset[UUID]:
         """Give untried rows back, due now at their old place; the ids whose lease was lost come back."""
         ...
 

@@ -135,9 +135,12 @@ class MemoryStore:
             self.rows[delivery.id].leased_until = self._clock() + lease
         return frozenset(d.id for d in deliveries) - {d.id for d in held}
 
-    async def release(self, deliveries: Sequence[Delivery]) -> frozenset[UUID]:
+    async def release(
+        self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
+    ) -> frozenset[UUID]:
         """Give untried rows back; the ids whose lease was lost come back."""
-        return await self.settle([Settlement(delivery, Released()) for delivery in deliveries])
+        settlements = [Settlement(delivery, Released()) for delivery in deliveries]
+        return await self.settle(settlements, on_failed=on_failed)
 
     async def close(self) -> None:
         """Nothing is held."""

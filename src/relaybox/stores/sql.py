@@ -51,9 +51,12 @@ class SqlStore:
             return frozenset()
         return await self._driver.run(lambda: self._steps.extend(deliveries, lease))
 
-    async def release(self, deliveries: Sequence[Delivery]) -> frozenset[UUID]:
+    async def release(
+        self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
+    ) -> frozenset[UUID]:
         """Give untried rows back; the ids whose lease was lost come back."""
-        return await self.settle([Settlement(delivery, Released()) for delivery in deliveries])
+        settlements = [Settlement(delivery, Released()) for delivery in deliveries]
+        return await self.settle(settlements, on_failed=on_failed)
 
     async def close(self) -> None:
         """Give up every connection. Leases are left to run out."""

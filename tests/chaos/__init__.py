@@ -1,0 +1,1 @@
+"""Tests that kill, stall and race real processes."""

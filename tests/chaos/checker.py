@@ -1,0 +1,213 @@
+"""Whether a history kept the promises of a claim. Knows nothing of how claims are made.
+
+The changes are gone through in order. Before each, ``Replay`` holds what every row was; each rule looks at
+one change and says what is wrong with it:
+
+- ``claimed twice``: the row's lease was live, or the row was final.
+- ``claimed early``: the row was backing off.
+- ``out of turn``: an earlier row of the key was open and not part of the same claim. The text says what that
+  row was at the time: leased by another claim, backing off, parked, or due and not claimed yet. Two claims
+  of one key that race end up here whichever of them commits first.
+- ``delivered out of order``: an earlier row of the key was open, and whoever delivered this one had not
+  held that one before it, or had given it back.
+- ``settled by another``: a row was settled on the connection of a process that did not hold its lease.
+- ``miscounted``: attempts or crashes did not follow the rules for crashed claims.
+- ``changed after its end``: a final row changed.
+- ``untrue answer``: a worker was told that a settle held when it did not, or the other way round.
+- ``not delivered``: at the end the row is not in the state that was expected.
+- ``not in commit order``: positions of a key do not follow its commits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from tests.chaos.history import Answer, Change, Row
+
+FINAL = ("delivered", "failed")
+
+
+class Violation(NamedTuple):
+    """A promise that was broken, and where."""
+
+    rule: str
+    text: str
+
+
+class Disorder(AssertionError):
+    """The history broke promises."""
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        counts = Counter(violation.rule for violation in violations)
+        lines = [f"{count} × {rule}" for rule, count in counts.most_common()]
+        first = [f"{violation.rule}: {violation.text}" for violation in violations[:20]]
+        super().__init__("\n".join([f"{len(violations)} violations", *lines, *first]))
+        self.violations = violations
+
+
+def prove(
+    rows: Sequence[Row], changes: Sequence[Change], answers: Iterable[Answer], expect: Iterable[str]
+) -> None:
+    """Raise ``Disorder`` unless every promise was kept; ``expect`` are the states a row may end in."""
+    violations = [
+        *Replay(rows, changes).violations(),
+        *_answers(changes, answers),
+        *_ends(rows, frozenset(expect)),
+        *_positions(rows),
+    ]
+    if violations:
+        raise Disorder(violations)
+
+
+class Replay:
+    """The rows of every key as they were before each change."""
+
+    def __init__(self, rows: Sequence[Row], changes: Sequence[Change]) -> None:
+        self._changes = changes
+        self._rows = {row.id: row for row in rows}
+        self._open: dict[str, dict[str, Row]] = defaultdict(dict)
+        for row in sorted(rows, key=lambda row: row.position):
+            self._open[row.key][row.id] = row
+        self._last: dict[str, Change] = {}
+        self._owners: dict[int, str | None] = {}
+        self._held: dict[str, set[str]] = defaultdict(set)
+        self._given_back: dict[str, set[str]] = defaultdict(set)
+        self._claims: dict[str, list[Change]] = defaultdict(list)
+        for change in changes:
+            if change.is_claim:
+                self._claims[change.token or ""].append(change)
+
+    def violations(self) -> Iterator[Violation]:
+        """What is wrong with each change, in order."""
+        for change in self._changes:
+            self._is_whole(change)
+            if change.old_status in FINAL:
+                yield self._violation("changed after its end", change, f"it was {change.old_status}")
+            if change.is_claim:
+                yield from self._claim(change)
+            elif change.is_settle:
+                yield from self._settle(change)
+            self._apply(change)
+
+    def _is_whole(self, change: Change) -> None:
+        """The history itself is trusted only as long as each change goes on where the last one ended."""
+        last = self._last.get(change.id)
+        if last is not None:
+            then = (last.status, last.token, last.leased_until, last.next_attempt_at, last.attempts)
+            now = (change.old_status, change.old_token, change.old_leased_until)
+            assert then == (*now, change.old_next_attempt_at, change.old_attempts), (last, change)
+
+    def _claim(self, change: Change) -> Iterator[Violation]:
+        assert change.claimed_at is not None
+        self._owners[change.connection] = change.owner
+        if change.old_leased_until is not None and change.old_leased_until > change.claimed_at:
+            yield self._violation("claimed twice", change, f"leased until {change.old_leased_until}")
+        if change.old_next_attempt_at is not None and change.old_next_attempt_at > change.claimed_at:
+            yield self._violation("claimed early", change, f"due at {change.old_next_attempt_at}")
+        if change.token not in self._held:
+            yield from self._turn(change.token or "")
+        # The first claim that died gives its attempt back; so the next one does not count another.
+        died = change.old_token is not None
+        counted = 0 if died and change.old_crashes == 0 else 1
+        yield from self._count(change, attempts=counted, crashes=change.old_crashes + died)
+
+    def _turn(self, token: str) -> Iterator[Violation]:
+        """A claim as a whole, at its first change: statements write the rows of a claim in any order."""
+        claim = {change.id: change for change in self._claims[token]}
+        self._held[token] = set(claim)
+        for key, wanted in Counter(self._rows[id_].key for id_ in claim).items():
+            earlier: Row | None = None
+            for row in self._open[key].values():
+                if row.id not in claim:
+                    earlier = earlier or row
+                    continue
+                if earlier:
+                    text = f"position {earlier.position} was {self._state(earlier, claim[row.id])}"
+                    yield self._violation("out of turn", claim[row.id], text)
+                wanted -= 1
+                if not wanted:
+                    break
+
+    def _state(self, row: Row, claim: Change) -> str:
+        last = self._last.get(row.id)
+        if last is None:
+            return "not claimed yet"
+        assert claim.claimed_at is not None
+        if last.leased_until is not None:
+            alive = "leased" if last.leased_until > claim.claimed_at else "left behind"
+            return f"{alive} by {last.owner}"
+        if last.next_attempt_at is None:
+            return "parked"
+        return "backing off" if last.next_attempt_at > claim.claimed_at else "due and not claimed yet"
+
+    def _settle(self, change: Change) -> Iterator[Violation]:
+        holder = self._last[change.id].owner
+        if self._owners.get(change.connection) != holder:
+            by = self._owners.get(change.connection)
+            yield self._violation("settled by another", change, f"held by {holder}, settled by {by}")
+        if change.status == "delivered":
+            yield from self._delivery(change)
+        # A settle that gives the attempt back takes one off; only a backoff or a release keeps a row pending.
+        given_back = change.attempts - change.old_attempts
+        if given_back not in ((-1, 0) if change.status == "pending" else (0,)):
+            yield self._violation("miscounted", change, f"attempts changed by {given_back} in a settle")
+
+    def _delivery(self, change: Change) -> Iterator[Violation]:
+        token = change.old_token or ""
+        for row in self._open[self._rows[change.id].key].values():
+            if row.id == change.id:
+                return
+            if row.id not in self._held[token]:
+                yield self._violation("delivered out of order", change, f"before position {row.position}")
+            elif row.id in self._given_back[token]:
+                text = f"after position {row.position} was given back"
+                yield self._violation("delivered out of order", change, text)
+
+    def _count(self, change: Change, *, attempts: int, crashes: int) -> Iterator[Violation]:
+        if (change.attempts - change.old_attempts, change.crashes) != (attempts, crashes):
+            text = f"attempts {change.old_attempts} → {change.attempts}, crashes {change.old_crashes} → "
+            yield self._violation("miscounted", change, f"{text}{change.crashes}")
+
+    def _apply(self, change: Change) -> None:
+        self._last[change.id] = change
+        if change.is_settle and change.status == "pending":
+            self._given_back[change.old_token or ""].add(change.id)
+        if change.status in FINAL:
+            self._open[self._rows[change.id].key].pop(change.id, None)
+
+    def _violation(self, rule: str, change: Change, text: str) -> Violation:
+        row = self._rows[change.id]
+        return Violation(rule, f"#{change.seq} {row.key} position {row.position} by {change.owner}: {text}")
+
+
+def _answers(changes: Iterable[Change], answers: Iterable[Answer]) -> Iterator[Violation]:
+    """Every settle that a worker was told of is in the history, and no other."""
+    happened = {(change.old_token, change.id) for change in changes if change.is_settle}
+    told: set[tuple[str | None, str]] = set()
+    for answer in answers:
+        lost = set(answer.lost)
+        for id_ in answer.settled:
+            if ((answer.token, id_) in happened) == (id_ in lost):
+                yield Violation("untrue answer", f"{answer.owner}, row {id_}: lost = {id_ in lost}")
+            told.add((answer.token, id_))
+    for token, id_ in happened - told:
+        yield Violation("untrue answer", f"row {id_} was settled under {token} and nobody was told")
+
+
+def _ends(rows: Iterable[Row], expect: frozenset[str]) -> Iterator[Violation]:
+    for row in rows:
+        if row.status not in expect:
+            yield Violation("not delivered", f"{row.key} position {row.position} is {row.status}")
+
+
+def _positions(rows: Iterable[Row]) -> Iterator[Violation]:
+    keys: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.position):
+        keys[row.key].append(row)
+    for key, members in keys.items():
+        for one, next_ in pairwise(members):
+            if next_.number != one.number + 1:
+                yield Violation("not in commit order", f"{key}: {next_.number} follows {one.number}")

@@ -1,0 +1,226 @@
+"""What a relay's death or stall does to the rows it held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Outbox
+from relaybox.emit.row import Call
+from relaybox.event import Delivery
+from relaybox.outcome import Delivered, Outcome, Retried
+from relaybox.store import Settlement, Store, Want
+from relaybox.stores.dialects import POSTGRESQL
+from relaybox.stores.statements import Query, Statements
+from relaybox.stores.steps import OneStatement, Steps, StoreSteps
+from tests.chaos.mortal import POISON
+from tests.chaos.plan import DESTINATION, engine, make_outbox, open_store
+
+Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+ROOT = Path(__file__).parents[2]
+ORDER = pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
+DEATHS = 5
+
+
+@contextmanager
+def mortal(deed: str, ordered: bool, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ``mortal.py``, killed at the end whatever happened."""
+    command = [sys.executable, "-m", "tests.chaos.mortal", deed, str(ordered).lower(), url]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def heard(output: IO[bytes] | None) -> dict[str, Any]:
+    """The next line that a process says."""
+    assert output is not None
+    line = output.readline()
+    assert line, "the process ended without a word"
+    said: dict[str, Any] = msgspec.json.decode(line)
+    return said
+
+
+def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: int = 5) -> Outbox:
+    """A new outbox with ``count`` rows of one destination."""
+    outbox = make_outbox(url)
+    outbox.migrate()
+    calls = [
+        Call(
+            "Thing",
+            n % keys,
+            "thing.changed",
+            {"n": n},
+            key=str(n % keys) if ordered else None,
+            max_attempts=max_attempts,
+        )
+        for n in range(count)
+    ]
+    with engine(url).begin() as connection:
+        outbox.emit_many(connection, calls)
+    return outbox
+
+
+def stored(url: str, outbox: Outbox) -> list[dict[str, Any]]:
+    """Every row, in order."""
+    query = sa.select(outbox.tables.event).order_by(outbox.tables.event.c.position)
+    left_out = ("due_destination", "head_destination", "failed_destination")
+    columns = [column for column in query.selected_columns if column.name not in left_out]
+    with engine(url).connect() as connection:
+        return [dict(row) for row in connection.execute(query.with_only_columns(*columns)).mappings()]
+
+
+def attempts(url: str, outbox: Outbox) -> set[tuple[Any, ...]]:
+    """Every failed attempt that is on record."""
+    with engine(url).connect() as connection:
+        return {tuple(row) for row in connection.execute(sa.select(outbox.tables.attempt))}
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
+@ORDER
+async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_so(
+    kind: str, ordered: bool, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    outbox = emit(url, 6, ordered=ordered, keys=6)
+    with mortal("stall", ordered, url) as process:
+        held = [UUID(id_) for id_ in heard(process.stdout)["held"]]
+        assert len(held) == 6
+        process.send_signal(signal.SIGSTOP)
+        await _take_over(open_store(url, outbox), ordered)
+        before = stored(url, outbox), attempts(url, outbox)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        told = heard(process.stdout)
+        assert process.wait(10) == 0
+    assert {name: set(map(UUID, ids)) for name, ids in told.items()} == {
+        "extend": set(held),
+        "settle": set(held),
+        "release": set(held),
+    }
+    assert (stored(url, outbox), attempts(url, outbox)) == before
+
+
+async def _take_over(store: Store, ordered: bool) -> None:
+    """As another relay: take every row when its lease is over; deliver two, retry two, hold two."""
+    taken = await _claim_alone(store, Want(DESTINATION, "other", lease=60, ordered=ordered), 6)
+    outcomes: list[Outcome] = [Delivered(), Delivered(), Retried(60, "later"), Retried(60, "later")]
+    lost = await store.settle(list(map(Settlement, taken[:4], outcomes)))
+    assert not lost
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15", "mariadb", "sqlite"])
+@ORDER
+def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
+    kind: str, ordered: bool, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    # The first death is the whole batch's and counts for nobody; the others are the poison's alone.
+    outbox = emit(url, 100, ordered=ordered, max_attempts=DEATHS - 1)
+    with mortal("poison", ordered, url) as process:
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+    said = [msgspec.json.decode(line) for line in output.splitlines()]
+    assert said[0] == {"claimed": 100}
+    assert all(claim == {"claimed": 1} for claim in said[1:-1])
+    assert said[-1] == {"deaths": DEATHS}
+    rows = stored(url, outbox)
+    poisonous = rows.pop(POISON)
+    assert poisonous["status"] == "failed"
+    assert f"the relay died {DEATHS} times" in poisonous["error_message"]
+    assert [(row["status"], row["attempts"]) for row in rows] == [("delivered", 1)] * 99
+
+
+async def _claim_alone(store: Store, want: Want, count: int) -> list[Delivery]:
+    """The rows that a stalled relay left behind, as soon as its lease is over; each is claimed alone."""
+    taken: list[Delivery] = []
+    async with asyncio.timeout(10):
+        while len(taken) < count:
+            claim = await store.claim(want)
+            assert len(claim.deliveries) <= 1
+            taken += claim.deliveries
+            await asyncio.sleep(0 if claim.deliveries else 0.02)
+    return taken
+
+
+async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
+    fresh_database: Callable[[str], str],
+) -> None:
+    """One had stalled and kept the second row, the other took over the first; neither saw the other end."""
+    url = fresh_database("postgresql-18")
+    outbox = emit(url, 4, ordered=True, keys=1)
+    stalled, other = await _two_holders_of_one_key(open_store(url, outbox))
+    statements = Statements(outbox.tables, POSTGRESQL, "format")
+    steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
+    first, second = (
+        steps.settle([Settlement(delivery, Delivered()) for delivery in held], "block")
+        for held in (other, stalled)
+    )
+    async with await _transaction(url) as one, await _transaction(url) as two:
+        answer = await _execute(one, next(first))
+        late = asyncio.create_task(_execute(two, next(second)))
+        await _done_or_waiting(late, two, url)
+        await _finish(one, first, answer)
+        await _finish(two, second, await late)
+    rows = stored(url, outbox)
+    assert [row["status"] for row in rows] == ["delivered", "delivered", "pending", "pending"]
+    assert rows[2]["next_attempt_at"] is not None, "the new head of the key is parked behind nothing"
+
+
+async def _two_holders_of_one_key(store: Store) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
+    """A stalled relay holds rows 1 and 2, another took over 1; 3 and 4 are parked."""
+    stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=0.2, ordered=True))
+    everything = Want(DESTINATION, "other", ordered=True)
+    assert (await store.claim(everything)).parked == 2
+    [other] = await _claim_alone(store, everything, 1)
+    await store.close()
+    assert len(stalled.deliveries) == 2
+    return stalled.deliveries, [other]
+
+
+async def _transaction(url: str) -> Connection:
+    """A connection that waits a while for locks, and not for ever."""
+    return await psycopg.AsyncConnection.connect(url, options="-c lock_timeout=10s")
+
+
+async def _execute(connection: Connection, queries: Sequence[Query]) -> list[list[Any]]:
+    cursors = [await connection.execute(query.sql.encode(), query.params) for query in queries]
+    return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+
+async def _done_or_waiting(work: asyncio.Task[Any], connection: Connection, url: str) -> None:
+    """Until the work is done, or the server says that it waits for a lock."""
+    waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as observer, asyncio.timeout(10):
+        while not work.done():
+            cursor = await observer.execute(waits, [connection.info.backend_pid])
+            if await cursor.fetchone() == (True,):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def _finish(connection: Connection, steps: Steps[Any], answer: list[list[Any]]) -> None:
+    """What a settle still has to do after its first transaction, each time in a new one."""
+    with suppress(StopIteration):
+        while True:
+            await connection.commit()
+            answer = await _execute(connection, steps.send(answer))
