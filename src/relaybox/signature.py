@@ -1,0 +1,178 @@
+"""Standard Webhooks signatures: how a receiver knows that a message is ours, whole and recent.
+
+What is signed is ``webhook-id.webhook-timestamp.body``. The header ``webhook-signature`` holds one signature
+for each secret, separated by spaces, so that a secret can be replaced while receivers still hold the old one:
+
+| secret | signature |
+|---|---|
+| ``whsec_`` and base64 | ``v1``, HMAC-SHA256 |
+| any other text | ``v1``, with its bytes as the key |
+| ``whsk_`` and base64, an ed25519 private key | ``v1a``; receivers verify with ``whpk_`` and the public key |
+
+See https://www.standardwebhooks.com.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from relaybox.errors import ConfigError, MissingExtra
+
+ID = "webhook-id"
+TIMESTAMP = "webhook-timestamp"
+SIGNATURE = "webhook-signature"
+
+_MOST_SIGNATURES = 32
+"""How many of a header are looked at: whoever sends more wants to keep us busy."""
+
+
+class Key(NamedTuple):
+    """One secret: what signs with it, and what verifies with it. A public key does not sign."""
+
+    version: str
+    sign: Callable[[bytes], bytes] | None
+    check: Callable[[bytes, bytes], bool]
+
+
+def parse_keys(secrets: str | Iterable[str]) -> tuple[Key, ...]:
+    """The keys of one secret or of several: a list, or a text with spaces between them.
+
+    Raises ``ConfigError`` for one that is malformed, without showing it.
+    """
+    texts = secrets.split() if isinstance(secrets, str) else [text.strip() for text in secrets]
+    if not texts or not all(texts):
+        raise ConfigError("the secret is empty; write at least one")
+    return tuple(_parse_key(text) for text in texts)
+
+
+def sign(keys: Iterable[Key], message_id: str, timestamp: int, body: bytes) -> str:
+    """The value of ``webhook-signature``: one signature for each key."""
+    message = _message(message_id, str(timestamp), body)
+    return " ".join(
+        f"{key.version},{b64encode(key.sign(message)).decode()}" for key in keys if key.sign is not None
+    )
+
+
+def verify(
+    body: bytes | str,
+    headers: Mapping[Any, Any],
+    secrets: str | Iterable[str],
+    *,
+    tolerance: float = 300,
+    now: float,
+) -> bool:
+    """Whether the message is signed with one of the secrets and no more than ``tolerance`` seconds off.
+
+    ``headers`` are the request's, in any case, text or bytes; whatever they hold is an answer, never an
+    error. ``now`` is the time in seconds since 1970. Raises ``ConfigError`` where a secret is malformed.
+    """
+    keys = parse_keys(secrets)
+    found = _our_headers(headers)
+    message_id, timestamp, signatures = (found.get(name, "") for name in (ID, TIMESTAMP, SIGNATURE))
+    if not message_id or not re.fullmatch(r"[0-9]{1,15}", timestamp, re.ASCII):
+        return False
+    if abs(now - int(timestamp)) > tolerance:
+        return False
+    content = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
+    message = _message(message_id, timestamp, content)
+    matched = False
+    for version, signature in _split(signatures):
+        for key in keys:
+            # No early return: the time taken does not tell which of them matched.
+            matched |= version == key.version and key.check(message, signature)
+    return matched
+
+
+def _message(message_id: str, timestamp: str, body: bytes) -> bytes:
+    return b"%b.%b.%b" % (message_id.encode("utf-8", "surrogatepass"), timestamp.encode(), body)
+
+
+def _our_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
+    return {_text(name).lower(): _text(value).strip() for name, value in headers.items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return value if isinstance(value, str) else ""
+
+
+def _split(signatures: str) -> list[tuple[str, bytes]]:
+    found = []
+    for signature in signatures.split(maxsplit=_MOST_SIGNATURES)[:_MOST_SIGNATURES]:
+        version, _, encoded = signature.partition(",")
+        try:
+            found.append((version, b64decode(encoded, validate=True)))
+        except ValueError:
+            continue
+    return found
+
+
+def _parse_key(text: str) -> Key:
+    prefix, _, encoded = text.partition("_")
+    if prefix == "whsec":
+        return _symmetric(_decode(prefix, encoded))
+    if prefix == "whsk":
+        return _private(_decode(prefix, encoded))
+    if prefix == "whpk":
+        return _public(_decode(prefix, encoded))
+    return _symmetric(text.encode())
+
+
+def _decode(prefix: str, encoded: str) -> bytes:
+    try:
+        key = b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:
+        key = b""
+    if not key:
+        raise ConfigError(f"what follows {prefix}_ in the secret is not base64; write the key as issued")
+    return key
+
+
+def _symmetric(key: bytes) -> Key:
+    def digest(message: bytes) -> bytes:
+        return hmac.digest(key, message, "sha256")
+
+    return Key("v1", digest, lambda message, signature: hmac.compare_digest(digest(message), signature))
+
+
+def _private(key: bytes) -> Key:
+    ed25519 = _ed25519()
+    # NaCl writes the public key behind the private one.
+    if len(key) not in (32, 64):
+        raise ConfigError(f"the ed25519 key after whsk_ has {len(key)} bytes; it must have 32 or 64")
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(key[:32])
+    public = private.public_key().public_bytes_raw()
+    if key[32:] not in (b"", public):
+        raise ConfigError("the two halves of the key after whsk_ do not belong together; write it as issued")
+    return Key("v1a", private.sign, _public(public).check)
+
+
+def _public(key: bytes) -> Key:
+    ed25519 = _ed25519()
+    if len(key) != 32:
+        raise ConfigError(f"the ed25519 key after whpk_ has {len(key)} bytes; it must have 32")
+    public = ed25519.Ed25519PublicKey.from_public_bytes(key)
+
+    def check(message: bytes, signature: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            public.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    return Key("v1a", None, check)
+
+
+def _ed25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise MissingExtra("cryptography", "http") from None
+    return ed25519

@@ -1,0 +1,44 @@
+"""Deliveries as lines on the terminal, to look at them before there is a destination."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from relaybox.config import Destination
+from relaybox.envelope import event_of
+from relaybox.event import Delivery
+from relaybox.sink import OneByOne
+
+_WIDEST = 200
+
+
+class ConsoleSink(OneByOne):
+    """Prints one line for each delivery, to ``stream`` or to the standard output."""
+
+    def __init__(self, destination: Destination, stream: TextIO | None = None) -> None:
+        super().__init__(destination.concurrency)
+        self._name = destination.name
+        self._stream = stream
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Print it."""
+        # Looked up now, since whoever captures the standard output replaces it.
+        stream = self._stream or sys.stdout
+        stream.write(f"{line(self._name, delivery)}\n")
+        stream.flush()
+
+
+def line(destination: str, delivery: Delivery) -> str:
+    """When, where to, what, of which aggregate, the id and the payload, on one line of bounded width."""
+    event = event_of(delivery)
+    what = f"{event.type} {event.aggregate_type}/{event.aggregate_id} {event.id}"
+    again = f" attempt {event.attempt}" if event.attempt > 1 else ""
+    if isinstance(event.payload, bytes):
+        payload = f"({len(event.payload)} bytes)"
+    else:
+        payload = delivery.payload or "null"
+    text = f"{event.created_at:%H:%M:%S} {destination}: {what}{again} {payload}"
+    # A payload may hold what moves a terminal's cursor.
+    printable = "".join(character if character.isprintable() else "?" for character in text[: _WIDEST + 1])
+    return printable if len(printable) <= _WIDEST else f"{printable[:_WIDEST]}…"

@@ -1,0 +1,248 @@
+"""Webhooks: each delivery is a signed POST.
+
+A receiver is not trusted: it is connected to only at an address that ``relaybox.sinks.address`` lets pass,
+has ``timeout`` for everything from the first DNS query to the last byte of its answer, and of that answer no
+more than a little is read. Redirects are not followed, cookies not kept, proxies of the environment not used.
+
+The status decides, also where the rest of the answer never comes: a receiver that said 200 has the event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from relaybox.config import Destination
+from relaybox.envelope import packer
+from relaybox.errors import ConfigError, MissingExtra
+from relaybox.event import Delivery
+from relaybox.outcome import Gone, Reject, Retry, Unavailable, Unreachable
+from relaybox.signature import ID, SIGNATURE, TIMESTAMP, sign
+from relaybox.sink import OneByOne, being_cancelled
+
+try:
+    import aiohttp
+    from yarl import URL
+except ImportError:
+    raise MissingExtra("aiohttp", "http") from None
+
+from relaybox.sinks.address import Guard, Lookup, Resolver, shown
+from relaybox.sinks.credentials import parse_url, read_credentials
+
+LONGEST_RETRY_AFTER = 3600.0
+"""Seconds: a receiver that asks for more is asked again after this."""
+
+_ANSWER_LIMIT = 65_536
+_EXCERPT = 200
+# Many servers close an idle connection after 5 s, and a request sent in that moment is lost.
+_KEEPALIVE = 4.0
+# Above this aiohttp wants a file, which it sends in pieces.
+_LARGE = 2**20
+
+_REJECT = frozenset([400, 409, 413, 415, 422])
+_UNAVAILABLE = frozenset([401, 403, 404, 407, 429, 502, 503, 504])
+
+
+class HttpSink(OneByOne):
+    """Posts deliveries to the URL of a destination.
+
+    Raises ``ConfigError`` where the URL is malformed, or a secret is missing or malformed. Secrets are read
+    again after a 401, so that a new one needs no restart.
+    """
+
+    def __init__(
+        self, destination: Destination, *, lookup: Lookup | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(destination.concurrency)
+        self._destination = destination
+        self._now = now
+        self._given = parse_url(destination)
+        self._url = self._given.with_user(None)
+        self._pack = packer(destination.format)
+        self._credentials = read_credentials(destination, self._given)
+        self._guard = Guard(destination.name, destination.allow)
+        self._lookup = lookup
+        self._user_agent = f"relaybox/{version('relaybox')}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Post it; returns where the answer is 2xx."""
+        request = self._request(delivery)
+        answer: Answered | None = None
+        try:
+            with _translated(self._url, self._destination.timeout):
+                async with asyncio.timeout(self._destination.timeout):
+                    self._guard.check_host(self._url.raw_host or "")
+                    async with self._open().post(self._url, **request) as response:
+                        answer = Answered(response)
+                        await answer.read(response)
+        except (Retry, Unavailable):
+            # A status that came is the answer, whatever became of the rest.
+            if answer is None:
+                raise
+        if answer is not None and answer.status // 100 != 2:
+            await self._fail(answer)
+
+    async def close(self) -> None:
+        """Give up the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _request(self, delivery: Delivery) -> dict[str, Any]:
+        envelope = self._pack(delivery)
+        timestamp = int(self._now())
+        headers = {
+            **envelope.headers,
+            **self._credentials.headers,
+            "content-type": envelope.content_type,
+            ID: str(delivery.event_id),
+            TIMESTAMP: str(timestamp),
+        }
+        if keys := self._credentials.keys:
+            headers[SIGNATURE] = sign(keys, headers[ID], timestamp, envelope.body)
+        body = io.BytesIO(envelope.body) if len(envelope.body) > _LARGE else envelope.body
+        return {"data": body, "headers": headers, "allow_redirects": False}
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._destination.concurrency,
+                keepalive_timeout=_KEEPALIVE,
+                resolver=Resolver(self._guard, self._lookup),
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+                auto_decompress=False,
+                trust_env=False,
+                headers={"user-agent": self._user_agent, "accept-encoding": "identity"},
+            )
+        return self._session
+
+    async def _fail(self, answer: Answered) -> None:
+        # Before anything is read again: what was just sent is what may be echoed.
+        reason = answer.reason(self._credentials.texts)
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            await self._read_credentials_again()
+        raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
+
+    async def _read_credentials_again(self) -> None:
+        try:
+            self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
+        except ConfigError:
+            # A file that is just being replaced: what was read before is the best there is.
+            return
+
+
+class Answered:
+    """What a receiver answered: the status, and of the body what is worth showing."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.retry_after = response.headers.get("Retry-After")
+        self._phrase = response.reason or _phrase(response.status)
+        self._readable = response.headers.get("Content-Encoding", "identity").lower() == "identity"
+        self._body = b""
+
+    async def read(self, response: aiohttp.ClientResponse) -> None:
+        """Take in the body up to a limit; beyond that the connection is closed and not used again."""
+        while len(self._body) < _ANSWER_LIMIT:
+            chunk = await response.content.read(_ANSWER_LIMIT - len(self._body))
+            if not chunk:
+                return
+            self._body += chunk
+        response.close()
+
+    def reason(self, secrets: Iterable[str]) -> str:
+        """``503 Service Unavailable: the beginning of the body``, without what is secret."""
+        text = self._body.decode("utf-8", "replace") if self._readable else ""
+        status = clean(f"{self.status} {self._phrase}", secrets)
+        if self.status // 100 == 3:
+            return f"{status}: redirects are not followed; write the new address into the sink's URL"
+        excerpt = clean(text, secrets)
+        return f"{status}: {excerpt}" if excerpt else status
+
+
+def classify(status: int, reason: str, after: float | None = None) -> Retry | Reject | Unavailable:
+    """What an answer other than 2xx means for the delivery."""
+    if status in _REJECT:
+        return Reject(reason)
+    if status == HTTPStatus.GONE:
+        return Gone(reason)
+    if status in _UNAVAILABLE or status // 100 == 3:
+        return Unavailable(reason, after=after)
+    return Retry(reason, after=after)
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """The seconds that a ``Retry-After`` asks for (a number or a date), no more than an hour."""
+    text = (value or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
+        seconds = float(text)
+    elif text.isascii() and text.isdigit():
+        seconds = LONGEST_RETRY_AFTER
+    else:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - now
+        except Exception:
+            # The parser's errors are of many kinds, and a date is no reason to fail.
+            return None
+    return min(seconds, LONGEST_RETRY_AFTER) if seconds > 0 else None
+
+
+def clean(text: str, secrets: Iterable[str]) -> str:
+    """The beginning of a text from outside, as one line without control characters or secrets."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    # Twice what is shown is enough to look at: white space is folded.
+    printable = "".join(c if c.isprintable() else " " for c in text[: 4 * _EXCERPT])
+    line = " ".join(printable.split())
+    return line if len(line) <= _EXCERPT else f"{line[:_EXCERPT]}…"
+
+
+@contextmanager
+def _translated(url: URL, timeout: float) -> Iterator[None]:
+    """Turns what a request may raise into answers that show neither the URL nor what is secret."""
+    where = f"{shown(url.raw_host or '')}:{url.port}"
+    try:
+        yield
+    except TimeoutError:
+        raise Unavailable(f"no answer from {where} within {timeout:g}s") from None
+    except aiohttp.ClientConnectorDNSError as error:
+        raise Unreachable(f"DNS knows no address of {where}: {_cause(error)}") from None
+    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
+        raise Unreachable(f"TLS with {where} failed: {_cause(error)}") from None
+    except aiohttp.ClientConnectorError as error:
+        raise Unreachable(f"cannot connect to {where}: {_cause(error)}") from None
+    except aiohttp.ClientResponseError as error:
+        raise Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}") from None
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientOSError):
+        raise Retry(f"{where} closed the connection before its answer was complete") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise Retry(f"the request to {where} failed: {type(error).__name__}") from None
+    except asyncio.CancelledError:
+        if being_cancelled():
+            raise
+        raise Retry(f"the request to {where} was given up: the sink is closed") from None
+
+
+def _cause(error: Exception) -> str:
+    inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    return clean(getattr(inner, "strerror", None) or str(inner), ())
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

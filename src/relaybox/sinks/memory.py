@@ -1,0 +1,31 @@
+"""Deliveries as a list, for tests."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from relaybox.config import Destination
+from relaybox.envelope import event_of
+from relaybox.event import Delivery, Event
+from relaybox.outcome import Reject, Retry, Unavailable
+from relaybox.sink import OneByOne
+
+
+class MemorySink(OneByOne):
+    """Keeps the events it is sent in ``events``, in the order of their arrival."""
+
+    def __init__(self, destination: Destination | None = None) -> None:
+        super().__init__(1 if destination is None else destination.concurrency)
+        self.events: list[Event] = []
+        self._failures: deque[Retry | Reject | Unavailable] = deque()
+
+    def fail_next(self, outcome: Retry | Reject | Unavailable, times: int = 1) -> None:
+        """Answer so to the next ``times`` deliveries, after those that were to fail already."""
+        self._failures.extend([outcome] * times)
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Keep its event."""
+        event = event_of(delivery)
+        if self._failures:
+            raise self._failures.popleft()
+        self.events.append(event)

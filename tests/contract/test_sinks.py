@@ -1,0 +1,205 @@
+"""The contract on every sink that needs no server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import threading
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
+
+import pytest
+from aiohttp import web
+
+from relaybox.config import Destination
+from relaybox.event import Event
+from relaybox.outcome import Delivered, Reject, Retry, Unavailable
+from relaybox.sink import Sink
+from relaybox.sinks.console import ConsoleSink
+from relaybox.sinks.handler import HandlerSink
+from relaybox.sinks.http import HttpSink
+from relaybox.sinks.memory import MemorySink
+from relaybox.testing.sink_contract import SinkContract, Trouble, make_delivery
+
+RAISED: dict[Trouble, BaseException] = {
+    "retry": Retry("later"),
+    "reject": Reject("never"),
+    "unavailable": Unavailable("down"),
+    "crash": SystemExit(3),
+}
+STATUS: dict[Trouble, int] = {"retry": 500, "reject": 422, "unavailable": 503}
+
+
+class Script:
+    """A destination that does as it is told. ``together`` is a barrier, of tasks or of threads."""
+
+    sink: Sink
+
+    def __init__(self) -> None:
+        self._troubles: dict[UUID, Trouble] = {}
+        self._awaited: set[UUID] = set()
+        self._received: list[UUID] = []
+        self._loop = asyncio.get_running_loop()
+        self._first = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._arrived_in_threads = threading.Event()
+
+    def trouble(self, event_id: UUID, kind: Trouble) -> None:
+        self._troubles[event_id] = kind
+
+    def together(self, event_ids: Sequence[UUID]) -> None:
+        self._awaited = set(event_ids)
+
+    async def arrival(self) -> None:
+        await self._first.wait()
+
+    def received(self) -> list[UUID]:
+        return list(self._received)
+
+    def arrive(self, event_id: UUID) -> Trouble | None:
+        self._received.append(event_id)
+        self._loop.call_soon_threadsafe(self._first.set)
+        if self._awaited <= set(self._received):
+            self._arrived.set()
+            self._arrived_in_threads.set()
+        return self._troubles.get(event_id)
+
+    def raise_trouble(self, event_id: UUID) -> None:
+        if trouble := self.arrive(event_id):
+            raise RAISED[trouble]
+
+    async def handle(self, event: Event) -> None:
+        self.raise_trouble(event.id)
+        if event.id in self._awaited:
+            await self._arrived.wait()
+
+    def handle_in_thread(self, event: Event) -> None:
+        self.raise_trouble(event.id)
+        if event.id in self._awaited:
+            self._arrived_in_threads.wait(10)
+
+    async def post(self, request: web.Request) -> web.Response:
+        event_id = UUID(request.headers["webhook-id"])
+        trouble = self.arrive(event_id)
+        if trouble == "crash":
+            assert request.transport is not None
+            request.transport.abort()
+        if event_id in self._awaited:
+            await self._arrived.wait()
+        return web.Response(status=STATUS.get(trouble, 200) if trouble else 200)
+
+    def release(self) -> None:
+        self._arrived.set()
+        self._arrived_in_threads.set()
+
+
+class TestAsyncHandler(SinkContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Script]:
+        script = Script()
+        script.sink = HandlerSink(Destination("shop", "handler:", timeout="10s"), script.handle)
+        yield script
+        await script.sink.close()
+
+
+class TestHandlerInThreads(SinkContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Script]:
+        script = Script()
+        script.sink = HandlerSink(Destination("shop", "handler:", timeout="10s"), script.handle_in_thread)
+        yield script
+        script.release()
+        await script.sink.close()
+
+
+class TestHttp(SinkContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Script]:
+        script = Script()
+        app = web.Application()
+        app.router.add_post("/events", script.post)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        script.sink = HttpSink(
+            Destination("shop", f"http://127.0.0.1:{port}/events", allow=["127.0.0.0/8"], timeout="10s")
+        )
+        yield script
+        script.release()
+        await script.sink.close()
+        await runner.cleanup()
+
+
+class ScriptedStream(io.StringIO):
+    """A terminal that breaks where the script says so."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+
+    def write(self, text: str) -> int:
+        [event_id] = re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", text)
+        trouble = self._script.arrive(UUID(event_id))
+        if trouble == "crash":
+            raise BrokenPipeError("gone")
+        if trouble:
+            raise RAISED[trouble]
+        return super().write(text)
+
+
+class TestConsole(SinkContract):
+    waits = False
+
+    @pytest.fixture
+    async def harness(self) -> Script:
+        script = Script()
+        script.sink = ConsoleSink(Destination("shop", "console:"), ScriptedStream(script))
+        return script
+
+
+class ScriptedMemory(MemorySink):
+    """A list that refuses where the script says so."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+
+    async def deliver(self, delivery):  # type: ignore[no-untyped-def]
+        trouble = self._script.arrive(delivery.event_id) if delivery.payload_encoding is None else None
+        if trouble:
+            self.fail_next(Unavailable("gone") if trouble == "crash" else RAISED[trouble])
+        await super().deliver(delivery)
+
+
+class TestMemory(SinkContract):
+    waits = False
+
+    @pytest.fixture
+    async def harness(self) -> Script:
+        script = Script()
+        script.sink = ScriptedMemory(script)
+        return script
+
+
+async def test_a_line_on_the_console_is_one_line_of_bounded_width() -> None:
+    stream = io.StringIO()
+    sink = ConsoleSink(Destination("shop", "console:"), stream)
+    delivery = make_delivery(attempts=2)
+    await sink.send([delivery, make_delivery(data=b"\xff"), make_delivery('"\x7f\u202e' + "x" * 9000 + '"')])
+    plain, binary, wild = stream.getvalue().splitlines()
+    assert plain == f'12:00:00 shop: order.paid Order/1 {delivery.event_id} attempt 2 {{"total": 42}}'
+    assert binary.endswith("(1 bytes)")
+    assert wild.isprintable()
+    assert len(wild) == 201
+
+
+async def test_a_memory_fails_as_often_as_it_is_told() -> None:
+    sink = MemorySink()
+    sink.fail_next(Retry("later"), times=2)
+    sink.fail_next(Reject("never"))
+    answers = await sink.send([make_delivery() for _ in range(4)])
+    assert [type(answer) for answer in answers] == [Retry, Retry, Reject, Delivered]
+    assert [event.payload for event in sink.events] == [{"total": 42}]

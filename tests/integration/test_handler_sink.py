@@ -1,0 +1,308 @@
+"""Python functions as a destination, the well-behaved and the others."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import pytest
+
+from relaybox.config import Destination
+from relaybox.errors import ConfigError
+from relaybox.event import Event
+from relaybox.outcome import Delivered, Reject, Retry, Unavailable, Unreachable
+from relaybox.sink import Answer
+from relaybox.sinks.handler import HandlerSink
+from relaybox.testing.sink_contract import make_delivery
+
+
+@asynccontextmanager
+async def sink_for(handler: Any, **settings: Any) -> AsyncIterator[HandlerSink]:
+    sink = HandlerSink(Destination("shop", "handler:", **{"timeout": "10s", **settings}), handler)
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+async def send(handler: Any, **settings: Any) -> Answer:
+    async with sink_for(handler, **settings) as sink:
+        [said] = await sink.send([make_delivery()])
+        return said
+
+
+def both(function: Callable[[Event], Any]) -> list[Any]:
+    """The function as a synchronous and as an asynchronous handler."""
+
+    async def asynchronous(event: Event) -> Any:
+        return function(event)
+
+    return [function, asynchronous]
+
+
+@pytest.mark.parametrize("handler_kind", [0, 1])
+async def test_a_handler_gets_the_event(handler_kind: int) -> None:
+    seen: list[Event] = []
+    delivery = make_delivery(headers='{"tenant": "acme"}', attempts=3)
+    async with sink_for(both(seen.append)[handler_kind]) as sink:
+        assert await sink.send([delivery]) == [Delivered()]
+    [event] = seen
+    assert (event.id, event.type, event.payload) == (delivery.event_id, "order.paid", {"total": 42})
+    assert (event.attempt, event.headers) == (3, {"tenant": "acme"})
+
+
+class Sync:
+    def __call__(self, event: Event) -> None:
+        self.thread = threading.current_thread()
+
+
+class Async:
+    async def __call__(self, event: Event) -> None:
+        self.thread = threading.current_thread()
+
+    async def method(self, event: Event) -> None:
+        self.thread = threading.current_thread()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "in_loop"),
+    [(Sync(), "__call__", False), (Async(), "__call__", True), (Async(), "method", True)],
+)
+async def test_a_handler_may_be_any_callable(owner: Any, name: str, in_loop: bool) -> None:
+    for handler in (owner if name == "__call__" else owner.method, functools.partial(getattr(owner, name))):
+        assert await send(handler) == Delivered()
+        assert (owner.thread is threading.current_thread()) is in_loop
+
+
+async def test_a_synchronous_function_that_returns_a_coroutine_is_awaited() -> None:
+    done: list[str] = []
+
+    async def work(event: Event) -> None:
+        await asyncio.sleep(0)
+        done.append(event.type)
+
+    assert await send(lambda event: work(event)) == Delivered()
+    assert done == ["order.paid"]
+
+
+def yields(event: Event) -> Any:
+    yield event
+
+
+async def ayields(event: Event) -> Any:
+    yield event
+
+
+@pytest.mark.parametrize("handler", [None, "shop.handlers:paid", 7, yields, ayields])
+def test_what_is_no_handler_is_refused_at_the_start(handler: Any) -> None:
+    with pytest.raises(ConfigError, match="the handler of destination 'shop'"):
+        HandlerSink(Destination("shop", "handler:"), handler)
+
+
+@pytest.mark.parametrize("result", [None, 0, False, "no", {"a": 1}, object(), Reject("returned")])
+@pytest.mark.parametrize("kind", [0, 1])
+async def test_what_a_handler_returns_does_not_matter(result: Any, kind: int) -> None:
+    assert await send(both(lambda event: result)[kind]) == Delivered()
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such order"), "ValueError: no such order"),
+        (KeyError("id"), "KeyError: 'id'"),
+        (AssertionError(), "AssertionError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (SystemExit(), "SystemExit"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (asyncio.CancelledError("stop"), "CancelledError: stop"),
+        (TimeoutError("theirs"), "TimeoutError: theirs"),
+        (MemoryError(), "MemoryError"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (Unprintable(), "Unprintable"),
+        (ExceptionGroup("many", [ValueError("a")]), "ExceptionGroup: many (1 sub-exception)"),
+    ],
+)
+async def test_whatever_a_handler_raises_is_tried_again(error: BaseException, reason: str, kind: int) -> None:
+    def handler(event: Event) -> NoReturn:
+        raise error
+
+    async with sink_for(both(handler)[kind]) as sink:
+        for _ in range(2):
+            [said] = await sink.send([make_delivery()])
+            assert type(said) is Retry
+            assert said.reason == reason
+    assert sink.abandoned == 0
+
+
+async def test_ends_that_only_a_thread_can_come_to_are_tried_again() -> None:
+    for error in (StopIteration(1), GeneratorExit(), StopAsyncIteration()):
+
+        def handler(event: Event, error: BaseException = error) -> NoReturn:
+            raise error
+
+        assert type(await send(handler)) is Retry
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(
+    "outcome", [Retry("later", after=7), Reject("never"), Unavailable("down", after=7), Unreachable("gone")]
+)
+async def test_an_outcome_that_is_raised_is_the_answer(outcome: Exception, kind: int) -> None:
+    def handler(event: Event) -> NoReturn:
+        raise outcome
+
+    assert await send(both(handler)[kind]) is outcome
+
+
+async def test_a_payload_that_does_not_decode_is_rejected() -> None:
+    async with sink_for(print) as sink:
+        [said] = await sink.send([make_delivery("{")])
+    assert type(said) is Reject
+
+
+async def test_an_asynchronous_handler_that_hangs_is_cancelled() -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    said = await send(handler, timeout="50ms")
+    assert type(said) is Retry
+    assert said.reason == "handler took longer than 0.05s"
+    assert cancelled.is_set()
+
+
+async def test_an_asynchronous_handler_that_raises_when_cancelled_took_too_long() -> None:
+    async def handler(event: Event) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError("cleaning up") from None
+
+    said = await send(handler, timeout="50ms")
+    assert type(said) is Retry
+    assert said.reason == "handler took longer than 0.05s"
+
+
+async def test_a_synchronous_handler_that_hangs_is_abandoned_and_capacity_stays() -> None:
+    release = threading.Event()
+    threads = set()
+
+    def handler(event: Event) -> None:
+        threads.add(threading.current_thread())
+        if event.payload == "hang":
+            release.wait(30)
+
+    async with sink_for(handler, concurrency=2, timeout="100ms") as sink:
+        hanging = [make_delivery('"hang"') for _ in range(4)]
+        answers = await sink.send(hanging)
+        assert {answer.reason for answer in answers if isinstance(answer, Retry)} == {
+            "handler took longer than 0.1s"
+        }
+        assert len(answers) == sink.abandoned == 4
+        assert await sink.send([make_delivery() for _ in range(20)]) == [Delivered()] * 20
+        assert sink.abandoned == 4
+        release.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+
+
+async def test_threads_are_used_again_and_no_more_than_the_concurrency() -> None:
+    threads: set[threading.Thread] = set()
+    async with sink_for(lambda event: threads.add(threading.current_thread()), concurrency=3) as sink:
+        batches = [[make_delivery() for _ in range(20)] for _ in range(3)]
+        await asyncio.gather(*map(sink.send, batches))
+    assert 1 <= len(threads) <= 3
+    for thread in threads:
+        assert thread.daemon
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+
+
+async def test_a_handler_in_a_thread_sees_the_context_of_the_relay() -> None:
+    variable: ContextVar[str] = ContextVar("variable")
+    variable.set("of the relay")
+    seen: list[str] = []
+    await send(lambda event: seen.append(variable.get()))
+    assert seen == ["of the relay"]
+
+
+def test_one_sink_serves_a_loop_after_the_other() -> None:
+    async def handler(event: Event) -> None:
+        await asyncio.sleep(0)
+
+    sink = HandlerSink(Destination("shop", "handler:", concurrency=1), handler)
+    for _ in range(3):
+        answers = asyncio.run(send_twice(sink))
+        assert answers == [[Delivered()] * 3] * 2
+
+
+async def send_twice(sink: HandlerSink) -> list[Any]:
+    batches = [[make_delivery() for _ in range(3)] for _ in range(2)]
+    return await asyncio.gather(*map(sink.send, batches))
+
+
+def test_a_handler_that_hangs_does_not_hold_up_the_exit_of_the_process() -> None:
+    program = """
+        import asyncio, threading
+        from relaybox.config import Destination
+        from relaybox.sinks.handler import HandlerSink
+        from relaybox.testing.sink_contract import make_delivery
+
+        def handler(event):
+            threading.Event().wait()
+
+        async def main():
+            sink = HandlerSink(Destination("shop", "handler:", timeout="100ms"), handler)
+            [said] = await sink.send([make_delivery()])
+            print(said.reason)
+            await sink.close()
+
+        asyncio.run(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "handler took longer than 0.1s\n"
+    assert done.stderr == ""
+
+
+async def test_after_a_send_is_cancelled_nothing_more_is_tried() -> None:
+    tried: list[Event] = []
+    begun = asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        tried.append(event)
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with sink_for(handler, concurrency=1) as sink:
+        sending = asyncio.ensure_future(sink.send([make_delivery() for _ in range(3)]))  # noqa: RUF006
+        await begun.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+    assert len(tried) == 1

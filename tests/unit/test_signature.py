@@ -1,0 +1,194 @@
+"""Signatures, both ways against the reference implementation of Standard Webhooks."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from relaybox.errors import ConfigError
+from relaybox.signature import parse_keys, sign, verify
+
+NOW = 1_738_324_800
+BODY = '{"data":"ü"}'.encode()
+RAW = b"\x00\xffsecret of bytes"
+SYMMETRIC = f"whsec_{b64encode(RAW).decode()}"
+SEED = bytes(range(32))
+PRIVATE_KEY = Ed25519PrivateKey.from_private_bytes(SEED)
+PUBLIC_BYTES = PRIVATE_KEY.public_key().public_bytes_raw()
+PRIVATE = f"whsk_{b64encode(SEED).decode()}"
+PUBLIC = f"whpk_{b64encode(PUBLIC_BYTES).decode()}"
+
+
+def signed(secrets: Any, *, at: int = NOW, body: bytes = BODY, message_id: str = "msg_1") -> dict[str, str]:
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(at),
+        "webhook-signature": sign(parse_keys(secrets), message_id, at, body),
+    }
+
+
+@pytest.mark.parametrize("secret", [SYMMETRIC, SYMMETRIC.rstrip("=")])
+def test_the_reference_verifies_what_we_sign(secret: str) -> None:
+    headers = signed(secret, at=int(time.time()))
+    Webhook(secret).verify(BODY, headers, json_parse=False)
+
+
+def test_the_reference_verifies_a_secret_that_is_any_text() -> None:
+    headers = signed("any text", at=int(time.time()))
+    Webhook(b"text").verify(BODY, headers, json_parse=False)
+
+
+def test_the_reference_verifies_one_of_several_signatures() -> None:
+    headers = signed(f"old {SYMMETRIC}", at=int(time.time()))
+    Webhook(SYMMETRIC).verify(BODY, headers, json_parse=False)
+
+
+def test_we_verify_what_the_reference_signs() -> None:
+    signature = Webhook(SYMMETRIC).sign("msg_1", datetime.fromtimestamp(NOW, UTC), BODY.decode())
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": str(NOW), "webhook-signature": signature}
+    assert verify(BODY, headers, SYMMETRIC, now=NOW)
+    assert verify(BODY.decode(), headers, SYMMETRIC, now=NOW)
+    assert not verify(BODY + b" ", headers, SYMMETRIC, now=NOW)
+
+
+def test_an_example_of_the_specification() -> None:
+    # From the reference implementations' own tests.
+    headers = {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    assert verify(b'{"test": 2432232314}', headers, secret, now=1614265330)
+
+
+@pytest.mark.parametrize("private", [PRIVATE, f"whsk_{b64encode(SEED + PUBLIC_BYTES).decode()}"])
+def test_ed25519_is_verified_with_the_public_key(private: str) -> None:
+    headers = signed(private)
+    assert headers["webhook-signature"].startswith("v1a,")
+    message = b"msg_1.%d.%b" % (NOW, BODY)
+    assert headers["webhook-signature"] == f"v1a,{b64encode(PRIVATE_KEY.sign(message)).decode()}"
+    for secret in (PUBLIC, private):
+        assert verify(BODY, headers, secret, now=NOW)
+        assert not verify(BODY + b" ", headers, secret, now=NOW)
+
+
+def test_several_secrets_give_one_signature_each() -> None:
+    for secrets in (f"{SYMMETRIC} {PRIVATE} old", [SYMMETRIC, PRIVATE, "old"]):
+        headers = signed(secrets)
+        assert [part.partition(",")[0] for part in headers["webhook-signature"].split(" ")] == [
+            "v1", "v1a", "v1",
+        ]  # fmt: skip
+        for held in (SYMMETRIC, PUBLIC, "old", ["new", "old"]):
+            assert verify(BODY, headers, held, now=NOW)
+        assert not verify(BODY, headers, "other", now=NOW)
+
+
+def test_a_list_may_hold_a_secret_with_spaces() -> None:
+    assert not verify(BODY, signed(["correct horse"]), "correct horse", now=NOW)
+    assert verify(BODY, signed(["correct horse"]), ["correct horse"], now=NOW)
+
+
+def test_headers_may_be_in_any_case_and_bytes() -> None:
+    headers = signed(SYMMETRIC)
+    assert verify(BODY, {name.title(): value for name, value in headers.items()}, SYMMETRIC, now=NOW)
+    in_bytes = {name.encode(): value.encode() for name, value in headers.items()}
+    assert verify(BODY, in_bytes, SYMMETRIC, now=NOW)
+
+
+@pytest.mark.parametrize(("off", "held"), [(0, True), (300, True), (-300, True), (301, False), (-301, False)])
+def test_the_timestamp_may_be_off_by_the_tolerance(off: int, held: bool) -> None:
+    assert verify(BODY, signed(SYMMETRIC), SYMMETRIC, now=NOW + off) is held
+    assert verify(BODY, signed(SYMMETRIC), SYMMETRIC, tolerance=10_000, now=NOW + off)
+
+
+GOOD = signed(SYMMETRIC)["webhook-signature"]
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "", " ", ",", "v1", "v1,", ",v1", "v1,=", "v1,x", GOOD[:-1], GOOD[:10], GOOD.replace("v1", "v2"),
+        GOOD.replace("v1", "v1a"), GOOD.removeprefix("v1,"), GOOD.upper(), f"v1,{GOOD}", f"v1,{'A' * 43}=",
+        "v1,ü", "v1,\udcff", "v1,\0", "v1a,AAAA", "ü,ü", "v1,AAAA v1a,AAAA", "v1," * 10_000,
+        "v1,AA== " * 10_000, b"\xff\xfe", b"v1,\xff", None, 7, [GOOD], object(),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("secret", [SYMMETRIC, PUBLIC])
+def test_a_wrong_signature_is_an_answer_and_no_error(signature: Any, secret: str) -> None:
+    headers: dict[str, Any] = {**signed(SYMMETRIC), "webhook-signature": signature}
+    assert verify(BODY, headers, secret, now=NOW) is False
+
+
+@pytest.mark.parametrize(
+    "timestamp",
+    [
+        "",
+        "0",
+        "-1",
+        "x",
+        "1e9",
+        f"{NOW}.0",
+        f"+{NOW}",
+        "９" * 10,
+        "9" * 5000,
+        "nan",
+        "inf",
+        b"\xff",
+        None,
+        NOW,
+    ],
+)
+def test_a_wrong_timestamp_is_an_answer_and_no_error(timestamp: Any) -> None:
+    headers: dict[str, Any] = {**signed(SYMMETRIC), "webhook-timestamp": timestamp}
+    assert verify(BODY, headers, SYMMETRIC, now=NOW) is False
+
+
+@pytest.mark.parametrize("missing", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_a_missing_header_is_an_answer_and_no_error(missing: str) -> None:
+    headers = signed(SYMMETRIC)
+    del headers[missing]
+    assert verify(BODY, headers, SYMMETRIC, now=NOW) is False
+    assert verify(BODY, {}, SYMMETRIC, now=NOW) is False
+
+
+def test_a_good_signature_among_many_bad_ones_counts_up_to_a_limit() -> None:
+    headers = signed(SYMMETRIC)
+    good = headers["webhook-signature"]
+    assert verify(BODY, {**headers, "webhook-signature": f"v1, v1,AAAA v9,x {good}"}, SYMMETRIC, now=NOW)
+    assert not verify(BODY, {**headers, "webhook-signature": "v1,AAAA " * 32 + good}, SYMMETRIC, now=NOW)
+
+
+@given(st.text() | st.binary(), st.text() | st.binary(), st.text() | st.binary())
+def test_nothing_in_the_headers_raises(message_id: Any, timestamp: Any, signature: Any) -> None:
+    headers = {"webhook-id": message_id, "webhook-timestamp": timestamp, "webhook-signature": signature}
+    assert verify(BODY, headers, [SYMMETRIC, PUBLIC], now=NOW) is False
+    assert verify(BODY, {**signed(SYMMETRIC), "webhook-id": message_id}, SYMMETRIC, now=NOW) is (
+        message_id in ("msg_1", b"msg_1")
+    )
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "", " ", [], [""], ["a", ""], "whsec_", "whsec_*secret*", "whsk_", "whsk_c2VjcmV0", "whpk_c2VjcmV0",
+        f"whsk_{b64encode(SEED + SEED).decode()}", "ok whsec_*secret*",
+    ],
+)  # fmt: skip
+def test_a_malformed_secret_is_refused_without_showing_it(secret: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_keys(secret)
+    assert "c2VjcmV0" not in str(caught.value)
+    assert "*" not in str(caught.value)
+
+
+def test_a_public_key_signs_nothing() -> None:
+    assert sign(parse_keys(PUBLIC), "msg_1", NOW, BODY) == ""
