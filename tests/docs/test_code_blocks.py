@@ -34,7 +34,7 @@ def test_the_code_of_a_document_runs(
     for block in BLOCK.finditer(text):
         # Blank lines ahead make a traceback show the line of the document.
         code = "\n" * text.count("\n", 0, block.start(1)) + block[1]
-        exec(compile(code, document, "exec"), namespace)
+        exec(compile(code, document, "exec", dont_inherit=True), namespace)
     for value in namespace.values():
         if isinstance(value, sa.Engine):
             value.dispose()
