@@ -1,0 +1,210 @@
+"""The store against its own statements in a bare driver loop, and what ordered claims cost.
+
+Two requirements: claim and settle through the store reach 0.85 of the bare loop, and an ordered claim of
+1,000 rows costs about the same whatever stands in the table, never over three times the plain case.
+``python -m benchmarks.store``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.drivers import DESTINATION, Loop, PsycopgLoop, drain
+from benchmarks.harness import Sample, Take, fill, interleave, outbox, report, run, server
+from relaybox.outcome import Delivered
+from relaybox.schema import Tables
+from relaybox.store import Settlement, Want
+from relaybox.stores.postgres import open_store
+from relaybox.stores.sql import SqlStore
+
+REQUIRED_SHARE = 0.85
+ALLOWED_COST = 3.0
+BLOCK = 5_000
+"""Rows that a variant claims and settles before it is the other's turn."""
+
+
+class StoreLoop:
+    """The store, in the shape of a bare loop."""
+
+    def __init__(self, store: SqlStore, *, ordered: bool) -> None:
+        self._store = store
+        self._ordered = ordered
+
+    async def claim(self, limit: int) -> Sequence[Any]:
+        """Lease rows."""
+        want = Want(DESTINATION, "bench", limit=limit, ordered=self._ordered)
+        return (await self._store.claim(want)).deliveries
+
+    async def settle(self, rows: Sequence[Any]) -> None:
+        """Write that they were delivered."""
+        delivered = Delivered()
+        lost = await self._store.settle([Settlement(delivery, delivered) for delivery in rows])
+        if lost:
+            raise RuntimeError(f"{len(lost)} leases were lost")
+
+    async def close(self) -> None:
+        """Give up the connections."""
+        await self._store.close()
+
+
+async def against_bare_loop(
+    url: str, tables: Tables, *, ordered: bool, batch: int, rows: int
+) -> dict[str, Sample]:
+    """Events a second through the store and through the bare loop, ``rows`` each."""
+    rounds = max(2, rows // BLOCK)
+    fill(url, 2 * (rounds + 1) * BLOCK, keys=1000 if ordered else 0)
+    bare = await PsycopgLoop.open(url, tables, ordered=ordered)
+    store = StoreLoop(open_store(url, tables), ordered=ordered)
+    try:
+        loops: dict[str, Loop] = {"bare": bare, "store": store}
+        return await interleave({n: drain(loop, batch, BLOCK // batch) for n, loop in loops.items()}, rounds)
+    finally:
+        await bare.close()
+        await store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What stands in a destination's table before an ordered claim of 1,000 rows.
+
+    ``rows`` of ``keys`` in turns, of which ``hot`` per cent belong to one more key; ``prepare`` is SQL that
+    follows. Somebody else holds a claim of ``held`` rows.
+    """
+
+    title: str
+    rows: int
+    keys: int
+    hot: int = 0
+    prepare: Sequence[str] = ()
+    held: int = 0
+
+
+BACK_OFF = """
+UPDATE outbox_event SET next_attempt_at = clock_timestamp() + interval '1 day', attempts = 1
+WHERE destination = %(destination)s AND position IN (
+    SELECT min(position) FROM outbox_event WHERE destination = %(destination)s GROUP BY ordering_key)"""
+PARK = """
+UPDATE outbox_event SET next_attempt_at = NULL
+WHERE destination = %(destination)s AND next_attempt_at <= clock_timestamp()"""
+ADD_KEYS = """
+UPDATE outbox_event
+SET ordering_key = 'Other:' || aggregate_id::int %% 1000, next_attempt_at = created_at, attempts = 0
+WHERE destination = %(destination)s AND aggregate_id::int >= 150000"""
+
+CASES = (
+    Case("1,000 keys", 100_000, 1_000),
+    Case("one key of 100,000 rows", 100_000, 1),
+    Case("50,000 keys backing off, rows behind them due", 150_000, 50_000, prepare=[BACK_OFF]),
+    Case(
+        "50,000 keys backing off, rows behind them parked, 1,000 other keys",
+        200_000,
+        50_000,
+        prepare=[BACK_OFF, PARK, ADD_KEYS],
+    ),
+    Case("a hot key with its first 100 leased, 1,000 other keys", 200_000, 1_000, hot=50, held=100),
+)
+
+
+async def _prepare(url: str, store: SqlStore, case: Case, destination: str) -> None:
+    fill(url, case.rows, destination=destination, keys=case.keys, hot=case.hot)
+    for sql in case.prepare:
+        run(url, sql, {"destination": destination})
+    if case.held:
+        await _hold(url, store, case.held, destination)
+
+
+async def _hold(url: str, store: SqlStore, count: int, destination: str) -> None:
+    """Lease the first ``count`` rows of the hot key: the others are not there while that happens."""
+    away = {"destination": destination, "away": f"{destination}, away"}
+    run(
+        url,
+        "UPDATE outbox_event SET destination = %(away)s "
+        "WHERE destination = %(destination)s AND ordering_key <> 'hot'",
+        away,
+    )
+    claim = await store.claim(Want(destination, "other", limit=count, lease=3600, ordered=True))
+    run(url, "UPDATE outbox_event SET destination = %(destination)s WHERE destination = %(away)s", away)
+    if len(claim.deliveries) != count:
+        raise RuntimeError(f"{len(claim.deliveries)} rows of the hot key leased instead of {count}")
+
+
+def _claim_once(store: SqlStore, destination: str, seen: list[tuple[int, int]]) -> Take:
+    """Times one claim of 1,000 rows, in milliseconds, and settles what it got."""
+
+    async def take() -> float:
+        start = time.perf_counter()
+        claim = await store.claim(Want(destination, "bench", limit=1000, ordered=True))
+        spent = time.perf_counter() - start
+        seen.append((len(claim.deliveries), claim.parked))
+        await store.settle([Settlement(delivery, Delivered()) for delivery in claim.deliveries])
+        return spent * 1000
+
+    return take
+
+
+async def ordered_claims(url: str, tables: Tables, rounds: int) -> None:
+    """What one ordered claim costs in each case, in turns on one table."""
+    store = open_store(url, tables)
+    names = [f"case {number}" for number in range(len(CASES))]
+    seen: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+    try:
+        for name, case in zip(names, CASES, strict=True):
+            await _prepare(url, store, case, name)
+        run(url, "VACUUM ANALYZE outbox_event")
+        found = await interleave({name: _claim_once(store, name, seen[name]) for name in names}, rounds)
+    finally:
+        await store.close()
+    lines: list[list[str]] = []
+    facts: list[dict[str, Any]] = []
+    for name, case in zip(names, CASES, strict=True):
+        cost = found[name].over(found[names[0]])
+        claimed, parked = (sum(column) / len(seen[name]) for column in zip(*seen[name], strict=True))
+        lines.append([case.title, found[name].show(1), cost.show(2), f"{claimed:,.0f}", f"{parked:,.0f}"])
+        facts.append({"case": case.title, "ms": found[name].median, "cost": cost.median})
+    met = all(fact["cost"] <= ALLOWED_COST for fact in facts)
+    columns = ["ordered claim of 1,000", "ms", "× the first", "claimed", "parked"]
+    verdict = {"results": facts, "allowed": ALLOWED_COST, "met": met}
+    report("what stands in the table", columns, lines, verdict)
+
+
+async def main(version: str, rows: int, rounds: int) -> None:
+    """Measure both requirements."""
+    lines: list[list[str]] = []
+    facts: list[dict[str, Any]] = []
+    with server(version) as server_url:
+        for ordered in (False, True):
+            for batch in (100, 1000):
+                with outbox(server_url) as (url, tables):
+                    run(url, "INSERT INTO outbox_destination (name) VALUES ('runner')")
+                    found = await against_bare_loop(url, tables, ordered=ordered, batch=batch, rows=rows)
+                share = found["store"].over(found["bare"])
+                case = f"{'ordered' if ordered else 'unordered'}, batches of {batch}"
+                lines.append([case, found["bare"].show(), found["store"].show(), share.show(2)])
+                facts.append(
+                    {"ordered": ordered, "batch": batch, "share": share.median}
+                    | {name: sample.median for name, sample in found.items()}
+                )
+        met = all(fact["share"] >= REQUIRED_SHARE for fact in facts)
+        columns = ["claim and settle", "bare loop, events/s", "store, events/s", "store / bare"]
+        report(
+            f"store on PostgreSQL {version}",
+            columns,
+            lines,
+            {"results": facts, "required": REQUIRED_SHARE, "met": met},
+        )
+        with outbox(server_url) as (url, tables):
+            await ordered_claims(url, tables, rounds)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--postgres", choices=["18", "15"], default="18")
+    parser.add_argument("--rows", type=int, default=100_000, help="through each variant")
+    parser.add_argument("--rounds", type=int, default=25, help="of ordered claims")
+    chosen = parser.parse_args()
+    asyncio.run(main(chosen.postgres, chosen.rows, chosen.rounds))
