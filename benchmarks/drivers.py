@@ -123,8 +123,10 @@ class PsycopgLoop:
 
     async def _pipeline(self, queries: Sequence[Query]) -> list[list[Row]]:
         async with self._connection.pipeline():
+            await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             await self._connection.execute(self._queries.pin.sql)
             cursors = [await self._connection.execute(query.sql, query.params) for query in queries]
+            await self._connection.execute("COMMIT")
         return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,12 @@ Execute: TypeAlias = Callable[[str], list[Row]]
 BUSY = 60.0
 """Seconds that SQLite waits for another writer."""
 
+DENIED = "42501"
+"""PostgreSQL's state for a right that the user lacks."""
+
+DENIED_MYSQL = {1044, 1142, 1227}
+"""MySQL's errors for a right that the user lacks: to a database, to a statement, to administer."""
+
 
 @contextmanager
 def connected(url: str, *, create: bool = True) -> Iterator[Execute]:
@@ -35,9 +41,51 @@ def connected(url: str, *, create: bool = True) -> Iterator[Execute]:
         with open_(url) as execute:
             yield execute
     except errors as error:
-        # libpq repeats a URL that it cannot read.
-        reason = " ".join(str(error).replace(url, mask_url(url)).split())
-        raise StoreError(f"{mask_url(url)}: {reason}") from error
+        raise StoreError(f"{mask_url(url)}: {_reason(url, error)}") from error
+
+
+def in_memory(url: str) -> bool:
+    """Whether it is an SQLite database that ends with the connection that made it."""
+    if not url.startswith("sqlite:"):
+        return False
+    parsed = _parsed(url)
+    path = (parsed.database or ":memory:").removeprefix("file:")
+    # One that is shared lives on in the application's other connections.
+    shared = parsed.query.get("cache") == "shared"
+    return not shared and (path == ":memory:" or parsed.query.get("mode") == "memory")
+
+
+def denied(error: BaseException | None) -> bool:
+    """Whether the database refused because the user lacks a right."""
+    if error is None:
+        return False
+    return getattr(error, "sqlstate", None) == DENIED or not DENIED_MYSQL.isdisjoint(error.args[:1])
+
+
+def _reason(url: str, error: Exception) -> str:
+    text = _message(error)
+    if text == "unable to open database file":
+        text = f"{text}: {_why_not_opened(_parsed(url).database or '')}"
+    # libpq repeats a URL that it cannot read.
+    return " ".join(text.replace(url, mask_url(url)).split())
+
+
+def _message(error: Exception) -> str:
+    """What the database said, without what the driver adds: a piece of the statement, a tuple's brackets."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    match error.args:
+        case _ if primary:
+            return str(primary)
+        case (int(code), str(text)):
+            return f"{text} ({code})"
+    return str(error)
+
+
+def _why_not_opened(path: str) -> str:
+    directory = Path(path.removeprefix("file:")).absolute().parent
+    if not directory.is_dir():
+        return f"the directory {directory} does not exist"
+    return f"the directory {directory} exists; see who may read and write there"
 
 
 def _opener(scheme: str, create: bool) -> tuple[Any, tuple[type[Exception], ...]]:
@@ -61,6 +109,8 @@ def _postgresql(url: str) -> Iterator[Execute]:
     import psycopg
 
     with psycopg.connect(url) as connection:
+        # The lock must be had before the snapshot: under another default level it would come after.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
         def execute(statement: str) -> list[Row]:
             cursor = connection.execute(statement.encode())
@@ -80,7 +130,7 @@ def _existing_sqlite(url: str) -> Iterator[Execute]:
 @contextmanager
 def _sqlite(url: str) -> Iterator[Execute]:
     parsed = _parsed(url)
-    (path,), options = parsed.get_dialect()().create_connect_args(parsed)
+    (path,), options = _arguments(parsed)
     # Python's own transactions would begin too late: not before DDL, and not as a writer.
     connection = sqlite3.connect(path, **({"timeout": BUSY} | dict(options) | {"isolation_level": None}))
     try:
@@ -94,7 +144,11 @@ def _sqlite(url: str) -> Iterator[Execute]:
 @contextmanager
 def _mysql(url: str) -> Iterator[Execute]:
     with _runner() as run:
-        connection = run(_connect_mysql(_parsed(url)))
+        try:
+            connection = run(_connect_mysql(_parsed(url)))
+        except TypeError:
+            # The options of the URL are the driver's keyword arguments.
+            raise _wrong_options(url) from None
         try:
             yield lambda statement: run(_fetch_mysql(connection, statement))
         finally:
@@ -127,7 +181,7 @@ async def _connect_mysql(url: sa.URL) -> Any:
     import asyncmy
 
     url = url.set(drivername="mysql+asyncmy")
-    _, options = url.get_dialect()().create_connect_args(url)
+    _, options = _arguments(url)
     return await asyncmy.connect(**{"charset": "utf8mb4", **options}, autocommit=True)
 
 
@@ -142,3 +196,16 @@ def _parsed(url: str) -> sa.URL:
         return sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
         raise ConfigError(f"database = {mask_url(url)!r}: it cannot be read as a URL") from None
+
+
+def _arguments(url: sa.URL) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    try:
+        return url.get_dialect()().create_connect_args(url)
+    except (sa.exc.ArgumentError, ValueError):
+        # Not chained: SQLAlchemy repeats the URL.
+        raise _wrong_options(url.render_as_string()) from None
+
+
+def _wrong_options(url: str) -> ConfigError:
+    fix = "the driver does not take it so; see its documentation for what may stand after the question mark"
+    return ConfigError(f"database = {mask_url(url)!r}: {fix}")

@@ -71,10 +71,7 @@ def choose(
     """
     candidates: list[Candidate] = []
     for row in _first_of_each_key(window):
-        if row.key is None:
-            candidates.append(row)
-            continue
-        for member in runs.get(row.key, ()):
+        for member in [row] if row.key is None else runs.get(row.key, ()):
             if member.id not in locked:
                 break
             candidates.append(member)

@@ -6,6 +6,7 @@ one of the values ``Delivered``, ``Retried``, ``Failed`` and ``Released``, and a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
@@ -75,3 +76,11 @@ class Released:
 
 
 Outcome: TypeAlias = Delivered | Retried | Failed | Released
+
+LONGEST_WAIT = 10 * 365 * 86_400.0
+"""Seconds; every database can add them to its clock."""
+
+
+def wait(after: float) -> float:
+    """Seconds to wait, of whatever ``after`` says: no less than none, and not for ever."""
+    return min(max(after, 0.0), LONGEST_WAIT) if math.isfinite(after) else LONGEST_WAIT

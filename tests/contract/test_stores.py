@@ -58,6 +58,13 @@ class SqlHarness:
             connection.exec_driver_sql(query.sql, query.params)
         return UUID(new[0][0])
 
+    async def emit_many(self, destination: str, count: int) -> list[UUID]:
+        new = [row for _ in range(count) for row in rows(self._dialect, destination, None, 5, 0)]
+        with self._emitter.begin() as connection:
+            for start in range(0, count, 500):
+                connection.exec_driver_sql(*self._statements.insert(new[start : start + 500]))
+        return [UUID(row[0]) for row in new]
+
     async def see(self, id_: UUID) -> Seen | None:
         event = self._tables.event.c
         columns = (event.status, event.next_attempt_at, event.leased_until, event.attempts, event.crashes)
@@ -119,6 +126,9 @@ class MemoryHarness:
         self.now += 0.001
         self.store.insert([(*values[:-1], due)])
         return UUID(values[0])
+
+    async def emit_many(self, destination: str, count: int) -> list[UUID]:
+        return [await self.emit(destination) for _ in range(count)]
 
     async def see(self, id_: UUID) -> Seen | None:
         row = self.store.rows.get(id_)

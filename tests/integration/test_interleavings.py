@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -46,9 +47,9 @@ class Scene(NamedTuple):
     store: Store
 
     def emit(self, *keys: str) -> list[UUID]:
-        """Commit one event for each key."""
+        """Commit one event for each key; an empty one stands for none."""
         dialect = DIALECTS[self.engine.dialect.name]
-        calls = [Call("Order", 1, "order.paid", {}, key=key, destinations=["shop"]) for key in keys]
+        calls = [Call("Order", 1, "order.paid", {}, key=key or None, destinations=["shop"]) for key in keys]
         rows = [BUILDER.build(call, dialect).rows[0] for call in calls]
         with self.engine.begin() as connection:
             connection.exec_driver_sql(*self.statements.insert(rows))
@@ -86,11 +87,19 @@ def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
         return end.value
 
 
-@pytest.fixture(params=["postgresql-18", "postgresql-15", "mariadb"])
+@pytest.fixture(
+    params=["postgresql-18", "postgresql-15", "postgresql-18, repeatable read by default", "mariadb"]
+)
 async def scene(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> AsyncIterator[Scene]:
-    database = fresh_database(request.param)
+    kind, _, default = request.param.partition(", ")
+    database = fresh_database(kind)
     migrate(database)
     url = sa.make_url(database)
+    if default:
+        with psycopg.connect(database) as connection:
+            connection.execute(
+                f"ALTER DATABASE {url.database} SET default_transaction_isolation = 'repeatable read'"
+            )
     engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
     tables, dialect = make_tables(sa.MetaData()), DIALECTS[engine.dialect.name]
     statements = Statements(tables, dialect, "format")
@@ -159,6 +168,31 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     assert await zombie == {late.deliveries[0].id}
     assert scene.parked() == set()
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]
+
+
+async def test_a_claim_that_is_cancelled_while_it_waits_leaves_a_clean_store(scene: Scene) -> None:
+    ids = scene.emit("a", "b")
+    await scene.store.release((await scene.store.claim(want("relay-1"))).deliveries)
+    with scene.transaction() as connection:
+        drive(connection, scene.steps.claim(want("relay-2", limit=1)))
+        claim = asyncio.create_task(scene.store.claim(want("relay-1")))
+        await scene.until_someone_waits()
+        claim.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claim
+    for _ in range(3):
+        taken = await scene.store.claim(want("relay-1"))
+        assert [d.id for d in taken.deliveries] == ids[1:]
+        assert await scene.store.release(taken.deliveries) == frozenset()
+
+
+async def test_rows_without_a_key_that_are_locked_elsewhere_are_left_alone(scene: Scene) -> None:
+    first, second = scene.emit("", "")
+    event = scene.tables.event
+    with scene.transaction() as connection:
+        connection.execute(sa.select(event.c.id).where(event.c.id == first).with_for_update())
+        during = await scene.store.claim(want("relay-1"))
+    assert [d.id for d in during.deliveries] == [second]
 
 
 async def test_a_settle_finds_what_a_claim_parks_at_the_same_time(scene: Scene) -> None:

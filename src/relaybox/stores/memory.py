@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from relaybox import ordering
 from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, OnFailed, Settlement, Want
 from relaybox.stores.dialects import POSTGRESQL, Dialect
 
@@ -119,7 +119,8 @@ class MemoryStore:
         """Write the outcomes; the ids whose lease was lost come back."""
         now = self._clock()
         lost = set()
-        for delivery, outcome in settlements:
+        unique = {(s.delivery.id, s.delivery.lease_token): s for s in settlements}
+        for delivery, outcome in unique.values():
             if self._holds(delivery):
                 self._apply(self.rows[delivery.id], outcome, now)
             else:
@@ -189,7 +190,7 @@ class MemoryStore:
                 if not keep:
                     del self.rows[row.id]
             case Retried(after, error, counts):
-                row.next_attempt_at, row.error_message, row.crashes = now + after, error, 0
+                row.next_attempt_at, row.error_message, row.crashes = now + wait(after), error, 0
                 row.attempts -= not counts
             case Failed(error, counts):
                 row.status, row.next_attempt_at, row.error_message = Status.FAILED, None, error

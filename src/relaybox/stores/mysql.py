@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import asyncmy
@@ -34,7 +35,7 @@ class Asyncmy:
     """A pool of asyncmy connections."""
 
     def __init__(self, url: str, connections: int) -> None:
-        self._url = make_url(url)
+        self._url = make_url(url).set(drivername="mysql+asyncmy")
         self._connections = connections
         self._pool: Any = None
 
@@ -66,18 +67,16 @@ class Asyncmy:
                 await connection.commit()
                 return end.value  # type: ignore[no-any-return]
             except BaseException:
-                await connection.rollback()
+                # A connection that broke, or whose caller was cancelled, has rolled back by closing.
+                with suppress(MySQLError):
+                    await connection.rollback()
                 raise
 
     async def _open(self) -> Any:
         if self._pool is None:
+            _, options = self._url.get_dialect()().create_connect_args(self._url)
             self._pool = await asyncmy.create_pool(
-                host=self._url.host,
-                port=self._url.port or 3306,
-                user=self._url.username,
-                password=self._url.password or "",
-                db=self._url.database,
-                charset="utf8mb4",
+                **{"charset": "utf8mb4", **options},
                 minsize=0,
                 maxsize=self._connections,
                 init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",

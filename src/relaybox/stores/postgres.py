@@ -62,8 +62,11 @@ class Psycopg:
 
     async def _pipeline(self, connection: Connection, queries: Sequence[Query]) -> list[list[Row]]:
         async with connection.pipeline():
+            # Said, not presumed: the database's or the role's default may be another.
+            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             await connection.execute(self._preamble.sql)
             cursors = [await connection.execute(query.sql, query.params) for query in queries]
+            await connection.execute("COMMIT")
         return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
 
 

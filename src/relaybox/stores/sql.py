@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 from uuid import UUID
 
@@ -12,6 +13,9 @@ from relaybox.store import Claim, OnFailed, Settlement, Want
 from relaybox.stores.steps import Steps, StoreSteps
 
 T = TypeVar("T")
+
+ROWS_PER_SETTLE = 1000
+"""With the longest errors these stay below the 16 MiB that MariaDB takes in one statement."""
 
 
 class Driver(Protocol):
@@ -41,9 +45,11 @@ class SqlStore:
         self, settlements: Sequence[Settlement], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
-        if not settlements:
-            return frozenset()
-        return await self._driver.run(lambda: self._steps.settle(settlements, on_failed))
+        lost: set[UUID] = set()
+        for start in range(0, len(settlements), ROWS_PER_SETTLE):
+            part = settlements[start : start + ROWS_PER_SETTLE]
+            lost |= await self._driver.run(partial(self._steps.settle, part, on_failed))
+        return frozenset(lost)
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""

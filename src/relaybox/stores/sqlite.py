@@ -39,17 +39,18 @@ class Aiosqlite:
         async with self._turn:
             try:
                 connection = await self._connect()
-                await connection.execute("BEGIN IMMEDIATE")
                 try:
+                    await connection.execute("BEGIN IMMEDIATE")
                     queries = next(steps)
                     while True:
                         queries = steps.send([await _fetch(connection, query) for query in queries])
                 except StopIteration as end:
                     await connection.commit()
                     return end.value  # type: ignore[no-any-return]
-                finally:
-                    if connection.in_transaction:
-                        await connection.rollback()
+                except BaseException:
+                    # Also where nothing seems to have begun: a BEGIN whose caller was cancelled still runs.
+                    await connection.rollback()
+                    raise
             except sqlite3.Error as error:
                 raise StoreError(str(error)) from error
 

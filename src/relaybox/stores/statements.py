@@ -211,7 +211,8 @@ WITH due AS MATERIALIZED (
     UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
     WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM {event}
-        WHERE ctid = ANY (ARRAY(SELECT due.tid FROM due JOIN held USING (ordering_key) WHERE NOT held.free))
+        WHERE ctid = ANY (ARRAY(SELECT due.tid FROM due JOIN held USING (ordering_key)
+            WHERE NOT held.free AND due.tid <> held.tid))
         FOR UPDATE SKIP LOCKED))
     RETURNING 1
 ), claimed AS (

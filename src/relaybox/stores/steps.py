@@ -15,7 +15,7 @@ import msgspec
 from relaybox import ordering
 from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, OnFailed, Settlement, Want
 from relaybox.stores.dialects import Dialect
 from relaybox.stores.statements import Query, Statements
@@ -25,7 +25,7 @@ Row: TypeAlias = Sequence[Any]
 Steps: TypeAlias = Generator[list[Query], list[list[Row]], T]
 Claimed: TypeAlias = tuple[list[Row], int]
 
-ERROR_LENGTH = 10_000
+ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
 """SQLite takes no more than 500 SELECTs in one statement."""
 DELETED = Delivered(keep=False)
@@ -69,6 +69,7 @@ class StoreSteps:
         """Write outcomes; the ids whose lease was lost are the result."""
         deleted: list[Settlement] = []
         kept: list[Settlement] = []
+        settlements = list({(s.delivery.id, s.delivery.lease_token): s for s in settlements}.values())
         for settlement in settlements:
             (deleted if settlement.outcome == DELETED else kept).append(settlement)
         keys = _keys(settlements)
@@ -115,7 +116,8 @@ class StoreSteps:
                     "relay": delivery.lease_owner,
                     **_effect(outcome),
                 }
-                for delivery, outcome in settlements
+                # In the order of ids, so that no two statements wait for each other's rows.
+                for delivery, outcome in sorted(settlements, key=lambda s: s.delivery.id)
             ]
         ).decode()
 
@@ -261,7 +263,7 @@ def _effect(outcome: Outcome) -> dict[str, Any]:
         case Retried(after, error, counts):
             return {
                 "status": Status.PENDING,
-                "seconds": after,
+                "seconds": wait(after),
                 "error": storable(error),
                 "given_back": int(not counts),
             }

@@ -43,6 +43,10 @@ class Harness(Protocol):
         """Commit one event, due ``delay`` seconds from now; the row's id."""
         ...
 
+    async def emit_many(self, destination: str, count: int) -> list[UUID]:
+        """Commit events without keys, in one transaction; the rows' ids."""
+        ...
+
     async def see(self, id_: UUID) -> Seen | None:
         """The row now; None where there is none."""
         ...
@@ -197,6 +201,29 @@ class StoreContract:
         failures = [Settlement(d, Failed("zombie")) for d in claim.deliveries]
         assert await harness.store.settle(failures) == frozenset(ids)
         assert (await see(harness, ids[0])).state == "delivered"
+
+    async def test_a_settlement_may_be_given_twice(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        [delivery] = (await harness.store.claim(want())).deliveries
+        assert await harness.store.settle([Settlement(delivery, Retried(30, "503"))] * 2) == frozenset()
+        assert await see(harness, id_) == Seen("scheduled", 1, 0, "503")
+
+    async def test_a_wait_without_end_is_a_long_one(self, harness: Harness) -> None:
+        ids = await emit(harness, 3)
+        claim = await harness.store.claim(want())
+        waits = (float("inf"), float("nan"), 1e15)
+        outcomes = [Retried(wait, "later") for wait in waits]
+        settlements = [Settlement(d, o) for d, o in zip(claim.deliveries, outcomes, strict=True)]
+        assert await harness.store.settle(settlements) == frozenset()
+        assert [(await see(harness, id_)).state for id_ in ids] == ["scheduled"] * 3
+
+    async def test_a_large_batch_with_long_errors_is_settled(self, harness: Harness) -> None:
+        count = 1100
+        ids = await harness.emit_many("shop", count)
+        claim = await harness.store.claim(want(count))
+        failed = [Settlement(d, Failed("\x01" * 20_000)) for d in claim.deliveries]
+        assert await harness.store.settle(failed) == frozenset()
+        assert (await see(harness, ids[-1])).state == "failed"
 
     async def test_a_zombie_settles_nothing_and_is_told_so(self, harness: Harness) -> None:
         ids = await emit(harness, 1)
