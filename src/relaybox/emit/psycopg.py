@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -25,7 +25,11 @@ class _State:
         return bool(connection.pgconn.transaction_status == TransactionStatus.INERROR)
 
     def is_open(self, connection: Any) -> bool:
-        return bool(connection.pgconn.transaction_status != TransactionStatus.IDLE)
+        status = connection.pgconn.transaction_status
+        if status == TransactionStatus.ACTIVE:
+            # In a pipeline, whose results are not in yet: only a block is known to be a transaction.
+            return bool(connection._num_transactions)
+        return bool(status != TransactionStatus.IDLE)
 
     def begins(self, connection: Any) -> bool:
         return not connection.autocommit
@@ -36,7 +40,8 @@ class Psycopg(_State):
 
     def execute(self, connection: Connection[Any], query: Query) -> Rows:
         """In pipeline mode results come only with a sync, which the end of an inner block makes."""
-        cursor = connection.cursor(row_factory=tuple_row)
+        # Not the connection's own cursors, which may take other placeholders.
+        cursor = Cursor(connection, row_factory=tuple_row)
         if connection.pgconn.pipeline_status == PipelineStatus.OFF:
             cursor.execute(query.sql, query.params)
         else:
@@ -54,7 +59,7 @@ class AsyncPsycopg(_State):
 
     async def execute(self, connection: AsyncConnection[Any], query: Query) -> Rows:
         """In pipeline mode results come only with a sync, which the end of an inner block makes."""
-        cursor = connection.cursor(row_factory=tuple_row)
+        cursor = AsyncCursor(connection, row_factory=tuple_row)
         if connection.pgconn.pipeline_status == PipelineStatus.OFF:
             await cursor.execute(query.sql, query.params)
         else:

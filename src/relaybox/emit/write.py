@@ -50,8 +50,9 @@ def committed(writing: Writing[T]) -> Writing[T]:
 
     A key that committed without its rows would make every later try a duplicate.
     """
-    yield Query("BEGIN", ())
     try:
+        # Inside: a BEGIN whose caller was cancelled may have run all the same.
+        yield Query("BEGIN", ())
         result = yield from writing
         yield Query("COMMIT", ())
     except BaseException:
