@@ -50,6 +50,7 @@ __all__ = [
     "Settings",
     "identifier",
     "mask_url",
+    "names_database",
     "normalize_url",
     "parse_duration",
     "parse_rate",
@@ -75,6 +76,8 @@ SINKS = frozenset(
 DEFAULT_DATABASE = "sqlite:///relaybox.db"
 """The database where none is configured."""
 
+_MEANT = "did you mean %r?"
+
 _DIALECTS = {
     "postgresql": "postgresql",
     "postgres": "postgresql",
@@ -90,13 +93,47 @@ class ConfigWarning(UserWarning):
 
 def normalize_url(url: str, setting: str = "database") -> str:
     """The database's URL as ``postgresql://``, ``mysql://`` or ``sqlite://``, without a driver."""
-    match = re.fullmatch(r"(\w+)(?:\+\w+)?(://.*)", url, re.DOTALL) if isinstance(url, str) else None
-    if match and (dialect := _DIALECTS.get(match[1].lower())):
-        return f"{dialect}{match[2]}"
-    # Without a scheme there is no telling which part is a password.
-    seen = f"= {mask_url(url)!r}" if match else "is not a URL"
+    match = re.fullmatch(r"(\w+)(?:\+\w+)?://(.*)", url, re.DOTALL) if isinstance(url, str) else None
+    dialect = _DIALECTS.get(match[1].lower()) if match else None
+    if match is None or dialect is None:
+        raise _no_database(url, setting)
+    normal, place = f"{dialect}://{match[2]}", match[2]
+    if dialect == "sqlite":
+        _check_file(normal, place, setting)
+    else:
+        _check_port(normal, place, setting)
+    return normal
+
+
+def _no_database(url: object, setting: str) -> ConfigError:
     known = ", ".join(f"{name}://" for name in _DIALECTS)
-    raise ConfigError(f"{setting} {seen}: write one of {known} (with or without +driver)")
+    fix = f"write one of {known} (with or without +driver)"
+    if not isinstance(url, str):
+        return ConfigError(f"{setting} is of type {type(url).__name__}: {fix}")
+    if re.match(r"\w+(\+\w+)?://", url):
+        return ConfigError(f"{setting} = {mask_url(url)!r}: {fix}")
+    # Without a scheme there is no telling which part is a password, but a file's name has none.
+    file = re.fullmatch(r"[\w./\\ -]+\.(db3?|sqlite3?)", url)
+    return ConfigError(f"{setting} is not a URL: {fix}" + (f"; for a file: sqlite:///{url}" if file else ""))
+
+
+def _check_file(url: str, place: str, setting: str) -> None:
+    if place and place[0] not in "/?":
+        masked = mask_url(url)
+        fix = f"write {masked.replace('://', ':///', 1)} (three slashes; four for an absolute path)"
+        raise ConfigError(f"{setting} = {masked!r}: {fix}")
+
+
+def _check_port(url: str, place: str, setting: str) -> None:
+    before, _, query = place.partition("?")
+    if "@" in query:
+        # Of a password with a question mark, a part would be taken for the port, and shown.
+        return
+    # PostgreSQL takes several hosts, each with its port.
+    for host in before.rpartition("@")[2].partition("/")[0].split(","):
+        port = re.fullmatch(r"(?:\[.*\]|[^:\[\]]*):(.+)", host, re.DOTALL)
+        if port and not re.fullmatch(r"[0-9]+", port[1]):
+            raise ConfigError(f"{setting} = {mask_url(url)!r}: the port {port[1]!r} is no number")
 
 
 @dataclass(frozen=True)
@@ -190,7 +227,8 @@ class Destination:
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
         """Made of a ``[destinations.NAME]`` table."""
         where = f"destination {shorten(name)}"
-        settings = known_only(mapping, (item.name for item in fields(cls) if item.name != "name"), where)
+        known = (item.name for item in fields(cls) if item.name != "name")
+        settings = known_only(mapping, known, where, dict.fromkeys(("url", "endpoint"), _MEANT % "sink"))
         if "sink" not in settings:
             raise ConfigError(f"{where} has no sink; write one, such as sink = 'https://example.org/events'")
         return cls(name, **settings)
@@ -206,12 +244,17 @@ class Route:
     events: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
     to: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
 
-    _where = "route: "
+    @property
+    def _where(self) -> str:
+        # The events come first: while they are checked themselves, there is nothing to call the route by.
+        events = ", ".join(map(repr, self.__dict__.get("events", ())))
+        return f"route {events}: " if events else "route: "
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Made of a ``[[routes]]`` table."""
-        return cls(**known_only(mapping, ("events", "to"), "a route"))
+        fixes = dict.fromkeys(("event", "match", "pattern"), _MEANT % "events")
+        return cls(**known_only(mapping, ("events", "to"), "a route", fixes))
 
 
 _Item = TypeVar("_Item")
@@ -219,6 +262,8 @@ _Item = TypeVar("_Item")
 
 def _several(kind: type[_Item]) -> Callable[[Iterable[_Item], str], tuple[_Item, ...]]:
     def parse(value: Iterable[_Item], setting: str) -> tuple[_Item, ...]:
+        if not isinstance(value, Iterable):
+            raise ConfigError(f"{setting}: give a list of {kind.__name__} objects")
         items = tuple(value)
         for item in items:
             if not isinstance(item, kind):
@@ -255,7 +300,7 @@ class Settings:
                 raise ConfigError(f"destinations: two are called {name!r}; rename one")
         for route in self.routes:
             for name in route.to:
-                _check_exists(f"route {shorten(route.events)}: to", name, names)
+                _check_exists(f"{route._where}to", name, names)
         for destination in self.destinations:
             self._check_dead_letter(destination, names)
 
@@ -273,7 +318,7 @@ class Settings:
         The database is the one given, else RELAYBOX_DATABASE, else the file's, else DATABASE_URL, else
         an SQLite file; each may be written ``env:NAME`` or ``file:PATH``.
         """
-        table = _table(path) if path else _find_table()
+        table = _read(path)
         destinations = table.pop("destinations", {})
         if not isinstance(destinations, dict):
             raise wrong("destinations", destinations, "write each as a [destinations.NAME] table")
@@ -281,7 +326,7 @@ class Settings:
         if not isinstance(routes, list):
             raise wrong("routes", routes, "write each route as a [[routes]] table")
         return cls(
-            _database(database, env, table.pop("database", None)),
+            _database(_named_database(database, env, table.pop("database", None)), env),
             [Destination.from_mapping(name, given) for name, given in destinations.items()],
             [Route.from_mapping(given) for given in routes],
             **table,
@@ -296,17 +341,31 @@ def _check_exists(setting: str, name: str, known: list[str]) -> None:
         raise ConfigError(f"{setting} = {name!r}: no destination is called that{did_you_mean(name, known)}")
 
 
-def _database(given: str | None, env: Mapping[str, str], in_file: Any) -> str:
+def names_database(path: Path | None, env: Mapping[str, str], database: str | None = None) -> bool:
+    """Whether anything that ``Settings.load`` reads says which database is meant."""
+    return _named_database(database, env, _read(path).get("database")) is not None
+
+
+def _database(named: tuple[str, Any] | None, env: Mapping[str, str]) -> str:
+    if named is None:
+        return DEFAULT_DATABASE
+    setting, value = named
+    return normalize_url(parse_secret(value, setting).reveal(env), setting)
+
+
+def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any] | None:
+    """The setting that decides which database it is, and its value."""
     sources = {
         "database": given,
         "RELAYBOX_DATABASE": env.get("RELAYBOX_DATABASE"),
         "database in the file": in_file,
         "DATABASE_URL": env.get("DATABASE_URL"),
     }
-    for setting, value in sources.items():
-        if value is not None and value != "":
-            return normalize_url(parse_secret(value, setting).reveal(env), setting)
-    return DEFAULT_DATABASE
+    return next((source for source in sources.items() if source[1] is not None and source[1] != ""), None)
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    return _table(path) if path else _find_table()
 
 
 def _find_table() -> dict[str, Any]:
@@ -325,7 +384,8 @@ def _table(path: Path) -> dict[str, Any]:
         if given is None:
             raise ConfigError(f"{path} has no [tool.relaybox] table; add one, or write relaybox.toml")
         return known_only(given, general | {"destinations", "routes"}, "[tool.relaybox]")
-    tables = known_only(data, ("relaybox", "destinations", "routes"), str(path))
+    misplaced = dict.fromkeys(general, "write it under [relaybox]")
+    tables = known_only(data, ("relaybox", "destinations", "routes"), str(path), misplaced)
     return {**known_only(tables.pop("relaybox", {}), general, "[relaybox]"), **tables}
 
 

@@ -34,8 +34,9 @@ class ConfigError(RelayboxError, ValueError):
 class UnknownSetting(ConfigError):
     """There is no setting of that name."""
 
-    def __init__(self, name: str, known: Iterable[str], where: str) -> None:
-        super().__init__(f"{where} has no setting {name!r}{did_you_mean(name, known)}")
+    def __init__(self, name: str, known: Iterable[str], where: str, fix: str | None = None) -> None:
+        hint = did_you_mean(name, known) if fix is None else f"; {fix}"
+        super().__init__(f"{where} has no setting {name!r}{hint}")
 
 
 class MissingExtra(RelayboxError, ImportError):

@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine.mock import MockConnection
 
 from relaybox.config import normalize_url
-from relaybox.connect import Row, connected
-from relaybox.errors import SchemaError, StoreError
+from relaybox.connect import Row, connected, denied, in_memory
+from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.schema import MYSQL, Tables, make_tables
-from relaybox.setting import choice, wrong
+from relaybox.setting import choice, mask_url, wrong
 
 T = TypeVar("T")
 DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
@@ -118,7 +118,16 @@ def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> li
     Safe to repeat, and safe for several processes at once. A ``schema`` is created on PostgreSQL; on
     MariaDB and MySQL it names another database, which must exist; SQLite has none.
     """
-    return _run(database, lambda dialect: _migrating(Outbox(dialect, schema, prefix)))
+    if in_memory(normalize_url(database)):
+        fix = "it is in memory, and nothing would be kept; name a file, as in sqlite:///relaybox.db"
+        raise ConfigError(f"database = {mask_url(database)!r}: {fix}")
+    try:
+        return _run(database, lambda dialect: _migrating(Outbox(dialect, schema, prefix)))
+    except StoreError as error:
+        if not denied(error.__cause__):
+            raise
+        fix = "run it as the owner, or review `relaybox sql`"
+        raise StoreError(f"{error}; {fix}") from error.__cause__
 
 
 def current_version(database: str, *, schema: str | None = None, prefix: str = "") -> int:

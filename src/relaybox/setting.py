@@ -109,14 +109,19 @@ def wrong(setting: str, value: object, fix: str) -> ConfigError:
     return ConfigError(f"{setting} = {shorten(value)}: {fix}")
 
 
-def known_only(mapping: object, known: Iterable[str], where: str) -> dict[str, Any]:
-    """A copy of ``mapping``, if it is one and names nothing but known settings."""
+def known_only(
+    mapping: object, known: Iterable[str], where: str, fixes: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A copy of ``mapping``, if it is one and names nothing but known settings.
+
+    ``fixes`` says what to do about names that are not spelled like the right one.
+    """
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} is a {type(mapping).__name__}; write a table of settings")
     names = set(known)
     for name in mapping:
         if name not in names:
-            raise UnknownSetting(str(name), names, where)
+            raise UnknownSetting(str(name), names, where, (fixes or {}).get(name))
     return dict(mapping)
 
 
@@ -230,7 +235,9 @@ def parse_secret(value: str | Secret, setting: str) -> Secret:
     if isinstance(value, str) and value not in ("", "env:", "file:"):
         return Secret(value)
     seen = "empty" if isinstance(value, str) else f"of type {type(value).__name__}"
-    raise ConfigError(f"{setting} is {seen}; write a value, env:NAME or file:PATH")
+    # A database's URL is kept like a secret, but whoever gives an engine must hear that a URL is meant.
+    what = "a URL such as postgresql://user@host/db" if setting.startswith("database") else "a value"
+    raise ConfigError(f"{setting} is {seen}; write {what}, env:NAME or file:PATH")
 
 
 def parse_name(value: str, setting: str) -> str:
@@ -244,6 +251,8 @@ def parse_name(value: str, setting: str) -> str:
 
 def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
     """One name or several, none of them empty."""
+    if value == ():
+        raise ConfigError(f"{setting} is missing; write a name or a list of names")
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise wrong(setting, value, "write a name or a list of names, none of them empty")

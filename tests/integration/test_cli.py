@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from relaybox.cli.group import global_first
 from relaybox.grants import grants
 from relaybox.migrations import DialectName, current_version, migrate
+from relaybox.setting import mask_url
 from tests.schema_snapshot import engine, run_script, snapshot
 
 DATABASES = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
@@ -58,11 +59,24 @@ def test_migrate_says_what_it_did(
     kind: str, relaybox: Relaybox, fresh_database: Callable[[str], str]
 ) -> None:
     url = fresh_database(kind)
-    assert relaybox("migrate", "--database", url) == "applied 1 (the tables)\n"
-    assert relaybox("--database", url, "migrate") == "up to date (version 1)\n"
-    assert json.loads(relaybox("migrate", "--json", f"--database={url}")) == {"applied": [], "version": 1}
+    shown = mask_url(url)
+    assert relaybox("migrate", "--database", url) == f"{shown}: applied 1 (the tables)\n"
+    assert relaybox("--database", url, "migrate") == f"{shown}: up to date (version 1)\n"
+    again = json.loads(relaybox("migrate", "--json", f"--database={url}"))
+    assert again == {"database": shown, "applied": [], "version": 1}
     given = relaybox("migrate", "--json", "--prefix", "billing_", RELAYBOX_DATABASE=url)
-    assert json.loads(given) == {"applied": [1], "version": 1}
+    assert json.loads(given) == {"database": shown, "applied": [1], "version": 1}
+
+
+def test_migrate_says_when_nobody_chose_the_database(relaybox: Relaybox, tmp_path: Path) -> None:
+    default = "sqlite:///relaybox.db (the default; choose with --database)"
+    assert relaybox("migrate") == f"{default}: applied 1 (the tables)\n"
+    assert relaybox("migrate") == f"{default}: up to date (version 1)\n"
+    chosen = "sqlite:///relaybox.db: up to date (version 1)\n"
+    assert relaybox("migrate", "--database", "sqlite:///relaybox.db") == chosen
+    assert relaybox("migrate", DATABASE_URL="sqlite:///relaybox.db") == chosen
+    (tmp_path / "other.toml").write_text('[relaybox]\ndatabase = "sqlite:///relaybox.db"\n')
+    assert relaybox("migrate", "--config", "other.toml") == chosen
 
 
 @each_database
@@ -86,7 +100,7 @@ def test_the_printed_sql_makes_the_schema_it_is_asked_for(
     url = fresh_database(kind)
     names = ("--schema", "Ours", "--prefix", "billing_")
     run_script(url, relaybox("sql", *names, "--database", url))
-    assert relaybox("migrate", *names, "--database", url) == "up to date (version 1)\n"
+    assert relaybox("migrate", *names, "--database", url).endswith(": up to date (version 1)\n")
 
 
 def test_the_printed_grants_are_those_of_the_dialect(relaybox: Relaybox) -> None:
@@ -137,6 +151,18 @@ def test_the_database_is_the_flags_then_the_environments_then_the_files(
         (("migrate", "--config", "nowhere.toml"), "nowhere.toml does not exist"),
         (("migrate", "--prefix", 'a"; drop table x;--'), "prefix = 'a\"; drop table x;--': "),
         (("sql", "--schema", "a b", "--dialect", "postgresql"), "schema = 'a b': "),
+        (
+            ("--database", "sqlite://shop.db", "migrate"),
+            "database = 'sqlite://shop.db': write sqlite:///shop.db "
+            "(three slashes; four for an absolute path)",
+        ),
+        (("migrate", "--database", "sqlite:///x.db?timeout=soon"), "database = 'sqlite:///x.db?***': "),
+        (("migrate", "--database", "mysql://me:hush@h/db?soon=1"), "database = 'mysql://***@h/db?***': "),
+        (("migrate", "--database", "sqlite://"), "database = 'sqlite://': it is in memory"),
+        (
+            ("migrate", "--database", "postgresql://me:hush@h:abc/x"),
+            "database = 'postgresql://***@h:abc/x': the port 'abc' is no number",
+        ),
         (("sql", "--schema", "x"), "schema = 'x': SQLite has no schemas"),
         (("sql", "--database", "mysql://me:hush@127.0.0.1:1/db"), "mysql://***@127.0.0.1:1/db: "),
     ],
@@ -153,6 +179,30 @@ def test_an_error_is_one_line_and_the_status_2(
 @pytest.mark.parametrize("arguments", [("migrat",), ("migrate", "--nothing"), ("sql", "--dialect", "oracle")])
 def test_wrong_usage_is_the_status_2(arguments: tuple[str, ...], relaybox: Relaybox) -> None:
     assert "Usage: relaybox" in relaybox(*arguments, status=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("migrate", "--database"), "Option '--database' requires an argument."),
+        (("--database",), "Option '--database' requires an argument."),
+        (("migrate", "--json", "--config"), "Option '--config' requires an argument."),
+        (("migrate", "--databse", "x"), "No such option: --databse"),
+        (("migrate", "--databse", "x"), "--database"),
+        (("sql", "--confg=x"), "--config"),
+        (("migrate", "--prefx", "x"), "--prefix"),
+    ],
+)
+def test_a_slip_in_an_option_is_answered_with_the_fix(
+    arguments: tuple[str, ...], hint: str, relaybox: Relaybox
+) -> None:
+    error = relaybox(*arguments, status=2).partition("Error: ")[2]
+    assert hint in error
+
+
+def test_the_help_says_when_a_server_is_asked_for_its_dialect(relaybox: Relaybox) -> None:
+    text = " ".join(relaybox("sql", "--help").split())
+    assert "A MySQL URL may lead to MariaDB as well, so that server is asked; --dialect avoids that" in text
 
 
 def test_the_version_is_the_packages(relaybox: Relaybox) -> None:
@@ -198,7 +248,7 @@ def test_the_help_answers_at_once(relaybox: Relaybox) -> None:
         (["migrate", "--database", "x", "--json"], ["--database", "x", "migrate", "--json"]),
         (["migrate", "--config=a", "--database=b"], ["--config=a", "--database=b", "migrate"]),
         (["migrate", "--", "--database", "x"], ["migrate", "--", "--database", "x"]),
-        (["migrate", "--database"], ["--database", "migrate"]),
+        (["migrate", "--database"], ["migrate", "--database"]),
         ([], []),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +21,7 @@ from relaybox import connect, migrations
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
 from relaybox.schema import LONGEST_PREFIX, VERSION, make_tables
+from relaybox.setting import mask_url
 from tests.schema_snapshot import engine, snapshot, transaction
 
 DATABASES = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
@@ -264,6 +267,81 @@ def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(
         execute_all(url, [f"DROP OWNED BY {role}", f"DROP ROLE {role}"])
 
 
+@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb"])
+def test_a_user_without_the_right_to_migrate_is_told_who_has_it(kind: str, fresh_database: Fresh) -> None:
+    url = sa.make_url(fresh_database(kind))
+    owner, role = url.render_as_string(hide_password=False), f"guest_{uuid4().hex[:8]}"
+    if kind == "mariadb":
+        execute_all(
+            owner,
+            [
+                f"CREATE USER {role} IDENTIFIED BY '{url.password}'",
+                f"GRANT SELECT ON {url.database}.* TO {role}",
+            ],
+        )
+    else:
+        execute_all(owner, [f"CREATE ROLE {role} LOGIN"])
+    try:
+        guest = url.set(username=role).render_as_string(hide_password=False)
+        with pytest.raises(
+            StoreError, match=r"denied.*; run it as the owner, or review `relaybox sql`$"
+        ) as error:
+            migrate(guest)
+    finally:
+        execute_all(owner, [f"DROP {'USER' if kind == 'mariadb' else 'ROLE'} {role}"])
+    assert "LINE" not in str(error.value)
+    assert "('" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("postgresql-18", "syntax error"), ("mariadb", "error in your SQL")]
+)
+def test_what_the_database_said_is_told_without_what_the_driver_adds(
+    kind: str, said: str, fresh_database: Fresh
+) -> None:
+    url = fresh_database(kind)
+    with pytest.raises(StoreError, match=said) as error, connect.connected(url) as execute:
+        execute("SELEKT 1")
+    reason = str(error.value).removeprefix(f"{mask_url(url)}: ")
+    assert reason[0].isalpha()
+    assert "LINE 1" not in reason
+    assert "\\" not in reason
+
+
+def test_a_sqlite_file_that_cannot_be_opened_is_told_with_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"file: the directory {tmp_path}/gone does not exist$"):
+        migrate(f"sqlite:///{tmp_path}/gone/x.db")
+    (tmp_path / "x.db").mkdir()
+    with pytest.raises(StoreError, match=rf"file: the directory {tmp_path} exists; see who may"):
+        migrate(f"sqlite:///{tmp_path}/x.db")
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite://", "sqlite:///file:x?mode=memory&uri=true"]
+)
+def test_a_database_in_memory_is_not_migrated_for_nothing(url: str) -> None:
+    with pytest.raises(ConfigError, match="it is in memory, and nothing would be kept; name a file"):
+        migrate(url)
+
+
+def test_a_database_in_memory_that_others_share_is_migrated() -> None:
+    name = f"file:{uuid4().hex}?mode=memory&cache=shared"
+    with closing(sqlite3.connect(name, uri=True)):
+        assert migrate(f"sqlite:///{name}&uri=true") == [1]
+        assert migrate(f"sqlite:///{name}&uri=true") == []
+
+
+def test_a_url_that_sqlalchemy_refuses_is_a_wrong_setting() -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"database = 'sqlite://\*\*\*@h/x': the driver does not take it so"
+        ) as error,
+        connect.connected("sqlite://u:hush@h/x"),
+    ):
+        pass
+    assert "hush" not in str(error.value)
+
+
 def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database: Fresh) -> None:
     url = fresh_database("mariadb")
     name = f"other_{uuid4().hex[:8]}"
@@ -294,8 +372,9 @@ def test_a_name_that_is_no_name_is_refused_before_anything_is_asked(
     arguments: dict[str, Any] = {setting: name}
     with pytest.raises(ConfigError, match=f"{setting} = "):
         ddl(dialect, **arguments)
+    nowhere = "/no/where.db" if dialect == "sqlite" else "nobody@127.0.0.1:1/nowhere"
     with pytest.raises(ConfigError, match=f"{setting} = "):
-        migrate(f"{dialect}://nobody@127.0.0.1:1/nowhere", **arguments)
+        migrate(f"{dialect}://{nowhere}", **arguments)
 
 
 def test_a_prefix_too_long_for_the_names_of_indexes_is_refused() -> None:

@@ -151,6 +151,66 @@ def test_any_other_database_url_is_refused_without_its_password(url: Any) -> Non
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "sqlite://shop.db",
+            "database = 'sqlite://shop.db': write sqlite:///shop.db "
+            "(three slashes; four for an absolute path)",
+        ),
+        ("sqlite+aiosqlite://:memory:", "database = 'sqlite://:memory:': write sqlite:///:memory: (three"),
+        ("sqlite://u:hunter2@h/x", "database = 'sqlite://***@h/x': write sqlite:///***@h/x (three slashes"),
+        (
+            "postgresql://u:hunter2@h:abc/x",
+            "database = 'postgresql://***@h:abc/x': the port 'abc' is no number",
+        ),
+        (
+            "postgres://u:hunter2@h:1,i:2x/x?y=z",
+            "database = 'postgresql://***@h:1,i:2x/x?***': the port '2x'",
+        ),
+        ("mysql://[::1]:a", "database = 'mysql://[::1]:a': the port 'a' is no number"),
+        ("mysql://u:hun/ter2@h:a", "database = 'mysql://***@h:a': the port 'a' is no number"),
+    ],
+)
+def test_a_database_url_that_leads_nowhere_is_refused_with_the_fix(url: str, message: str) -> None:
+    said = refusal(lambda: normalize_url(url))
+    assert said.startswith(message)
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "postgresql://h:1,i:2,j/db",
+            "postgresql://u:p@[::1]:5432/db",
+            "postgresql:///db",
+            "mysql://[::1]/x",
+        ),
+        *("postgresql://u:p?w@h:5432/db", "mysql://u:a:b@h:1/x", "postgresql://u@/db?host=/tmp:x"),
+        *("postgresql://h:1/db?options=a@b:c", "sqlite:////home/me@work/x.db", "sqlite:///C:/x.db"),
+        *("sqlite:///file:x?mode=ro&uri=true", "sqlite://?uri=true", "sqlite:///:memory:"),
+    ],
+)
+def test_unusual_database_urls_are_left_to_the_driver(url: str) -> None:
+    assert normalize_url(url) == url
+
+
+def test_the_name_of_a_file_is_answered_with_its_url() -> None:
+    assert refusal(lambda: normalize_url("shop.db")).endswith("; for a file: sqlite:///shop.db")
+    assert refusal(lambda: normalize_url("/var/shop.sqlite3")).endswith(": sqlite:////var/shop.sqlite3")
+    assert "for a file" not in refusal(lambda: normalize_url("u:p@h/x.db"))
+
+
+def test_an_engine_is_answered_with_a_url() -> None:
+    message = "database is of type object; write a URL such as postgresql://user@host/db, env:NAME or file:"
+    assert refusal(lambda: Settings.load(None, {}, object())).startswith(message)  # type: ignore[arg-type]
+    assert refusal(lambda: Settings(object())).startswith(  # type: ignore[arg-type]
+        "database is of type object: write one of postgresql://"
+    )
+
+
 def test_a_masked_url_still_says_where_it_points() -> None:
     assert mask_url("amqp://u:p@ss@host/vhost?key=1") == "amqp://***@host/vhost?***"
     assert mask_url("https://example.org/events") == "https://example.org/events"
@@ -399,6 +459,9 @@ def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
         Destination.from_mapping("a", {"sink": URL, "timout": 1})
     with pytest.raises(UnknownSetting):
         Destination.from_mapping("a", {"sink": URL, "name": "b"})
+    for name in ("url", "endpoint"):
+        with pytest.raises(UnknownSetting, match=f"has no setting '{name}'; did you mean 'sink'?"):
+            Destination.from_mapping("a", {name: URL})
     assert "destination 'a' has no sink; write one" in refusal(lambda: Destination.from_mapping("a", {}))
     assert "destination 'a' is a str; write a table" in refusal(
         lambda: Destination.from_mapping("a", URL)  # type: ignore[arg-type]
@@ -417,13 +480,16 @@ def test_a_route_takes_one_name_or_several() -> None:
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"events": "a"}, "route: to = (): write a name"),
-        ({"to": "a"}, "route: events = (): write a name"),
+        ({"events": "order.*"}, "route 'order.*': to is missing; write a name"),
+        ({"events": ["a", "b.*"], "to": []}, "route 'a', 'b.*': to = []: write a name"),
+        ({"to": "a"}, "route: events is missing; write a name"),
         ({"events": "", "to": "a"}, "route: events = ''"),
         ({"events": ["a", " "], "to": "a"}, "route: events = ['a', ' ']"),
         ({"events": [1], "to": "a"}, "route: events = [1]"),
         ({"events": 5, "to": "a"}, "route: events = 5"),
         ({"event": "a", "to": "a"}, "a route has no setting 'event'; did you mean 'events'?"),
+        ({"match": "a", "to": "a"}, "a route has no setting 'match'; did you mean 'events'?"),
+        ({"pattern": "a", "to": "a"}, "a route has no setting 'pattern'; did you mean 'events'?"),
     ],
 )
 def test_a_wrong_route_is_refused(mapping: dict[str, Any], message: str) -> None:
@@ -447,13 +513,15 @@ def test_settings_have_the_documented_defaults() -> None:
         ({"destinations": [Destination("a", URL)] * 2}, "destinations: two are called 'a'; rename one"),
         ({"destinations": ["a"]}, "destinations = 'a': give Destination objects"),
         ({"routes": ["a"]}, "routes = 'a': give Route objects"),
+        ({"destinations": Destination("a", URL)}, "destinations: give a list of Destination objects"),
+        ({"routes": Route("a", to="a")}, "routes: give a list of Route objects"),
         (
             {"destinations": [Destination("runner", URL)], "routes": [Route("a", to="runer")]},
-            "route ('a',): to = 'runer': no destination is called that; did you mean 'runner'?",
+            "route 'a': to = 'runer': no destination is called that; did you mean 'runner'?",
         ),
         (
             {"routes": [Route("a", to="x")]},
-            "route ('a',): to = 'x': no destination is called that; none is configured",
+            "route 'a': to = 'x': no destination is called that; none is configured",
         ),
         (
             {"destinations": [Destination("a", URL, dead_letter="graveyrd"), Destination("graveyard", URL)]},
@@ -558,7 +626,9 @@ def test_the_database_is_the_one_given_then_the_environment_s_then_the_file_s(he
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("database = 'x'", "relaybox.toml has no setting 'database'"),
+        ("database = 'x'", "relaybox.toml has no setting 'database'; write it under [relaybox]"),
+        ("max_payload = 5", "relaybox.toml has no setting 'max_payload'; write it under [relaybox]"),
+        ("[route]", "relaybox.toml has no setting 'route'; did you mean 'routes'?"),
         ("[relaybox]\ndatbase = 'x'", "[relaybox] has no setting 'datbase'; did you mean 'database'?"),
         ("[relaybox]\ndatabase = 5", "database in the file is of type int"),
         ("[relaybox]\ndatabase = 'env:NOPE'", "env:NOPE is missing or empty; set the variable NOPE"),
@@ -568,7 +638,7 @@ def test_the_database_is_the_one_given_then_the_environment_s_then_the_file_s(he
         ("[destinations]\nrunner = 5", "destination 'runner' is a int; write a table"),
         ("[routes]\nevents = 'a'", "routes = {'events': 'a'}: write each route as a [[routes]] table"),
         ("routes = [5]", "a route is a int; write a table"),
-        ("[[routes]]\nevents = 'a'\nto = 'x'", "route ('a',): to = 'x': no destination"),
+        ("[[routes]]\nevents = 'a'\nto = 'x'", "route 'a': to = 'x': no destination"),
     ],
 )
 def test_a_wrong_file_is_refused(here: Path, text: str, message: str) -> None:

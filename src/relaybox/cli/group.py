@@ -28,18 +28,41 @@ class Group(TyperGroup):
         except RelayboxError as error:
             typer.echo(f"relaybox: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
+        except Exception as error:
+            explain(error)
+            raise
+
+
+def explain(error: Any) -> None:
+    """Say of an option that a command does not know what it has to do with the global ones.
+
+    The error is told by its attributes: its class is click's, or typer's own copy of that, by version.
+    """
+    if not (hasattr(error, "option_name") and hasattr(error, "possibilities")):
+        return
+    if error.option_name in ANYWHERE:
+        # With its value it would have been moved to the front.
+        error.message = f"Option {error.option_name!r} requires an argument."
+    else:
+        import difflib
+
+        close = difflib.get_close_matches(error.option_name, ANYWHERE)
+        error.possibilities = [*(error.possibilities or ()), *close]
 
 
 def global_first(args: Sequence[str]) -> list[str]:
-    """The same arguments with ``--database URL`` and ``--config PATH`` before all others."""
+    """The same arguments with ``--database URL`` and ``--config PATH`` before all others.
+
+    One without its value stays where it is: in front it would take the command for its value.
+    """
     first: list[str] = []
     others: list[str] = []
     rest = iter(args)
     for argument in rest:
         if argument == "--":
             others += [argument, *rest]
-        elif argument in ANYWHERE:
-            first += [argument, *([value] if (value := next(rest, None)) is not None else [])]
+        elif argument in ANYWHERE and (value := next(rest, None)) is not None:
+            first += [argument, value]
         elif argument.startswith(tuple(f"{option}=" for option in ANYWHERE)):
             first.append(argument)
         else:

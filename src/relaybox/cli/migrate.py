@@ -14,15 +14,19 @@ def migrate(
     import json
 
     from relaybox import migrations
+    from relaybox.setting import mask_url
 
-    settings = options(context).settings(schema=schema, prefix=prefix)
+    given = options(context)
+    settings = given.settings(schema=schema, prefix=prefix)
+    database = mask_url(settings.database)
     applied = migrations.migrate(settings.database, schema=settings.schema, prefix=settings.prefix)
     version = migrations.current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
     if as_json:
-        typer.echo(json.dumps({"applied": applied, "version": version}))
+        typer.echo(json.dumps({"database": database, "applied": applied, "version": version}))
         return
+    where = database if given.name_database() else f"{database} (the default; choose with --database)"
     for migration in migrations.MIGRATIONS:
         if migration.number in applied:
-            typer.echo(f"applied {migration.number} ({migration.title})")
+            typer.echo(f"{where}: applied {migration.number} ({migration.title})")
     if not applied:
-        typer.echo(f"up to date (version {version})")
+        typer.echo(f"{where}: up to date (version {version})")

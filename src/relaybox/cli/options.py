@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from relaybox.config import Settings
 
 Schema: TypeAlias = Annotated[
@@ -29,14 +31,25 @@ class Options:
     def settings(self, **flags: str | None) -> Settings:
         """The settings, from the flags that were given, the environment and the file."""
         import os
-        from pathlib import Path
 
         from relaybox.config import Settings
 
-        path = None if self.config is None else Path(self.config)
-        settings = Settings.load(path, os.environ, self.database)
+        settings = Settings.load(self._path(), os.environ, self.database)
         given: dict[str, Any] = {name: flag for name, flag in flags.items() if flag is not None}
         return replace(settings, **given)
+
+    def name_database(self) -> bool:
+        """Whether the flag, the environment or the file says which database it is."""
+        import os
+
+        from relaybox.config import names_database
+
+        return names_database(self._path(), os.environ, self.database)
+
+    def _path(self) -> Path | None:
+        from pathlib import Path
+
+        return None if self.config is None else Path(self.config)
 
 
 def options(context: typer.Context) -> Options:

@@ -12,6 +12,9 @@ from relaybox.cli.options import Prefix, Schema, options
 if TYPE_CHECKING:
     from relaybox.migrations import DialectName
 
+DIALECT = """Else the configured database's. A MySQL URL may lead to MariaDB as well, so that server is
+asked; --dialect avoids that."""
+
 
 class Dialect(StrEnum):
     """The databases whose SQL can be printed."""
@@ -24,7 +27,7 @@ class Dialect(StrEnum):
 
 def sql(
     context: typer.Context,
-    dialect: Annotated[Dialect | None, typer.Option(help="Else the configured database's.")] = None,
+    dialect: Annotated[Dialect | None, typer.Option(help=DIALECT)] = None,
     grants: Annotated[bool, typer.Option("--grants", help="Print the roles instead.")] = False,
     schema: Schema = None,
     prefix: Prefix = None,
