@@ -42,7 +42,7 @@ class Outbox:
         routes: Iterable[Route] = (),
         **settings: Any,
     ) -> None:
-        self.settings = _settings(database, tuple(destinations), tuple(routes), settings)
+        self.settings = _settings(database, destinations, routes, settings)
         self.tables = make_tables(sa.MetaData(), schema=self.settings.schema, prefix=self.settings.prefix)
         self._emitter = Emitter(self.settings, self.tables)
         self._recorder: Recorder | None = None
@@ -148,7 +148,8 @@ class Outbox:
         ``with`` on a synchronous one, ``async with`` on an asynchronous one: begins, commits at the end of
         the block, rolls back when the block raises. Where a transaction is open already the block is a
         savepoint in it, and whoever began that transaction still has to commit it. In autocommit the
-        connection is in autocommit again afterwards.
+        connection is in autocommit again afterwards; SQLAlchemy's AUTOCOMMIT, in which it begins nothing,
+        raises ``NotInTransaction``.
         """
         return self._emitter.transaction(connection)
 
@@ -181,8 +182,8 @@ class Outbox:
 
 def _settings(
     database: str | None,
-    destinations: tuple[Destination, ...],
-    routes: tuple[Route, ...],
+    destinations: Iterable[Destination],
+    routes: Iterable[Route],
     options: dict[str, Any],
 ) -> Settings:
     names = {field.name for field in dataclasses.fields(Settings)} - {"database", "destinations", "routes"}
@@ -191,7 +192,9 @@ def _settings(
         url = parse_secret(database, "database").reveal(os.environ)
         return Settings(url, destinations, routes, **options)
     loaded = Settings.load(None, os.environ)
-    merged = {destination.name: destination for destination in (*loaded.destinations, *destinations)}
-    return dataclasses.replace(
-        loaded, destinations=tuple(merged.values()), routes=(*routes, *loaded.routes), **options
-    )
+    # Checked by themselves first: a route may lead to a destination of the file.
+    given = Settings(loaded.database, destinations)
+    merged = {destination.name: destination for destination in (*loaded.destinations, *given.destinations)}
+    both = dataclasses.replace(loaded, destinations=tuple(merged.values()), **options)
+    own = dataclasses.replace(both, routes=routes).routes
+    return dataclasses.replace(both, routes=(*own, *loaded.routes))

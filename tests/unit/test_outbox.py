@@ -72,3 +72,15 @@ def test_what_does_not_fit_is_refused(directory: Path) -> None:
         Outbox("sqlite://", routes=[Route("a", to="b")])
     with pytest.raises(ConfigError, match="database"):
         Outbox("oracle://host/db")
+
+
+@pytest.mark.parametrize("database", ["sqlite:///shop.db", None])
+def test_one_destination_or_route_instead_of_a_list_is_named(
+    database: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = Destination("runner", "console:")
+    with pytest.raises(ConfigError, match="destinations: give a list of Destination objects"):
+        Outbox(database, destinations=runner)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="routes: give a list of Route objects"):
+        Outbox(database, destinations=[runner], routes=Route("*", to="runner"))  # type: ignore[arg-type]

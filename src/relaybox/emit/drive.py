@@ -61,8 +61,14 @@ def translated(error: BaseException) -> BaseException:
     if isinstance(code, str | int) and (code in _NO_TABLE or _is_missing_in_sqlite(code)):
         problem = "a table is missing, or older than this version needs"
         fix = "run `relaybox migrate`, or call outbox.migrate()"
-        return _caused(SchemaError(f"{problem}: {beneath}; {fix}"), error)
+        return _caused(SchemaError(f"{problem}: {_summary(beneath)}; {fix}"), error)
     return error
+
+
+def _summary(error: Any) -> str:
+    """What went wrong, without the excerpt of the statement that PostgreSQL's drivers add in lines below."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    return primary or str(error).partition("\n")[0]
 
 
 def _is_missing_in_sqlite(message: str | int) -> bool:

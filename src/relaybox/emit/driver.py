@@ -7,6 +7,7 @@ nothing is imported of drivers that the application does not use.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from inspect import iscoroutinefunction
 from typing import Any, Protocol, TypeAlias
 
 from relaybox.emit.write import Row
@@ -59,7 +60,7 @@ class Channel:
         if driver.begins(connection) or driver.is_open(connection):
             return False
         if not autocommit:
-            raise not_in_transaction(driver.name)
+            raise not_in_transaction(driver)
         return True
 
     def execute(self, query: Query) -> Any:
@@ -80,10 +81,11 @@ def failed(name: str) -> TransactionFailed:
     )
 
 
-def not_in_transaction(name: str) -> NotInTransaction:
+def not_in_transaction(driver: Driver) -> NotInTransaction:
     """The error for an INSERT that would commit by itself."""
+    block = "async with" if iscoroutinefunction(driver.execute) else "with"
     return NotInTransaction(
-        f"the {name} connection is in autocommit and no transaction is open, so the event would commit apart"
-        " from the change it belongs to; write `with outbox.transaction(connection):` around both,"
+        f"the {driver.name} connection is in autocommit and no transaction is open, so the event would commit"
+        f" apart from the change it belongs to; write `{block} outbox.transaction(connection):` around both,"
         " or pass autocommit=True if that is what you want"
     )

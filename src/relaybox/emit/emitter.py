@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
+import sqlalchemy as sa
+
 from relaybox.config import Settings
 from relaybox.emit.drive import adrive, drive
 from relaybox.emit.driver import Channel, Driver
@@ -12,18 +14,23 @@ from relaybox.emit.find import async_channel, async_sqlalchemy, channel
 from relaybox.emit.row import Call, Emission, EmitOptions, RowBuilder
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.write import Writing, committed, write
-from relaybox.errors import InvalidField
+from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_you_mean
 from relaybox.event import Emitted
 from relaybox.schema import Tables
+from relaybox.stores.dialects import Dialect
 from relaybox.stores.statements import Statements
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
+
+# The backend that a URL names, where the dialect has a name of its own.
+_FAMILIES = {"mariadb": "mysql"}
 
 
 class Emitter:
     """Emits by one outbox's settings into one outbox's tables."""
 
     def __init__(self, settings: Settings, tables: Tables) -> None:
+        self._family = sa.make_url(settings.database).get_backend_name()
         self._tables = tables
         self._insert = tables.event.insert()
         self._builder = RowBuilder(settings)
@@ -61,40 +68,64 @@ class Emitter:
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events on a synchronous connection or session, in the order given."""
-        return self.write(connection, _as_calls(calls), autocommit)
+        return self.write(connection, _as_calls(calls), autocommit, many=True)
 
     async def aemit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events on an asynchronous connection or session, in the order given."""
-        return await self.awrite(connection, _as_calls(calls), autocommit)
+        return await self.awrite(connection, _as_calls(calls), autocommit, many=True)
 
     def transaction(self, connection: Any) -> Transaction:
         """A block that is a transaction, or a savepoint where one is open already."""
-        return Transaction(connection)
+        return Transaction(connection, self._insert)
 
-    def write(self, connection: Any, calls: Sequence[Call], autocommit: bool) -> list[Emitted]:
-        """Write the calls' events through whatever serves the connection."""
+    def write(
+        self, connection: Any, calls: Sequence[Call], autocommit: bool, many: bool = False
+    ) -> list[Emitted]:
+        """Write the calls' events through whatever serves the connection.
+
+        ``many``: errors say which of the calls they are about.
+        """
         way = channel(connection, self._insert)
-        return drive(self._writing(way, calls, autocommit), way.execute)
+        return drive(self._writing(way, calls, autocommit, many), way.execute)
 
-    async def awrite(self, connection: Any, calls: Sequence[Call], autocommit: bool) -> list[Emitted]:
+    async def awrite(
+        self, connection: Any, calls: Sequence[Call], autocommit: bool, many: bool = False
+    ) -> list[Emitted]:
         """``write``, for asynchronous connections and sessions."""
         if (asynchronous := async_sqlalchemy(connection)) is not None:
-            written: list[Emitted] = await asynchronous.run_sync(self.write, calls, autocommit)
+            written: list[Emitted] = await asynchronous.run_sync(self.write, calls, autocommit, many)
             return written
         way = async_channel(connection)
-        return await adrive(self._writing(way, calls, autocommit), way.execute)
+        return await adrive(self._writing(way, calls, autocommit, many), way.execute)
 
-    def _writing(self, way: Channel, calls: Sequence[Call], autocommit: bool) -> Writing[list[Emitted]]:
+    def _writing(
+        self, way: Channel, calls: Sequence[Call], autocommit: bool, many: bool
+    ) -> Writing[list[Emitted]]:
         """The statements to execute; whatever is refused is refused before the first of them."""
-        alone = way.check(autocommit)
         driver = way.driver
         dialect = driver.dialect
         statements = self._statements.get(driver) or self._make_statements(driver)
-        emissions = [self._builder.build(call, dialect) for call in calls]
+        alone = way.check(autocommit)
+        if many:
+            emissions = [self._build_one_of_many(n, call, dialect) for n, call in enumerate(calls)]
+        else:
+            emissions = [self._builder.build(call, dialect) for call in calls]
         writing = write(emissions, statements, dialect)
         return committed(writing) if alone and _are_several(emissions) else writing
 
+    def _build_one_of_many(self, number: int, call: Call, dialect: Dialect) -> Emission:
+        try:
+            return self._builder.build(call, dialect)
+        except EmitError as error:
+            error.args = (f"calls[{number}]: {error}",)
+            raise
+
     def _make_statements(self, driver: Driver) -> Statements:
+        """Once for each driver, which is also when to see whether it is one for this database."""
+        family = _FAMILIES.get(driver.dialect.name, driver.dialect.name)
+        if family != self._family:
+            problem = f"this outbox is on {self._family}, the connection is {driver.name}"
+            raise UnsupportedConnection(f"{problem}; pass a connection to the outbox's own database")
         made = Statements(self._tables, driver.dialect, driver.style)
         return self._statements.setdefault(driver, made)
 
@@ -105,13 +136,20 @@ def _are_several(emissions: Sequence[Emission]) -> bool:
 
 
 def _as_calls(calls: Calls) -> list[Call]:
-    return [call if isinstance(call, Call) else _as_call(call) for call in calls]
+    if isinstance(calls, Call | Mapping | str | bytes) or not isinstance(calls, Iterable):
+        raise InvalidField("calls", calls, "give a list of Call objects")
+    return [call if isinstance(call, Call) else _as_call(number, call) for number, call in enumerate(calls)]
 
 
-def _as_call(call: Any) -> Call:
+def _as_call(number: int, call: Any) -> Call:
+    place = f"calls[{number}]"
     if not isinstance(call, Mapping):
-        raise InvalidField("calls", call, "give Call objects, or mappings of emit's arguments")
+        raise InvalidField(place, call, "give Call objects, or mappings of emit's arguments")
+    for name in call:
+        if name not in Call.__struct_fields__:
+            problem = f"emit has no argument {name!r}"
+            raise InvalidField(place, call, problem + did_you_mean(str(name), Call.__struct_fields__))
     try:
         return Call(**call)
     except TypeError as error:
-        raise InvalidField("calls", call, str(error)) from None
+        raise InvalidField(place, call, str(error)) from None

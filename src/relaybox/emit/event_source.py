@@ -13,35 +13,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Unpack
+from weakref import WeakSet
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from msgspec.structs import replace
 from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
 
 from relaybox.emit.driver import failed
 from relaybox.emit.emitter import Emitter
+from relaybox.emit.find import name_of
 from relaybox.emit.row import Call, EmitOptions
 from relaybox.errors import NotInTransaction, UnsupportedConnection
 
 _QUEUE = "relaybox"
 _KEPT = "_relaybox_events"
+_ASYNCIO = "sqlalchemy.ext.asyncio"
 
 
 @dataclass(slots=True)
 class _Recorded:
     instance: Any
-    event_type: str
-    payload: Any
-    aggregate: tuple[str | None, Any]
-    options: EmitOptions
+    given: Call
     depth: int = 0
     written: int = 0
 
     def call(self) -> Call:
-        kind, id_ = self.aggregate
-        kind = type(self.instance).__name__ if kind is None else kind
-        id_ = _identity(self.instance) if id_ is None else id_
-        return Call(kind, id_, self.event_type, self.payload, **self.options)
+        """With the primary key, which a new object has only after the flush."""
+        if self.given.aggregate_id is not None:
+            return self.given
+        return replace(self.given, aggregate_id=_identity(self.instance))
 
 
 @dataclass(slots=True)
@@ -79,7 +79,8 @@ class EventSource:
         ``aggregate_type`` defaults to the class's name, ``aggregate_id`` to the primary key after the flush
         (parts of a composite one joined by ``:``); the options are those of ``emit``.
         """
-        recorded = _Recorded(self, event_type, payload, (aggregate_type, aggregate_id), options)
+        kind = type(self).__name__ if aggregate_type is None else aggregate_type
+        recorded = _Recorded(self, Call(kind, aggregate_id, event_type, payload, **options))
         session = object_session(self)
         if session is None:
             self.__dict__.setdefault(_KEPT, []).append(recorded)
@@ -92,20 +93,25 @@ class Recorder:
 
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
+        # Not sa.event.contains, which goes by id() and takes a new session for a dead one that had its id.
+        self._places: WeakSet[Any] = WeakSet()
 
     def attach(self, target: Any) -> None:
         """Listen to a session, a class of sessions, or a maker of them."""
         place = _listenable(target)
-        if sa.event.contains(place, "before_commit", self.before_commit):
+        classes = place.__mro__ if isinstance(place, type) else (place, *type(place).__mro__)
+        if any(one in self._places for one in classes):
             return
+        self._places.add(place)
         for name in ("after_attach", "after_flush_postexec", "before_commit", "after_rollback"):
             sa.event.listen(place, name, getattr(self, name))
         sa.event.listen(place, "after_transaction_end", self.after_transaction_end)
 
     def after_attach(self, session: Session, instance: Any) -> None:
         """An object came into the session: take over the events it kept."""
-        if isinstance(instance, EventSource) and (kept := instance.__dict__.pop(_KEPT, None)):
+        if isinstance(instance, EventSource) and (kept := instance.__dict__.get(_KEPT)):
             _enqueue(session, kept)
+            del instance.__dict__[_KEPT]
 
     def after_flush_postexec(self, session: Session, context: Any) -> None:
         """New objects have their ids now."""
@@ -158,15 +164,28 @@ class Recorder:
         queue.written += ready
 
 
-def _enqueue(session: Session, events: list[_Recorded]) -> None:
-    if not session.is_active:
-        raise failed("SQLAlchemy session's")
+# At every session, because one that was not attached has no Recorder to miss the events; and when this
+# module is imported, because other threads may be using the list of listeners later.
+@sa.event.listens_for(Session, "before_attach")
+def _refuse_unheard(session: Session, instance: Any) -> None:
+    """Keep an object with events out of a session that would lose them."""
+    if isinstance(instance, EventSource) and instance.__dict__.get(_KEPT):
+        _check_heard(session)
+
+
+def _check_heard(session: Session) -> None:
     if not any(
         isinstance(getattr(heard, "__self__", None), Recorder) for heard in session.dispatch.before_commit
     ):
         raise UnsupportedConnection(
             "this session emits no recorded events; call outbox.attach(...) with its sessionmaker or class"
         )
+
+
+def _enqueue(session: Session, events: list[_Recorded]) -> None:
+    if not session.is_active:
+        raise failed("SQLAlchemy session's")
+    _check_heard(session)
     if not session.in_transaction():
         # Without a transaction a rollback would go unheard, and the event would outlive it.
         if not session.autobegin:
@@ -194,21 +213,34 @@ def _identity(instance: Any) -> Any:
 
 
 def _listenable(target: Any) -> Any:
-    """What SQLAlchemy's events can be listened to at: asynchronous sessions have a synchronous one inside."""
-    if isinstance(target, async_scoped_session):
-        return _listenable(target.session_factory)
-    if isinstance(target, async_sessionmaker):
-        made = target.kw.get("sync_session_class", target.class_.sync_session_class)
-        if not isinstance(made, sessionmaker):
-            made = sessionmaker(class_=made)
-            target.configure(sync_session_class=made)
-        return made
-    if isinstance(target, AsyncSession):
-        return target.sync_session
-    if isinstance(target, type) and issubclass(target, AsyncSession):
-        return target.sync_session_class
-    if isinstance(target, Session | sessionmaker | scoped_session) or (
-        isinstance(target, type) and issubclass(target, Session)
-    ):
+    """The session or the class of sessions whose events are listened to.
+
+    Asynchronous ones have a synchronous one inside. They are told by name: importing them would need
+    greenlet, which a synchronous application may not have.
+    """
+    is_class = isinstance(target, type)
+    names = [name_of(base) for base in (target if is_class else type(target)).__mro__]
+    if f"{_ASYNCIO}.session.AsyncSession" in names:
+        return target.sync_session_class if is_class else target.sync_session
+    if not is_class:
+        if f"{_ASYNCIO}.session.async_sessionmaker" in names:
+            return _sync_class(target)
+        if f"{_ASYNCIO}.scoping.async_scoped_session" in names or isinstance(target, scoped_session):
+            return _listenable(target.session_factory)
+        if isinstance(target, sessionmaker):
+            return target.class_
+    if isinstance(target, Session) or (is_class and issubclass(target, Session)):
         return target
-    raise UnsupportedConnection(f"{target!r} is no SQLAlchemy session, class of sessions or sessionmaker")
+    fix = "pass the sessionmaker, as in outbox.attach(sessionmaker(engine))"
+    raise UnsupportedConnection(
+        f"{target!r} is no SQLAlchemy session, class of sessions or sessionmaker; {fix}"
+    )
+
+
+def _sync_class(maker: Any) -> Any:
+    """The class of the sessions inside those of an async_sessionmaker; one of its own."""
+    made = maker.kw.get("sync_session_class", maker.class_.sync_session_class)
+    if not isinstance(made, sessionmaker):
+        made = sessionmaker(class_=made)
+        maker.configure(sync_session_class=made)
+    return made.class_

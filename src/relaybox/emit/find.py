@@ -47,8 +47,14 @@ _SQLALCHEMY: dict[str, Kind] = {
     "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "async scoped session",
 }
 _FIXES = {
-    "sqlalchemy.engine.base.Engine": "pass a connection or session, not an engine",
-    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "pass a connection or session, not an engine",
+    "sqlalchemy.engine.base.Engine": (
+        "pass a connection or session, not an engine:"
+        " `with engine.begin() as connection: outbox.emit(connection, …)`"
+    ),
+    "sqlalchemy.ext.asyncio.engine.AsyncEngine": (
+        "pass a connection or session, not an engine:"
+        " `async with engine.begin() as connection: await outbox.aemit(connection, …)`"
+    ),
     "sqlalchemy.orm.session.sessionmaker": "call it and pass the session",
     "sqlalchemy.ext.asyncio.session.async_sessionmaker": "call it and pass the session",
     "sqlalchemy.pool.base._ConnectionFairy": "pass its driver_connection, or a SQLAlchemy connection",
@@ -57,10 +63,8 @@ _FIXES = {
     "psycopg2.extensions.cursor": "pass cursor.connection",
     "sqlite3.Cursor": "pass cursor.connection",
     "asyncpg.pool.Pool": "acquire a connection and pass that",
-    "django.utils.connection.ConnectionProxy": "under Django use relaybox.contrib.django.emit_event",
-    "django.db.backends.base.base.BaseDatabaseWrapper": (
-        "under Django use relaybox.contrib.django.emit_event"
-    ),
+    "django.utils.connection.ConnectionProxy": "Django's connections are not supported yet",
+    "django.db.backends.base.base.BaseDatabaseWrapper": ("Django's connections are not supported yet"),
 }
 _ACCEPTED = (
     "emit takes a SQLAlchemy Session, scoped_session or Connection, a SQLModel Session, or a connection of"
@@ -111,21 +115,21 @@ def _over(connection: sa.Connection, session: Any) -> SqlalchemyChannel:
     beneath = driver_connection(connection)
     driver = find(beneath).driver
     if driver is None:
-        raise UnsupportedConnection(f"SQLAlchemy over {_name(type(beneath))} is not supported; {_ACCEPTED}")
+        raise UnsupportedConnection(f"SQLAlchemy over {name_of(type(beneath))} is not supported; {_ACCEPTED}")
     return SqlalchemyChannel(driver, connection, session)
 
 
 def _remember(kind: type) -> Found:
     for base in kind.__mro__:
-        name = _name(base)
+        name = name_of(base)
         if name in _SQLALCHEMY:
             return _found.setdefault(kind, Found(_SQLALCHEMY[name]))
         if name in _DRIVERS:
             served, path = _DRIVERS[name]
             return _found.setdefault(kind, Found(served, _driver(path)))
         if name in _FIXES:
-            raise UnsupportedConnection(f"{_name(kind)}: {_FIXES[name]}; {_ACCEPTED}")
-    raise UnsupportedConnection(f"{_name(kind)} is no connection or session known here; {_ACCEPTED}")
+            raise UnsupportedConnection(f"{name_of(kind)}: {_FIXES[name]}")
+    raise UnsupportedConnection(f"{name_of(kind)} is no connection or session known here; {_ACCEPTED}")
 
 
 def _driver(path: str) -> Driver:
@@ -134,9 +138,10 @@ def _driver(path: str) -> Driver:
     return _drivers.setdefault(path, made)
 
 
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def name_of(kind: type) -> str:
+    """A type's name with its module's, as it is written in a program."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _mismatch(connection: Any, problem: str, right: str, wrong: str) -> NoReturn:
-    raise UnsupportedConnection(f"{_name(type(connection))} {problem}: use {right}, not {wrong}")
+    raise UnsupportedConnection(f"{name_of(type(connection))} {problem}: use {right}, not {wrong}")

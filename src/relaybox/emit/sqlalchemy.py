@@ -5,13 +5,19 @@ The asynchronous ones run this same code through their ``run_sync``.
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, ResourceClosedError
+from sqlalchemy.exc import (
+    InvalidRequestError,
+    PendingRollbackError,
+    ResourceClosedError,
+    UnboundExecutionError,
+)
 from sqlalchemy.orm import Session
 
-from relaybox.emit.driver import Channel, Driver, Rows, closed, failed, not_in_transaction
+from relaybox.emit.driver import Channel, Driver, Rows, closed, failed
 from relaybox.errors import NotInTransaction
 from relaybox.stores.statements import Query
 
@@ -43,8 +49,14 @@ class SqlalchemyChannel(Channel):
         if self._is_or_gets_open(raw):
             return False
         if not autocommit:
-            raise not_in_transaction(f"SQLAlchemy {driver.name}")
+            raise _in_autocommit(driver, ", or pass autocommit=True to emit if that is what you want")
         return True
+
+    def check_begun(self) -> None:
+        """Raise where the transaction that SQLAlchemy began is none to the database."""
+        raw = self.connection.connection.driver_connection
+        if not self._begins(raw) and not self.driver.is_open(raw):
+            raise _in_autocommit(self.driver)
 
     def execute(self, query: Query) -> Rows:
         """Execute one statement through SQLAlchemy."""
@@ -75,6 +87,20 @@ class SqlalchemyChannel(Channel):
             adapted: Any = self.connection.connection.dbapi_connection
             return not adapted.autocommit
         return self.driver.begins(raw)
+
+
+def may_autocommit(session: Session, insert: sa.Insert, under_way: bool) -> bool:
+    """Whether the session may be in autocommit, said without taking a connection while it has none.
+
+    The first use in a transaction may still set options of its connection, and must find it untaken; in a
+    transaction that is under way they may be set already.
+    """
+    try:
+        bind = session.get_bind(clause=insert)
+    except UnboundExecutionError:
+        return False
+    level = bind.get_execution_options().get("isolation_level") or bind.dialect._on_connect_isolation_level
+    return under_way or level == "AUTOCOMMIT"
 
 
 def flush(session: Session) -> None:
@@ -114,6 +140,19 @@ def driver_connection(connection: sa.Connection) -> Any:
         raise failed("SQLAlchemy") from error
     except ResourceClosedError as error:
         raise closed("SQLAlchemy") from error
+
+
+def _in_autocommit(driver: Driver, otherwise: str = "") -> NotInTransaction:
+    """``begin()`` does not help here, and so neither does a block: only another isolation level does."""
+    level = "SERIALIZABLE" if driver.dialect.name == "sqlite" else "READ COMMITTED"
+    option = f'execution_options(isolation_level="{level}")'
+    call = "await connection" if iscoroutinefunction(driver.execute) else "connection"
+    return NotInTransaction(
+        f"the SQLAlchemy {driver.name} connection has the isolation level AUTOCOMMIT, in which begin() begins"
+        " no transaction, so the event would commit apart from the change it belongs to;"
+        f" call {call}.{option} before it begins, or make the session or connection of engine.{option}"
+        f"{otherwise}"
+    )
 
 
 def _ended(error: InvalidRequestError) -> Exception:

@@ -14,8 +14,12 @@ from itertools import count
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
 from relaybox.emit.driver import Driver, closed, failed
-from relaybox.emit.find import async_channel, async_sqlalchemy, find
+from relaybox.emit.find import async_channel, async_sqlalchemy, channel, find, name_of
+from relaybox.emit.sqlalchemy import SqlalchemyChannel, may_autocommit
 from relaybox.errors import UnsupportedConnection
 from relaybox.stores.statements import Query
 
@@ -28,13 +32,14 @@ class Transaction:
     transaction still has to commit it.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, insert: sa.Insert) -> None:
         self._connection = connection
+        self._insert = insert
         self._sync: AbstractContextManager[Any] | None = None
         self._async: AbstractAsyncContextManager[Any] | None = None
 
     def __enter__(self) -> Any:
-        self._sync = _block(self._connection)
+        self._sync = _block(self._connection, self._insert)
         self._sync.__enter__()
         return self._connection
 
@@ -45,7 +50,7 @@ class Transaction:
         return self._sync.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Any:
-        self._async = _async_block(self._connection)
+        self._async = _async_block(self._connection, self._insert)
         await self._async.__aenter__()
         return self._connection
 
@@ -56,23 +61,23 @@ class Transaction:
         return await self._async.__aexit__(kind, error, trace)
 
 
-def _block(connection: Any) -> Any:
+def _block(connection: Any, insert: sa.Insert) -> Any:
     kind, driver = find(connection)
     if kind == "scoped session":
-        return _sqlalchemy_block(connection())
+        return _sqlalchemy_block(connection(), insert)
     if kind in ("connection", "session"):
-        return _sqlalchemy_block(connection)
+        return _sqlalchemy_block(connection, insert)
     if kind != "driver" or driver is None:
-        raise UnsupportedConnection(f"{_name(connection)} is asynchronous: write `async with`")
+        raise UnsupportedConnection(f"{name_of(type(connection))} is asynchronous: write `async with`")
     _check(driver, connection)
     return _own_block(driver, connection) or _words_block(driver, connection)
 
 
-def _async_block(connection: Any) -> Any:
+def _async_block(connection: Any, insert: sa.Insert) -> Any:
     if (asynchronous := async_sqlalchemy(connection)) is not None:
-        return _sqlalchemy_block(asynchronous)
+        return _async_sqlalchemy_block(asynchronous, insert)
     if find(connection).kind != "async driver":
-        raise UnsupportedConnection(f"{_name(connection)} is synchronous: write `with`")
+        raise UnsupportedConnection(f"{name_of(type(connection))} is synchronous: write `with`")
     driver = async_channel(connection).driver
     _check(driver, connection)
     return _own_block(driver, connection) or _async_words_block(driver, connection)
@@ -83,10 +88,6 @@ def _own_block(driver: Driver, connection: Any) -> Any:
     return make(connection) if make else None
 
 
-def _name(connection: Any) -> str:
-    return f"{type(connection).__module__}.{type(connection).__qualname__}"
-
-
 def _check(driver: Driver, connection: Any) -> None:
     if driver.is_closed(connection):
         raise closed(driver.name)
@@ -94,8 +95,38 @@ def _check(driver: Driver, connection: Any) -> None:
         raise failed(driver.name)
 
 
-def _sqlalchemy_block(connection: Any) -> Any:
-    return connection.begin_nested() if connection.in_transaction() else connection.begin()
+@contextmanager
+def _sqlalchemy_block(connection: Any, insert: sa.Insert) -> Iterator[None]:
+    if connection.in_transaction():
+        # Before the savepoint, which some databases refuse in autocommit with an error of their own.
+        _check_begun(connection, insert, under_way=True)
+        with connection.begin_nested():
+            yield
+    else:
+        with connection.begin():
+            # After the beginning, because an event of the engine may be what begins.
+            _check_begun(connection, insert, under_way=False)
+            yield
+
+
+@asynccontextmanager
+async def _async_sqlalchemy_block(connection: Any, insert: sa.Insert) -> AsyncIterator[None]:
+    if connection.in_transaction():
+        await connection.run_sync(_check_begun, insert, under_way=True)
+        async with connection.begin_nested():
+            yield
+    else:
+        async with connection.begin():
+            await connection.run_sync(_check_begun, insert, under_way=False)
+            yield
+
+
+def _check_begun(connection: Any, insert: sa.Insert, *, under_way: bool) -> None:
+    if isinstance(connection, Session) and not may_autocommit(connection, insert, under_way):
+        return
+    way = channel(connection, insert)
+    assert isinstance(way, SqlalchemyChannel)
+    way.check_begun()
 
 
 class _Words(NamedTuple):
@@ -119,8 +150,9 @@ def _savepoint() -> _Words:
 def _words_block(driver: Any, connection: Any) -> Iterator[None]:
     words = _words(driver, connection)
     control = getattr(driver, "control", driver.execute)
-    control(connection, words.begin)
     try:
+        # Inside: a BEGIN whose caller was interrupted may have run all the same.
+        control(connection, words.begin)
         yield
         control(connection, words.commit)
     except BaseException:
@@ -135,8 +167,8 @@ async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[None
     if refresh := getattr(driver, "refresh", None):
         await refresh(connection)
     words = _words(driver, connection)
-    await driver.execute(connection, words.begin)
     try:
+        await driver.execute(connection, words.begin)
         yield
         await driver.execute(connection, words.commit)
     except BaseException:

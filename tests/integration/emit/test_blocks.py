@@ -70,6 +70,48 @@ async def test_in_autocommit_it_is_a_transaction_and_autocommit_is_back_afterwar
         await place.emit(connection)
 
 
+@only(lambda api, kind: api.sqlalchemy)
+async def test_sqlalchemy_in_autocommit_has_no_transaction_and_the_message_says_what_helps(
+    place: Place,
+) -> None:
+    level = "SERIALIZABLE" if place.kind == "sqlite" else "READ COMMITTED"
+    connection = await place.open(autocommit=True)
+    for _ in range(2):
+        with pytest.raises(NotInTransaction, match=rf'execution_options\(isolation_level="{level}"\)'):
+            async with block(place, connection):
+                pytest.fail("the block was entered")
+        # The second time SQLAlchemy has begun, where a savepoint would be tried.
+        await place.api.run(connection, "SELECT 1")
+    await place.api.rollback(connection)
+    await follow_the_advice(place, level)
+
+
+async def follow_the_advice(place: Place, level: str) -> None:
+    connection = await place.open(autocommit=True)
+    if "Connection" in place.api.name:
+        changed = connection.execution_options(isolation_level=level)
+        if place.api.asynchronous:
+            await changed
+    else:
+        connection.bind = connection.bind.execution_options(isolation_level=level)
+    with pytest.raises(Oops):
+        await emit_and_fail(place, connection)
+    async with block(place, connection):
+        await place.emit(connection)
+        assert place.rows() == []
+    assert len(place.rows()) == 1
+
+
+@only(lambda api, kind: api.sqlalchemy and "ession" in api.name and kind == "postgresql-18")
+async def test_a_sessions_connection_can_still_be_given_options_in_the_block(place: Place) -> None:
+    session = await place.open()
+    async with block(place, session):
+        taken = session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
+        if place.api.asynchronous:
+            await taken
+        assert await place.api.run(session, "SHOW transaction_isolation") == [("serializable",)]
+
+
 async def test_inside_an_open_transaction_it_is_a_savepoint(place: Place) -> None:
     connection = await place.begun()
     await place.emit(connection, payload={"n": "outer"})

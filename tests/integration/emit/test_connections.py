@@ -25,6 +25,7 @@ from relaybox.errors import (
     SchemaError,
     UnsupportedConnection,
 )
+from tests.integration.emit.apis import THIN
 from tests.integration.emit.conftest import Place, create_tables, make_outbox, only, reader, sync_engine
 
 Prepared = Callable[[str], tuple[str, Outbox]]
@@ -43,8 +44,8 @@ async def test_the_other_kind_of_call_says_which_one_to_use(place: Place) -> Non
 
 @pytest.mark.parametrize("connection", [None, "postgresql://", object(), 1], ids=repr)
 def test_what_is_no_connection_is_named_with_what_is(connection: Any) -> None:
-    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-    with pytest.raises(UnsupportedConnection, match=rf"{kind} is no connection.*psycopg.*asyncmy"):
+    kind = type(connection).__qualname__
+    with pytest.raises(UnsupportedConnection, match=rf"^{kind} is no connection.*psycopg.*asyncmy"):
         make_outbox("sqlite://").emit(connection, *ORDER)
 
 
@@ -53,16 +54,35 @@ async def test_what_is_nearly_a_connection_is_answered_with_the_fix() -> None:
     asynchronous = create_async_engine("sqlite+aiosqlite://")
     with sqlite3.connect(":memory:") as connection:
         fixes = {
-            engine: "not an engine",
-            asynchronous: "not an engine",
-            sessionmaker(engine): "call it",
-            connection.cursor(): r"cursor\.connection",
+            engine: r"`with engine\.begin\(\) as connection: outbox\.emit\(connection, …\)`$",
+            asynchronous: r"`async with engine\.begin\(\) as connection: await outbox\.aemit\(",
+            sessionmaker(engine): "call it and pass the session$",
+            connection.cursor(): r"^sqlite3\.Cursor: pass cursor\.connection$",
         }
         for given, fix in fixes.items():
             with pytest.raises(UnsupportedConnection, match=fix):
                 outbox.emit(given, *ORDER)
             with pytest.raises(UnsupportedConnection, match=fix):
                 await outbox.aemit(given, *ORDER)
+    connection.close()
+
+
+@only(lambda api, kind: kind != "postgresql-15" and api.name.partition("-")[0] not in THIN)
+async def test_a_connection_to_another_kind_of_database_is_refused(place: Place) -> None:
+    other = "sqlite://" if not place.kind.startswith("sqlite") else "postgresql://host/db"
+    own = sa.make_url(other).get_backend_name()
+    connection = await place.begun()
+    with pytest.raises(UnsupportedConnection, match=f"this outbox is on {own}, the connection is "):
+        await place.api.emit(make_outbox(other), connection, *ORDER)
+    await place.emit(connection)
+
+
+def test_an_outbox_on_mysql_or_mariadb_takes_either(prepared: Prepared) -> None:
+    url, _ = prepared("mariadb")
+    address = sa.make_url(url).render_as_string(hide_password=False).partition("://")[2]
+    connection = _dict_pymysql(url)
+    for scheme in ("mysql", "mariadb"):
+        make_outbox(f"{scheme}://{address}").emit(connection, *ORDER)
     connection.close()
 
 
@@ -176,8 +196,10 @@ async def test_missing_tables_are_answered_with_the_fix(place: Place) -> None:
     connection = await place.begun()
     outbox = make_outbox(place.url, prefix="missing_")
     for options in ({}, {"idempotency_key": "x"}):
-        with pytest.raises(SchemaError, match="relaybox migrate"):
+        with pytest.raises(SchemaError, match="relaybox migrate") as raised:
             await place.api.emit(outbox, connection, *ORDER, **options)
+        assert "missing_" in str(raised.value)
+        assert "\n" not in str(raised.value)
         await place.api.rollback(connection)
         await place.api.begin(connection)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from relaybox import EventSource, Outbox
 from relaybox.errors import NotInTransaction, PayloadError, TransactionFailed, UnsupportedConnection
-from tests.integration.emit.conftest import reader, sync_engine
+from tests.integration.emit.conftest import make_outbox, reader, sync_engine
 
 KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
 ASYNC = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
@@ -276,6 +279,102 @@ def test_a_session_that_was_not_attached_refuses(shop: Shop) -> None:
         session.add(order)
         with pytest.raises(UnsupportedConnection, match="attach"):
             shop.record(order, 1)
+        kept = Order()
+        shop.record(kept, 2)
+        with pytest.raises(UnsupportedConnection, match="attach"):
+            session.add(kept)
+        assert kept not in session
+        session.commit()
+    with shop.session() as attached:
+        attached.add(kept)
+        attached.commit()
+    assert shop.payloads() == [2]
+
+
+async def test_an_asynchronous_session_that_was_not_attached_refuses(shop: Shop) -> None:
+    address = sa.make_url(shop.url)
+    engine = create_async_engine(address.set(drivername=ASYNC[address.drivername]), poolclass=sa.NullPool)
+    async with AsyncSession(engine) as session:
+        order, kept = Order(), Order()
+        session.add(order)
+        with pytest.raises(UnsupportedConnection, match="attach"):
+            shop.record(order, 1)
+        shop.record(kept, 2)
+        with pytest.raises(UnsupportedConnection, match="attach"):
+            session.add(kept)
+
+
+@pytest.mark.filterwarnings("ignore:Session's state has been changed on a non-active transaction")
+def test_an_event_kept_through_a_failed_session_is_written_by_the_next_try(shop: Shop) -> None:
+    with shop.session() as session:
+        session.add(Order(code=shop.tag))
+        session.commit()
+        session.add(Order(code=shop.tag))
+        with pytest.raises(sa.exc.IntegrityError):
+            session.flush()
+        order = Order()
+        shop.record(order, "kept")
+        with pytest.raises(TransactionFailed):
+            session.add(order)
+        session.rollback()
+        session.add(order)
+        session.commit()
+    assert shop.payloads() == ["kept"]
+
+
+def test_an_unknown_option_is_refused_where_it_is_written(shop: Shop) -> None:
+    with pytest.raises(TypeError, match="foo"):
+        Order().record("order.paid", 1, foo=1)  # type: ignore[call-arg]
+
+
+def test_each_of_many_short_lived_makers_is_attached() -> None:
+    """A new one often gets the id of one that is gone."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+    outbox = make_outbox("sqlite://")
+    for metadata in (outbox.tables.event.metadata, Base.metadata):
+        metadata.create_all(engine)
+    for n in range(50):
+        with outbox.attach(sessionmaker(engine))() as session:
+            order = Order(code=str(n))
+            session.add(order)
+            order.record("order.paid", n)
+            session.commit()
+    with engine.connect() as connection:
+        written = connection.execute(sa.select(outbox.tables.event.c.payload)).scalars().all()
+    assert sorted(written) == list(range(50))
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules["greenlet"] = None
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from relaybox import Destination, EventSource, Outbox, Route
+
+class Base(DeclarativeBase): pass
+class Order(EventSource, Base):
+    __tablename__ = "shop_order"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+outbox = Outbox(sys.argv[1], destinations=[Destination("one", "memory:")], routes=[Route("*", to="one")])
+outbox.migrate()
+engine = sa.create_engine(sys.argv[1])
+Base.metadata.create_all(engine)
+with outbox.attach(sessionmaker(engine))() as session:
+    order = Order()
+    session.add(order)
+    order.record("order.paid", 1)
+    outbox.emit(session, "Order", 2, "order.paid", 2)
+    session.commit()
+    print(len(session.execute(sa.select(outbox.tables.event.c.payload)).all()))
+assert "sqlalchemy.ext.asyncio" not in sys.modules
+"""
+
+
+def test_synchronous_applications_need_no_greenlet(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_GREENLET, f"sqlite:///{tmp_path}/shop.db"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 def test_a_session_that_does_not_begin_by_itself_must_have_begun(shop: Shop) -> None:
@@ -313,7 +412,7 @@ def test_sessions_their_classes_and_scoped_sessions_can_be_attached(shop: Shop) 
             session.add(order)
             session.commit()
     assert shop.payloads() == [0, 1, 2]
-    with pytest.raises(UnsupportedConnection, match="no SQLAlchemy session"):
+    with pytest.raises(UnsupportedConnection, match=r"no SQLAlchemy session.*pass the sessionmaker"):
         shop.outbox.attach(shop.engine)
 
 

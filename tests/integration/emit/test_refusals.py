@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from relaybox import Call
 from relaybox.errors import EmitError, InvalidField, PayloadError, UnknownDestination, Unrouted
 from tests.integration.emit.conftest import Place, only
 
@@ -121,6 +122,34 @@ async def test_all_refusals_one_after_another_leave_one_transaction_usable(place
     await place.emit(connection)
     await place.api.commit(connection)
     assert place.payloads() == [{"n": 1}]
+
+
+@only(lambda api, kind: (api.name, kind) in ONE_API_A_DATABASE or api.name == "AsyncSession-aiosqlite")
+async def test_an_error_of_several_calls_says_which(place: Place) -> None:
+    connection = await place.begun()
+    arguments = ("Order", place.id, "order.paid", 1)
+    good: dict[str, Any] = dict(zip(Call.__struct_fields__, arguments, strict=False))
+    misspelt = {"evnt_type" if name == "event_type" else name: value for name, value in good.items()}
+
+    async def error(calls: Any) -> Any:
+        with pytest.raises(EmitError) as raised:
+            await place.api.emit_many(place.outbox, connection, calls)
+        return raised.value
+
+    bad_payload = await error([good, {**good, "payload": {"x": float("nan")}}])
+    assert (type(bad_payload), bad_payload.path) == (PayloadError, "$.x")
+    assert str(bad_payload).startswith("calls[1]: $.x: ")
+    bad_field = await error([Call(**good), Call(**{**good, "aggregate_type": ""})])
+    assert (type(bad_field), bad_field.field) == (InvalidField, "aggregate_type")
+    assert str(bad_field).startswith("calls[1]: aggregate_type=''")
+    assert str(await error([{**good, "event_type": "nobody.asked"}])).startswith("calls[0]: no route takes")
+    for bad, match in ((misspelt, "did you mean 'event_type'?"), (7, "give Call objects"), ({}, "required")):
+        unlike = await error([good, bad])
+        assert isinstance(unlike, InvalidField)
+        assert str(unlike).startswith("calls[1]")
+        assert match in str(unlike)
+    for lone in (Call(**good), good, 7, None, "order.paid"):
+        assert "give a list of Call objects" in str(await error(lone))
 
 
 async def test_one_bad_call_of_several_writes_none(place: Place) -> None:

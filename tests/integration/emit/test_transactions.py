@@ -60,7 +60,12 @@ async def test_without_a_begin_it_works_exactly_where_the_driver_begins_by_itsel
 
 async def test_in_autocommit_it_refuses_and_leaves_the_connection_usable(place: Place) -> None:
     connection = await place.open(autocommit=True)
-    with pytest.raises(NotInTransaction, match=r"outbox\.transaction"):
+    asynchronous = "async" if place.api.asynchronous else ""
+    advice = rf"`{asynchronous} ?with outbox\.transaction\(connection\):`"
+    if place.api.sqlalchemy:
+        call = "call await" if place.api.asynchronous else "call"
+        advice = rf"{call} connection\.execution_options\(isolation_level=.*autocommit=True"
+    with pytest.raises(NotInTransaction, match=advice):
         await place.emit(connection)
     assert place.rows() == []
     await place.emit(connection, autocommit=True)
