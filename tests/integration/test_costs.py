@@ -329,10 +329,10 @@ async def counted_by_statement(
     """A store of a driver without pipelines, where each statement is a round trip."""
     fetch, total = module._fetch, 0
 
-    async def counting(connection: Any, query: Any) -> Any:
+    def counting(connection: Any, query: Any) -> Any:
         nonlocal total
         total += 1
-        return await fetch(connection, query)
+        return fetch(connection, query)
 
     monkeypatch.setattr(module, "_fetch", counting)
     store = module.open_store(url if module is mysql else sa.make_url(url).database, tables)

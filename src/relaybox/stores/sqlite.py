@@ -1,13 +1,16 @@
-"""SQLite through aiosqlite: one connection, one writer, every operation one immediate transaction."""
+"""SQLite: one connection in a thread of its own, every operation one immediate transaction there.
+
+The whole transaction runs in that thread, so that the file is not locked while the event loop is elsewhere,
+and a caller that is cancelled leaves nothing half done.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
-
-import aiosqlite
 
 from relaybox.errors import StoreError
 from relaybox.schema import Tables
@@ -18,55 +21,61 @@ from relaybox.stores.steps import Row, Steps, Stepwise, StoreSteps
 
 T = TypeVar("T")
 
+PATIENCE = 30.0
+"""Seconds to wait for another writer."""
+
 
 def open_store(path: str, tables: Tables) -> SqlStore:
     """A store in the file at ``path``."""
     statements = Statements(tables, SQLITE, "qmark")
-    return SqlStore(StoreSteps(statements, SQLITE, Stepwise(statements, SQLITE)), Aiosqlite(path))
+    return SqlStore(StoreSteps(statements, SQLITE, Stepwise(statements, SQLITE)), Sqlite3(path))
 
 
-class Aiosqlite:
-    """One aiosqlite connection, used by one operation at a time."""
+class Sqlite3:
+    """One connection, used by one thread."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._turn = asyncio.Lock()
-        self._connection: aiosqlite.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, "relaybox-sqlite")
+        self._connection: sqlite3.Connection | None = None
 
     async def run(self, begin: Callable[[], Steps[T]]) -> T:
         """Drive the steps in one transaction that is the only writer from its beginning."""
-        steps = begin()
-        async with self._turn:
-            try:
-                connection = await self._connect()
-                try:
-                    await connection.execute("BEGIN IMMEDIATE")
-                    queries = next(steps)
-                    while True:
-                        queries = steps.send([await _fetch(connection, query) for query in queries])
-                except StopIteration as end:
-                    await connection.commit()
-                    return end.value  # type: ignore[no-any-return]
-                except BaseException:
-                    # Also where nothing seems to have begun: a BEGIN whose caller was cancelled still runs.
-                    await connection.rollback()
-                    raise
-            except sqlite3.Error as error:
-                raise StoreError(str(error)) from error
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._transaction, begin())
+        except sqlite3.Error as error:
+            raise StoreError(str(error)) from error
 
     async def close(self) -> None:
-        """Give up the connection."""
-        async with self._turn:
-            if self._connection is not None:
-                await self._connection.close()
-                self._connection = None
+        """Give up the connection; the thread ends with the last reference to this."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
 
-    async def _connect(self) -> aiosqlite.Connection:
+    def _transaction(self, steps: Steps[T]) -> T:
+        connection = self._connect()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            queries = next(steps)
+            while True:
+                queries = steps.send([_fetch(connection, query) for query in queries])
+        except StopIteration as end:
+            connection.execute("COMMIT")
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = await aiosqlite.connect(self._path, isolation_level=None, timeout=30)
-            await self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=PATIENCE)
+            self._connection.execute("PRAGMA journal_mode = WAL")
         return self._connection
 
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
-async def _fetch(connection: aiosqlite.Connection, query: Query) -> list[Row]:
-    return list(await connection.execute_fetchall(query.sql, query.params))
+
+def _fetch(connection: sqlite3.Connection, query: Query) -> list[Row]:
+    return connection.execute(query.sql, query.params).fetchall()
