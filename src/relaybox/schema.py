@@ -215,9 +215,29 @@ def _open_only(name: str, statuses: str) -> sa.Column[Any]:
 
 
 def _event(names: _Names) -> sa.Table:
-    pending, failed = "'pending'", "'failed'"
     event = names.table(
         "outbox_event",
+        *_event_columns(),
+        *_event_checks(names),
+        *_event_indexes(names),
+        # Half of each page stays free so that a claim, which changes no indexed column, finds room on
+        # the row's own page: a HOT update, which touches no index.
+        postgresql_with={
+            "fillfactor": 50,
+            "autovacuum_vacuum_scale_factor": 0.02,
+            "autovacuum_vacuum_threshold": 1000,
+            "autovacuum_analyze_scale_factor": 0.02,
+            "autovacuum_analyze_threshold": 1000,
+            "autovacuum_vacuum_cost_delay": 0,
+        },
+    )
+    _count_positions(names, event)
+    return event
+
+
+def _event_columns() -> list[sa.Column[Any]]:
+    pending, failed = "'pending'", "'failed'"
+    return [
         _column("id", UUID, primary_key=True),
         _column("event_id", UUID),
         _column("destination", _text(100)),
@@ -258,6 +278,11 @@ def _event(names: _Names) -> sa.Table:
         _open_only("due_destination", pending),
         _open_only("head_destination", f"{pending}, {failed}"),
         _open_only("failed_destination", failed),
+    ]
+
+
+def _event_checks(names: _Names) -> list[sa.CheckConstraint]:
+    return [
         names.check("outbox_event_status", "status IN ('pending', 'delivered', 'failed', 'discarded')"),
         names.check(
             "outbox_event_lease",
@@ -279,6 +304,11 @@ def _event(names: _Names) -> sa.Table:
             "AND (payload_data IS NULL) = (payload_encoding IS NULL)",
         ),
         names.check("outbox_event_counts", "attempts >= 0 AND max_attempts >= 1 AND crashes >= 0"),
+    ]
+
+
+def _event_indexes(names: _Names) -> list[sa.Index]:
+    return [
         names.index(
             "outbox_event_pending_next_attempt",
             "destination",
@@ -300,19 +330,7 @@ def _event(names: _Names) -> sa.Table:
         names.mysql_index("outbox_event_head", "head_destination", "ordering_key", "position"),
         names.mysql_index("outbox_event_kept", "destination", "delivered_at"),
         names.mysql_index("outbox_event_dead", "failed_destination", "position"),
-        # Half of each page stays free so that a claim, which changes no indexed column, finds room on
-        # the row's own page: a HOT update, which touches no index.
-        postgresql_with={
-            "fillfactor": 50,
-            "autovacuum_vacuum_scale_factor": 0.02,
-            "autovacuum_vacuum_threshold": 1000,
-            "autovacuum_analyze_scale_factor": 0.02,
-            "autovacuum_analyze_threshold": 1000,
-            "autovacuum_vacuum_cost_delay": 0,
-        },
-    )
-    _count_positions(names, event)
-    return event
+    ]
 
 
 def _idempotency(names: _Names) -> sa.Table:

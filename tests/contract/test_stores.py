@@ -20,7 +20,8 @@ from relaybox.stores import mysql, postgres, sqlite
 from relaybox.stores.dialects import DIALECTS, Dialect
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.statements import Statements
-from relaybox.testing.contract import Seen, State, StoreContract
+from relaybox.testing.contract import StoreContract
+from relaybox.testing.harness import Seen, State
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
 BUILDER = RowBuilder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -11,7 +11,7 @@ from relaybox.config import Settings
 from relaybox.emit.drive import adrive, drive
 from relaybox.emit.driver import Channel, Driver
 from relaybox.emit.find import async_channel, async_sqlalchemy, channel
-from relaybox.emit.row import Call, Emission, EmitOptions, RowBuilder
+from relaybox.emit.row import Call, Emission, RowBuilder
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.write import Writing, committed, write
 from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_you_mean
@@ -35,36 +35,6 @@ class Emitter:
         self._insert = tables.event.insert()
         self._builder = RowBuilder(settings)
         self._statements: dict[Driver, Statements] = {}
-
-    def emit(
-        self,
-        connection: Any,
-        aggregate_type: str,
-        aggregate_id: Any,
-        event_type: str,
-        payload: Any,
-        *,
-        autocommit: bool = False,
-        **options: Unpack[EmitOptions],
-    ) -> Emitted:
-        """Write one event on a synchronous connection or session."""
-        call = Call(aggregate_type, aggregate_id, event_type, payload, **options)
-        return self.write(connection, [call], autocommit)[0]
-
-    async def aemit(
-        self,
-        connection: Any,
-        aggregate_type: str,
-        aggregate_id: Any,
-        event_type: str,
-        payload: Any,
-        *,
-        autocommit: bool = False,
-        **options: Unpack[EmitOptions],
-    ) -> Emitted:
-        """Write one event on an asynchronous connection or session."""
-        call = Call(aggregate_type, aggregate_id, event_type, payload, **options)
-        return (await self.awrite(connection, [call], autocommit))[0]
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events on a synchronous connection or session, in the order given."""

@@ -1,0 +1,111 @@
+"""What the tests of a store's contract share: a look at its rows, and short words for what they do."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, NamedTuple, Protocol
+from uuid import UUID
+
+from relaybox.event import Delivery
+from relaybox.outcome import Delivered, Failed, Released, Retried
+from relaybox.store import Settlement, Store, Want
+
+State = Literal["due", "scheduled", "leased", "parked", "delivered", "failed", "discarded"]
+
+
+class Seen(NamedTuple):
+    """What a test looks at in a row."""
+
+    state: State
+    attempts: int
+    crashes: int
+    error: str | None
+
+
+class Harness(Protocol):
+    """What the contract needs to know of a store beyond its four methods."""
+
+    store: Store
+
+    async def emit(
+        self, destination: str, *, key: str | None = None, max_attempts: int = 5, delay: float = 0
+    ) -> UUID:
+        """Commit one event, due ``delay`` seconds from now; the row's id."""
+        ...
+
+    async def emit_many(self, destination: str, count: int) -> list[UUID]:
+        """Commit events without keys, in one transaction; the rows' ids."""
+        ...
+
+    async def see(self, id_: UUID) -> Seen | None:
+        """The row now; None where there is none."""
+        ...
+
+    async def pass_time(self, seconds: float) -> None:
+        """Make leases and due times ``seconds`` older, as if that time had passed."""
+        ...
+
+    async def hold(self, destination: str, held: bool) -> None:
+        """Pause the destination, or go on."""
+        ...
+
+
+LEASE = 60.0
+
+
+def want(limit: int = 100, *, ordered: bool = False, skip: bool = False, owner: str = "relay-1") -> Want:
+    """A claim of the destination that most tests use."""
+    return Want("shop", owner, limit, LEASE, ordered=ordered, on_failed="skip" if skip else "block")
+
+
+async def emit(harness: Harness, count: int, *, key: str | None = None) -> list[UUID]:
+    """Commit events one after the other."""
+    return [await harness.emit("shop", key=key) for _ in range(count)]
+
+
+async def see(harness: Harness, id_: UUID) -> Seen:
+    """The row, which must exist."""
+    seen = await harness.see(id_)
+    assert seen is not None
+    return seen
+
+
+async def settle_all(harness: Harness, outcome: Delivered | Retried | Failed) -> frozenset[UUID]:
+    """Claim what is due and settle all of it alike."""
+    claim = await harness.store.claim(want())
+    assert claim.deliveries
+    return await harness.store.settle([Settlement(d, outcome) for d in claim.deliveries])
+
+
+async def drain(harness: Harness, *, limit: int, chance: random.Random | None = None) -> list[UUID]:
+    """Claim and settle until nothing is left; the ids in the order of their delivery."""
+    delivered: list[UUID] = []
+    idle = 0
+    while idle < 3:
+        claim = await harness.store.claim(want(limit, ordered=True))
+        if not claim.deliveries:
+            idle += claim.parked == 0
+            await harness.pass_time(LEASE + 1)
+            continue
+        idle = 0
+        if chance is not None and chance.random() < 0.1:
+            continue
+        settlements = _send(claim.deliveries, chance)
+        await harness.store.settle(settlements)
+        delivered += [s.delivery.id for s in settlements if isinstance(s.outcome, Delivered)]
+    return delivered
+
+
+def _send(deliveries: tuple[Delivery, ...], chance: random.Random | None) -> list[Settlement]:
+    """Deliver, but now and then a row of a key is retried and the rest of its run is released."""
+    stopped: set[str | None] = set()
+    settlements = []
+    for delivery in deliveries:
+        if delivery.ordering_key in stopped:
+            settlements.append(Settlement(delivery, Released()))
+        elif chance is not None and chance.random() < 0.2:
+            stopped.add(delivery.ordering_key)
+            settlements.append(Settlement(delivery, Retried(5, "try again")))
+        else:
+            settlements.append(Settlement(delivery, Delivered()))
+    return settlements

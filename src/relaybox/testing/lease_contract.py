@@ -1,0 +1,283 @@
+"""Leases, outcomes, zombies and suspects: the contract of a store where order does not matter."""
+
+from __future__ import annotations
+
+import asyncio
+
+from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.store import Claim, Settlement
+from relaybox.testing.harness import LEASE, Harness, Seen, emit, see, settle_all, want
+
+
+class LeaseContract:
+    """Each test is a sentence of the contract in ``relaybox.store``."""
+
+    async def test_a_claim_leases_due_rows_and_counts_the_attempt(self, harness: Harness) -> None:
+        ids = await emit(harness, 3)
+        claim = await harness.store.claim(want())
+        assert [d.id for d in claim.deliveries] == ids
+        assert {(d.attempts, d.crashes, d.lease_owner) for d in claim.deliveries} == {(1, 0, "relay-1")}
+        assert [(await see(harness, id_)).state for id_ in ids] == ["leased"] * 3
+
+    async def test_a_claim_hands_out_what_was_emitted(self, harness: Harness) -> None:
+        id_ = await harness.emit("shop")
+        [delivery] = (await harness.store.claim(want())).deliveries
+        assert (delivery.id, delivery.destination, delivery.ordering_key) == (id_, "shop", None)
+        assert delivery.created_at.utcoffset() is not None
+        assert delivery.position > 0
+
+    async def test_a_leased_row_is_not_claimed_again(self, harness: Harness) -> None:
+        await emit(harness, 3)
+        await harness.store.claim(want())
+        assert await harness.store.claim(want(owner="relay-2")) == Claim()
+
+    async def test_rows_of_one_claim_share_a_token_and_the_next_claim_has_another(
+        self, harness: Harness
+    ) -> None:
+        await emit(harness, 4)
+        first = await harness.store.claim(want(2))
+        second = await harness.store.claim(want(2))
+        tokens = [{d.lease_token for d in claim.deliveries} for claim in (first, second)]
+        assert [len(token) for token in tokens] == [1, 1]
+        assert tokens[0] != tokens[1]
+
+    async def test_a_claim_takes_the_oldest_and_no_more_than_asked_for(self, harness: Harness) -> None:
+        ids = await emit(harness, 5)
+        assert [d.id for d in (await harness.store.claim(want(2))).deliveries] == ids[:2]
+        assert [d.id for d in (await harness.store.claim(want(9))).deliveries] == ids[2:]
+
+    async def test_a_claim_takes_rows_of_its_destination_only(self, harness: Harness) -> None:
+        await harness.emit("other")
+        mine = await harness.emit("shop")
+        assert [d.id for d in (await harness.store.claim(want())).deliveries] == [mine]
+
+    async def test_a_row_is_not_claimed_before_its_time(self, harness: Harness) -> None:
+        id_ = await harness.emit("shop", delay=30)
+        assert (await see(harness, id_)).state == "scheduled"
+        assert await harness.store.claim(want()) == Claim()
+        await harness.pass_time(31)
+        assert [d.id for d in (await harness.store.claim(want())).deliveries] == [id_]
+
+    async def test_a_held_destination_hands_out_nothing(self, harness: Harness) -> None:
+        for ordered in (False, True):
+            await emit(harness, 2, key=f"ordered={ordered}")
+            await harness.hold("shop", True)
+            assert await harness.store.claim(want(ordered=ordered)) == Claim()
+            await harness.hold("shop", False)
+            assert len((await harness.store.claim(want(ordered=ordered))).deliveries) == 2
+
+    async def test_delivered_is_final(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        assert await settle_all(harness, Delivered()) == frozenset()
+        assert await see(harness, id_) == Seen("delivered", 1, 0, None)
+        assert await harness.store.claim(want()) == Claim()
+
+    async def test_delivered_rows_that_are_not_kept_are_deleted(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        assert await settle_all(harness, Delivered(keep=False)) == frozenset()
+        assert await harness.see(id_) is None
+
+    async def test_retried_is_due_later_and_keeps_the_error(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        await settle_all(harness, Retried(30, "503"))
+        assert await see(harness, id_) == Seen("scheduled", 1, 0, "503")
+        await harness.pass_time(31)
+        [again] = (await harness.store.claim(want())).deliveries
+        assert (again.id, again.attempts) == (id_, 2)
+
+    async def test_a_retry_that_does_not_count_gives_the_attempt_back(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        await settle_all(harness, Retried(30, "refused", counts=False))
+        assert await see(harness, id_) == Seen("scheduled", 0, 0, "refused")
+
+    async def test_failed_is_final_and_keeps_the_error(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        await settle_all(harness, Failed("422: no such field"))
+        assert await see(harness, id_) == Seen("failed", 1, 0, "422: no such field")
+        assert await harness.store.claim(want()) == Claim()
+
+    async def test_an_error_may_hold_any_text(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        await settle_all(harness, Failed("nul \0, surrogate \ud800, quote ' \" %s :id {x} ü " + "x" * 20_000))
+        seen = await see(harness, id_)
+        assert seen.state == "failed"
+        assert seen.error is not None
+        assert "quote ' \" %s :id {x} ü" in seen.error
+
+    async def test_released_rows_are_due_at_their_old_place_with_the_attempt_back(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 4)
+        claim = await harness.store.claim(want(2))
+        assert await harness.store.release(claim.deliveries) == frozenset()
+        assert await see(harness, ids[0]) == Seen("due", 0, 0, None)
+        again = await harness.store.claim(want(3))
+        assert [(d.id, d.attempts) for d in again.deliveries] == [(id_, 1) for id_ in ids[:3]]
+
+    async def test_one_settle_takes_outcomes_of_every_kind(self, harness: Harness) -> None:
+        ids = await emit(harness, 5)
+        claim = await harness.store.claim(want())
+        outcomes: list[Outcome] = [
+            Delivered(),
+            Retried(30, "later"),
+            Failed("never"),
+            Released(),
+            Delivered(keep=False),
+        ]
+        settlements = [Settlement(d, o) for d, o in zip(claim.deliveries, outcomes, strict=True)]
+        assert await harness.store.settle(settlements) == frozenset()
+        seen = [await harness.see(id_) for id_ in ids]
+        assert [row and row.state for row in seen] == ["delivered", "scheduled", "failed", "due", None]
+
+    async def test_a_settle_of_nothing_is_nothing(self, harness: Harness) -> None:
+        assert await harness.store.settle([]) == frozenset()
+        assert await harness.store.extend([], LEASE) == frozenset()
+        assert await harness.store.release([]) == frozenset()
+
+    async def test_a_second_settle_is_told_that_the_lease_is_gone(self, harness: Harness) -> None:
+        ids = await emit(harness, 2)
+        claim = await harness.store.claim(want())
+        settlements = [Settlement(d, Delivered()) for d in claim.deliveries]
+        await harness.store.settle(settlements)
+        failures = [Settlement(d, Failed("zombie")) for d in claim.deliveries]
+        assert await harness.store.settle(failures) == frozenset(ids)
+        assert (await see(harness, ids[0])).state == "delivered"
+
+    async def test_a_settlement_may_be_given_twice(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        [delivery] = (await harness.store.claim(want())).deliveries
+        assert await harness.store.settle([Settlement(delivery, Retried(30, "503"))] * 2) == frozenset()
+        assert await see(harness, id_) == Seen("scheduled", 1, 0, "503")
+
+    async def test_a_wait_without_end_is_a_long_one(self, harness: Harness) -> None:
+        ids = await emit(harness, 3)
+        claim = await harness.store.claim(want())
+        waits = (float("inf"), float("nan"), 1e15)
+        outcomes = [Retried(wait, "later") for wait in waits]
+        settlements = [Settlement(d, o) for d, o in zip(claim.deliveries, outcomes, strict=True)]
+        assert await harness.store.settle(settlements) == frozenset()
+        assert [(await see(harness, id_)).state for id_ in ids] == ["scheduled"] * 3
+
+    async def test_a_large_batch_with_long_errors_is_settled(self, harness: Harness) -> None:
+        count = 1100
+        ids = await harness.emit_many("shop", count)
+        claim = await harness.store.claim(want(count))
+        failed = [Settlement(d, Failed("\x01" * 20_000)) for d in claim.deliveries]
+        assert await harness.store.settle(failed) == frozenset()
+        assert (await see(harness, ids[-1])).state == "failed"
+
+    async def test_a_zombie_settles_nothing_and_is_told_so(self, harness: Harness) -> None:
+        ids = await emit(harness, 1)
+        zombie = await harness.store.claim(want())
+        await harness.pass_time(LEASE + 1)
+        owner = await harness.store.claim(want(owner="relay-2"))
+        for outcome in (Delivered(), Delivered(keep=False), Failed("no"), Retried(1, "no"), Released()):
+            lost = await harness.store.settle([Settlement(d, outcome) for d in zombie.deliveries])
+            assert lost == frozenset(ids)
+        assert await harness.store.extend(zombie.deliveries, LEASE) == frozenset(ids)
+        assert await harness.store.release(zombie.deliveries) == frozenset(ids)
+        assert (await see(harness, ids[0])).state == "leased"
+        assert (
+            await harness.store.settle([Settlement(d, Delivered()) for d in owner.deliveries]) == frozenset()
+        )
+
+    async def test_what_is_still_ours_is_settled_beside_what_is_lost(self, harness: Harness) -> None:
+        ids = await emit(harness, 2)
+        claim = await harness.store.claim(want())
+        await harness.pass_time(LEASE + 1)
+        taken_over = await harness.store.claim(want(owner="relay-2"))
+        lost = await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+        assert lost == frozenset(d.id for d in taken_over.deliveries) == {ids[0]}
+        assert (await see(harness, ids[1])).state == "delivered"
+
+    async def test_a_lease_that_ran_out_can_be_settled_until_it_is_taken_over(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        claim = await harness.store.claim(want())
+        await harness.pass_time(LEASE + 1)
+        assert (
+            await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries]) == frozenset()
+        )
+        assert (await see(harness, id_)).state == "delivered"
+
+    async def test_an_extended_lease_is_held(self, harness: Harness) -> None:
+        await emit(harness, 2)
+        claim = await harness.store.claim(want())
+        await harness.pass_time(LEASE - 5)
+        assert await harness.store.extend(claim.deliveries, LEASE) == frozenset()
+        await harness.pass_time(LEASE - 5)
+        assert await harness.store.claim(want(owner="relay-2")) == Claim()
+
+    async def test_a_settled_row_cannot_be_extended(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        claim = await harness.store.claim(want())
+        await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+        assert await harness.store.extend(claim.deliveries, LEASE) == {id_}
+
+    async def test_rows_of_a_dead_relay_are_claimed_one_by_one_with_the_attempt_back(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 3)
+        await harness.store.claim(want())
+        fresh = await emit(harness, 2)
+        await harness.pass_time(LEASE + 1)
+        claims = [(await harness.store.claim(want())).deliveries for _ in range(4)]
+        assert [[d.id for d in claim] for claim in claims] == [[ids[0]], [ids[1]], [ids[2]], fresh]
+        assert {(d.attempts, d.crashes) for claim in claims[:3] for d in claim} == {(1, 1)}
+
+    async def test_only_the_death_of_a_lone_claim_counts(self, harness: Harness) -> None:
+        await harness.emit("shop", max_attempts=3)
+        seen = []
+        for _ in range(4):
+            [delivery] = (await harness.store.claim(want())).deliveries
+            seen.append((delivery.attempts, delivery.crashes))
+            await harness.pass_time(LEASE + 1)
+        assert seen == [(1, 0), (1, 1), (2, 2), (3, 3)]
+
+    async def test_a_row_that_kills_every_relay_is_failed_with_the_reason(self, harness: Harness) -> None:
+        id_ = await harness.emit("shop", max_attempts=2)
+        for _ in range(3):
+            assert (await harness.store.claim(want())).deliveries
+            await harness.pass_time(LEASE + 1)
+        claim = await harness.store.claim(want())
+        assert (claim.deliveries, [d.id for d in claim.failed]) == ((), [id_])
+        error = "the relay died 3 times while it held this event"
+        assert await see(harness, id_) == Seen("failed", 2, 3, error)
+
+    async def test_one_killer_takes_none_of_its_batch_with_it(self, harness: Harness) -> None:
+        ids = await emit(harness, 100)
+        killer = ids[40]
+        deaths = 0
+        while claim := await harness.store.claim(want()):
+            if any(d.id == killer for d in claim.deliveries):
+                deaths += 1
+                await harness.pass_time(LEASE + 1)
+            elif claim.deliveries:
+                await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+            elif not claim.failed:
+                break
+        assert deaths == 6
+        error = "the relay died 6 times while it held this event"
+        assert await see(harness, killer) == Seen("failed", 5, 6, error)
+        others = [await see(harness, id_) for id_ in ids if id_ != killer]
+        assert {(row.state, row.attempts) for row in others} == {("delivered", 1)}
+
+    async def test_a_suspect_that_was_not_tried_stays_a_suspect(self, harness: Harness) -> None:
+        ids = await emit(harness, 2)
+        await harness.store.claim(want())
+        await harness.pass_time(LEASE + 1)
+        await harness.store.release((await harness.store.claim(want())).deliveries)
+        assert [d.id for d in (await harness.store.claim(want())).deliveries] == ids[:1]
+
+    async def test_a_suspect_that_was_settled_is_cleared(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        await harness.store.claim(want())
+        await harness.pass_time(LEASE + 1)
+        await settle_all(harness, Retried(30, "500"))
+        assert await see(harness, id_) == Seen("scheduled", 1, 0, "500")
+
+    async def test_concurrent_claims_never_share_a_row(self, harness: Harness) -> None:
+        ids = await emit(harness, 60)
+        claims = await asyncio.gather(*(harness.store.claim(want(10, owner=f"relay-{i}")) for i in range(8)))
+        taken = [d.id for claim in claims for d in claim.deliveries]
+        assert len(taken) == len(set(taken))
+        assert set(taken) <= set(ids)

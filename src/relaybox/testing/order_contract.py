@@ -1,0 +1,149 @@
+"""Order within a key: the contract of a store for ordered destinations."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+
+from relaybox.outcome import Delivered, Failed, Released, Retried
+from relaybox.store import Claim, Settlement
+from relaybox.testing.harness import LEASE, Harness, drain, emit, see, want
+
+
+class OrderContract:
+    """Each test is a sentence of the contract in ``relaybox.store``."""
+
+    async def test_the_run_of_a_key_is_claimed_whole_and_in_order(self, harness: Harness) -> None:
+        ids = [await harness.emit("shop", key=key) for key in "aabab"]
+        claim = await harness.store.claim(want(ordered=True))
+        assert [d.id for d in claim.deliveries] == ids
+
+    async def test_no_later_row_of_a_key_while_its_head_is_leased(self, harness: Harness) -> None:
+        await emit(harness, 1, key="a")
+        await harness.store.claim(want(ordered=True))
+        later = await emit(harness, 2, key="a")
+        other = await emit(harness, 1, key="b")
+        claim = await harness.store.claim(want(ordered=True, owner="relay-2"))
+        assert ([d.id for d in claim.deliveries], claim.parked) == (other, 2)
+        assert [(await see(harness, id_)).state for id_ in later] == ["parked"] * 2
+        assert await harness.store.claim(want(ordered=True)) == Claim()
+
+    async def test_settling_the_head_makes_the_next_of_its_key_due(self, harness: Harness) -> None:
+        await emit(harness, 1, key="a")
+        head = await harness.store.claim(want(ordered=True))
+        later = await emit(harness, 3, key="a")
+        await harness.store.claim(want(ordered=True))
+        await harness.store.settle([Settlement(d, Delivered()) for d in head.deliveries])
+        assert [(await see(harness, id_)).state for id_ in later] == ["due", "parked", "parked"]
+        assert [d.id for d in (await harness.store.claim(want(ordered=True))).deliveries] == later
+
+    async def test_no_later_row_of_a_key_while_its_head_backs_off(self, harness: Harness) -> None:
+        ids = await emit(harness, 3, key="a")
+        head, *rest = (await harness.store.claim(want(ordered=True))).deliveries
+        settlements = [Settlement(head, Retried(30, "503")), *(Settlement(d, Released()) for d in rest)]
+        assert await harness.store.settle(settlements) == frozenset()
+        assert await harness.store.claim(want(ordered=True)) == Claim(parked=2)
+        assert await harness.store.claim(want(ordered=True)) == Claim()
+        await harness.pass_time(31)
+        claim = await harness.store.claim(want(ordered=True))
+        assert [(d.id, d.attempts) for d in claim.deliveries] == list(zip(ids, [2, 1, 1], strict=True))
+
+    async def test_a_failed_head_blocks_its_key_and_no_other(self, harness: Harness) -> None:
+        later = (await emit(harness, 2, key="a"))[1:]
+        other = await emit(harness, 1, key="b")
+        head, rest, free = (await harness.store.claim(want(ordered=True))).deliveries
+        await harness.store.settle(
+            [Settlement(head, Failed("no")), Settlement(rest, Released()), Settlement(free, Released())]
+        )
+        claim = await harness.store.claim(want(ordered=True))
+        assert ([d.id for d in claim.deliveries], claim.parked) == (other, 1)
+        assert (await see(harness, later[0])).state == "parked"
+
+    async def test_a_failed_head_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
+        ids = await emit(harness, 1, key="a")
+        [head] = (await harness.store.claim(want(ordered=True, skip=True))).deliveries
+        ids += await emit(harness, 2, key="a")
+        assert (await harness.store.claim(want(ordered=True, skip=True))).parked == 2
+        await harness.store.settle([Settlement(head, Failed("no"))], on_failed="skip")
+        claim = await harness.store.claim(want(ordered=True, skip=True))
+        assert [d.id for d in claim.deliveries] == ids[1:]
+
+    async def test_a_suspect_head_is_claimed_alone_and_its_key_waits(self, harness: Harness) -> None:
+        ids = await emit(harness, 3, key="a")
+        await harness.store.claim(want(ordered=True))
+        await harness.pass_time(LEASE + 1)
+        for id_ in ids:
+            claim = await harness.store.claim(want(ordered=True))
+            assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 1)]
+            assert not (await harness.store.claim(want(ordered=True, owner="relay-2"))).deliveries
+            await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+
+    async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
+        killer = await harness.emit("shop", key="a", max_attempts=1)
+        [later] = await emit(harness, 1, key="a")
+        for _ in range(2):
+            assert (await harness.store.claim(want(ordered=True))).deliveries
+            await harness.pass_time(LEASE + 1)
+        assert [d.id for d in (await harness.store.claim(want(ordered=True))).failed] == [killer]
+        assert not (await harness.store.claim(want(ordered=True))).deliveries
+        assert (await see(harness, later)).state == "parked"
+
+    async def test_a_killer_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
+        killer = await harness.emit("shop", key="a", max_attempts=1)
+        [later] = await emit(harness, 1, key="a")
+        for _ in range(2):
+            assert (await harness.store.claim(want(ordered=True, skip=True))).deliveries
+            await harness.pass_time(LEASE + 1)
+        claim = await harness.store.claim(want(ordered=True, skip=True))
+        assert [d.id for d in claim.failed] == [killer]
+        assert [d.id for d in (await harness.store.claim(want(ordered=True, skip=True))).deliveries] == [
+            later
+        ]
+
+    async def test_rows_without_a_key_need_no_order(self, harness: Harness) -> None:
+        ids = await emit(harness, 3)
+        first = await harness.store.claim(want(1, ordered=True))
+        second = await harness.store.claim(want(ordered=True))
+        assert [d.id for d in (*first.deliveries, *second.deliveries)] == ids
+
+    async def test_a_long_key_drains_in_order_in_claims_of_any_size(self, harness: Harness) -> None:
+        ids = await emit(harness, 120, key="hot")
+        others = [await harness.emit("shop", key=f"k{i}") for i in range(10)]
+        delivered = await drain(harness, limit=25)
+        assert [id_ for id_ in delivered if id_ in set(ids)] == ids
+        assert sorted(delivered) == sorted(ids + others)
+
+    async def test_a_second_relay_cannot_overtake_within_a_key(self, harness: Harness) -> None:
+        ids = await emit(harness, 30, key="hot")
+        first = await harness.store.claim(want(10, ordered=True))
+        for _ in range(4):
+            assert not (await harness.store.claim(want(10, ordered=True, owner="relay-2"))).deliveries
+        await harness.store.settle([Settlement(d, Delivered()) for d in first.deliveries])
+        second = await harness.store.claim(want(10, ordered=True, owner="relay-2"))
+        assert [d.id for d in second.deliveries] == ids[10:20]
+
+    async def test_concurrent_ordered_claims_never_share_a_key(self, harness: Harness) -> None:
+        for i in range(60):
+            await harness.emit("shop", key=f"k{i % 7}")
+        claims = await asyncio.gather(
+            *(harness.store.claim(want(10, ordered=True, owner=f"relay-{i}")) for i in range(8))
+        )
+        holders: dict[str | None, set[str]] = defaultdict(set)
+        for claim in claims:
+            for delivery in claim.deliveries:
+                holders[delivery.ordering_key].add(delivery.lease_owner)
+        assert holders
+        assert all(len(owners) == 1 for owners in holders.values())
+
+    async def test_everything_is_delivered_in_order_through_retries_releases_and_deaths(
+        self, harness: Harness
+    ) -> None:
+        chance = random.Random(7)
+        ids = defaultdict(list)
+        for _ in range(80):
+            key = f"k{chance.randrange(5)}"
+            ids[key].append(await harness.emit("shop", key=key, max_attempts=1000))
+        delivered = await drain(harness, limit=12, chance=chance)
+        for in_order in ids.values():
+            assert [id_ for id_ in delivered if id_ in set(in_order)] == in_order
