@@ -57,7 +57,7 @@ class StoreSteps:
         """Lease due rows, and fail the one whose relays died in all of its attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked = yield from claim(want)
-        deliveries = tuple(map(self._delivery, rows))
+        deliveries = tuple(map(self._dialect.delivery, rows))
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
@@ -127,9 +127,6 @@ class StoreSteps:
             return frozenset()
         ours = {self._dialect.from_uuid(row[0]) for rows in results for row in rows}
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
-
-    def _delivery(self, row: Row) -> Delivery:
-        return self._dialect.delivery(row)
 
 
 class OneStatement:

@@ -82,7 +82,7 @@ def test_an_outbox_on_mysql_or_mariadb_takes_either(prepared: Prepared) -> None:
     address = sa.make_url(url).render_as_string(hide_password=False).partition("://")[2]
     connection = _dict_pymysql(url)
     for scheme in ("mysql", "mariadb"):
-        make_outbox(f"{scheme}://{address}").emit(connection, *ORDER)
+        assert not make_outbox(f"{scheme}://{address}").emit(connection, *ORDER).duplicate
     connection.close()
 
 
