@@ -64,7 +64,14 @@ class Queries:
 
     def claim(self, limit: int) -> list[Query]:
         """The statements of one claim."""
-        lease = {"destination": DESTINATION, "owner": "bench", "seconds": 60.0, "token": uuid4()}
+        lease = {
+            "destination": DESTINATION,
+            "owner": "bench",
+            "seconds": 60.0,
+            "token": uuid4(),
+            "probe": False,
+            "suspects": True,
+        }
         if not self.ordered:
             return [self._sql("claim", limit=limit, **lease)]
         lock = self._sql("lock_destination", destination=DESTINATION)

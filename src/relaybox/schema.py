@@ -121,6 +121,7 @@ class Tables:
     attempt: sa.Table
     destination: sa.Table
     relay: sa.Table
+    leader: sa.Table
     audit: sa.Table
     stats: sa.Table
     inbox: sa.Table
@@ -145,6 +146,7 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
         attempt=_attempt(names),
         destination=_destination(names),
         relay=_relay(names),
+        leader=_leader(names),
         audit=_audit(names),
         stats=_stats(names),
         inbox=_inbox(names),
@@ -366,6 +368,7 @@ def _destination(names: _Names) -> sa.Table:
         _column("circuit", _text(20), server_default="closed"),
         _moment("circuit_until", default=False),
         _column("circuit_reason", sa.Text, nullable=True),
+        _moment("rate_at", default=False),
         _moment("updated_at"),
         names.check("outbox_destination_circuit", "circuit IN ('closed', 'open', 'half_open')"),
     )
@@ -382,6 +385,17 @@ def _relay(names: _Names) -> sa.Table:
         _moment("seen_at"),
         _column("term", sa.BigInteger, nullable=True),
         _moment("leads_until", default=False),
+    )
+
+
+def _leader(names: _Names) -> sa.Table:
+    """Apart from the relays: its row outlives them, so that no term is issued twice."""
+    return names.table(
+        "outbox_leader",
+        _column("name", _text(50), primary_key=True),
+        _column("relay", _text(200)),
+        _column("term", sa.BigInteger),
+        _moment("leads_until"),
     )
 
 

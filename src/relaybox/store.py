@@ -1,4 +1,4 @@
-"""The contract of a store: the four things a relay does with rows.
+"""The contract of a store: what a relay does with rows, and with the state that relays share.
 
 A store keeps deliveries and leases them out. Its promises, whatever races or dies:
 
@@ -9,12 +9,16 @@ A store keeps deliveries and leases them out. Its promises, whatever races or di
   backing off or (``block``) failed, no later row of its key is handed out.
 - A row whose lease ran out is a suspect: its attempt is given back and its claim holds it alone. Only
   when a lone claim dies does the attempt stay counted.
+- While a destination is paused, or its circuit is not closed, claims get nothing but the reason. Only the
+  claim that names itself a probe passes a circuit.
+- The state of a circuit changes by compare-and-set: of several relays, one makes the change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 from uuid import UUID
 
@@ -25,8 +29,24 @@ OnFailed = Literal["block", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Where a copy of what failed for good goes: a row of the same event for another destination.
+
+    Its headers gain ``relaybox-dead-letter-from`` and ``relaybox-dead-letter-reason``. It keeps its ordering
+    key only where that destination is ``ordered``.
+    """
+
+    destination: str
+    max_attempts: int = 5
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Want:
-    """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds."""
+    """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
+
+    Without ``suspects`` a row whose relay died is left where it is, and what is behind it in its key too.
+    """
 
     destination: str
     owner: str
@@ -34,6 +54,21 @@ class Want:
     lease: float = 60.0
     ordered: bool = False
     on_failed: OnFailed = "block"
+    dead_letter: DeadLetter | None = None
+    probe: bool = False
+    suspects: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a claim got nothing: the destination is paused, or its circuit is not closed.
+
+    ``seconds`` until that ends by itself (a pause) or a probe may be made (a circuit); ``None``: it does not.
+    """
+
+    why: Literal["paused", "open", "half_open"]
+    seconds: float | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +82,7 @@ class Claim:
     deliveries: tuple[Delivery, ...] = ()
     failed: tuple[Delivery, ...] = ()
     parked: int = 0
+    held: Held | None = None
 
 
 class Settlement(NamedTuple):
@@ -64,11 +100,15 @@ class Store(Protocol):
         ...
 
     async def settle(
-        self, settlements: Sequence[Settlement], *, on_failed: OnFailed = "block"
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        on_failed: OnFailed = "block",
+        dead_letter: DeadLetter | None = None,
     ) -> frozenset[UUID]:
         """Write the outcomes and make the next of each key due; the ids whose lease was lost come back.
 
-        ``on_failed`` is the destination's policy, the same that its claims name.
+        ``on_failed`` and ``dead_letter`` are the destination's policy, the same that its claims name.
         """
         ...
 
@@ -80,6 +120,38 @@ class Store(Protocol):
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:
         """Give untried rows back, due now at their old place; the ids whose lease was lost come back."""
+        ...
+
+    async def open_circuit(
+        self, destination: str, seconds: float, reason: str, *, probed: bool = False
+    ) -> bool:
+        """Open a closed circuit (``probed``: a half-open one) for so long; whether this call did it."""
+        ...
+
+    async def probe(self, destination: str, seconds: float) -> bool:
+        """Make an open circuit whose time is over half-open; whether this call did it.
+
+        So too a half-open one whose ``seconds`` passed without a word from whoever probed.
+        """
+        ...
+
+    async def close_circuit(self, destination: str) -> bool:
+        """Close a half-open circuit; whether this call did it."""
+        ...
+
+    async def pause(self, destination: str, by: str, reason: str) -> bool:
+        """Pause until somebody resumes it; whether this call did it."""
+        ...
+
+    async def reserve(self, destination: str, count: int, rate: float) -> float:
+        """Take the next ``count`` places in the line of ``rate`` a second that all relays share.
+
+        Answers in how many seconds the first of them comes; places that nobody took do not gather.
+        """
+        ...
+
+    async def now(self) -> datetime:
+        """The time by the database's clock."""
         ...
 
     async def close(self) -> None:

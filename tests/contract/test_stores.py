@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -14,14 +14,15 @@ from relaybox.config import Destination, Settings
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.grants import grants
 from relaybox.migrations import migrate, server_dialect
+from relaybox.outcome import Delivered, Retried
 from relaybox.schema import Tables, make_tables
-from relaybox.store import Store
+from relaybox.store import Settlement, Store
 from relaybox.stores import mysql, postgres, sqlite
 from relaybox.stores.dialects import DIALECTS, Dialect
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.statements import Statements
 from relaybox.testing.contract import StoreContract
-from relaybox.testing.harness import Seen, State
+from relaybox.testing.harness import LEASE, Seen, State, settle_all, want
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
 BUILDER = RowBuilder(
@@ -29,12 +30,11 @@ BUILDER = RowBuilder(
 )
 
 
-def rows(dialect: Dialect, destination: str, key: str | None, max_attempts: int, delay: float) -> Any:
+def rows(dialect: Dialect, destination: str, *, payload: Any = None, delay: float = 0, **options: Any) -> Any:
     deliver_at = datetime.now(UTC) + timedelta(seconds=delay) if delay else None
-    call = Call(
-        "Order", 1, "order.paid", {"total": 42}, key=key, max_attempts=max_attempts,
-        deliver_at=deliver_at, destinations=[destination],
-    )  # fmt: skip
+    payload = {"total": 42} if payload is None else payload
+    options |= {"deliver_at": deliver_at, "destinations": [destination]}
+    call = Call("Order", 1, "order.paid", payload, **options)
     return BUILDER.build(call, dialect).rows
 
 
@@ -50,17 +50,15 @@ class SqlHarness:
         style = "qmark" if self._dialect.name == "sqlite" else "format"
         self._statements = Statements(tables, self._dialect, style)
 
-    async def emit(
-        self, destination: str, *, key: str | None = None, max_attempts: int = 5, delay: float = 0
-    ) -> UUID:
-        new = rows(self._dialect, destination, key, max_attempts, delay)
+    async def emit(self, destination: str, *, key: str | None = None, **options: Any) -> UUID:
+        new = rows(self._dialect, destination, key=key, **options)
         query = self._statements.insert(new)
         with self._emitter.begin() as connection:
             connection.exec_driver_sql(query.sql, query.params)
         return UUID(new[0][0])
 
     async def emit_many(self, destination: str, count: int) -> list[UUID]:
-        new = [row for _ in range(count) for row in rows(self._dialect, destination, None, 5, 0)]
+        new = [row for _ in range(count) for row in rows(self._dialect, destination, key=None)]
         with self._emitter.begin() as connection:
             for start in range(0, count, 500):
                 connection.exec_driver_sql(*self._statements.insert(new[start : start + 500]))
@@ -80,26 +78,43 @@ class SqlHarness:
         return sa.literal_column(self._dialect.words["now"], sa.DateTime(timezone=True))
 
     async def pass_time(self, seconds: float) -> None:
-        event = self._tables.event
+        event, destination = self._tables.event.c, self._tables.destination.c
+        times = (event.next_attempt_at, event.leased_until)
+        states = (destination.paused_until, destination.circuit_until, destination.rate_at)
         with self._engine.begin() as connection:
-            for row in connection.execute(
-                sa.select(event.c.id, event.c.next_attempt_at, event.c.leased_until).where(
-                    event.c.status == "pending"
-                )
-            ).all():
-                earlier = [time and time - timedelta(seconds=seconds) for time in row[1:]]
-                connection.execute(
-                    sa.update(event)
-                    .where(event.c.id == row.id)
-                    .values(next_attempt_at=earlier[0], leased_until=earlier[1])
-                )
+            make_older(connection, event.id, times, seconds, event.status == "pending")
+            make_older(connection, destination.name, states, seconds, sa.true())
 
-    async def hold(self, destination: str, held: bool) -> None:
+    async def hold(self, destination: str, held: bool, *, seconds: float | None = None) -> None:
         table = self._tables.destination
+        paused = datetime.now(UTC) if held else None
+        until = datetime.now(UTC) + timedelta(seconds=seconds) if seconds else None
         with self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.name == destination))
-            paused = datetime.now(UTC) if held else None
-            connection.execute(sa.insert(table).values(name=destination, paused_at=paused))
+            values = {"name": destination, "paused_at": paused, "paused_until": until}
+            connection.execute(sa.insert(table).values(values))
+
+    async def failed_attempts(self, id_: UUID) -> int:
+        attempt = self._tables.attempt
+        count = sa.select(sa.func.count()).where(attempt.c.delivery_id == id_)
+        with self._engine.connect() as connection:
+            return connection.scalars(count).one()
+
+    async def line(self, destination: str) -> datetime:
+        table = self._tables.destination.c
+        with self._engine.connect() as connection:
+            found = connection.scalars(sa.select(table.rate_at).where(table.name == destination)).one()
+        assert found is not None
+        return found
+
+
+def make_older(connection: sa.Connection, key: Any, times: Sequence[Any], seconds: float, where: Any) -> None:
+    for name, *values in connection.execute(sa.select(key, *times).where(where)).all():
+        earlier = {
+            column.name: time and time - timedelta(seconds=seconds)
+            for column, time in zip(times, values, strict=True)
+        }
+        connection.execute(sa.update(key.table).where(key == name).values(earlier))
 
 
 def state(status: str, due: datetime | None, leased_until: datetime | None, now: datetime) -> State:
@@ -120,9 +135,9 @@ class MemoryHarness:
         self.store = MemoryStore(lambda: self.now)
 
     async def emit(
-        self, destination: str, *, key: str | None = None, max_attempts: int = 5, delay: float = 0
+        self, destination: str, *, key: str | None = None, delay: float = 0, **options: Any
     ) -> UUID:
-        [values] = rows(self.store.dialect, destination, key, max_attempts, 0)
+        [values] = rows(self.store.dialect, destination, key=key, **options)
         due = datetime.fromtimestamp(self.now + delay, UTC)
         self.now += 0.001
         self.store.insert([(*values[:-1], due)])
@@ -144,8 +159,10 @@ class MemoryHarness:
     async def pass_time(self, seconds: float) -> None:
         self.now += seconds
 
-    async def hold(self, destination: str, held: bool) -> None:
-        (self.store.held.add if held else self.store.held.discard)(destination)
+    async def hold(self, destination: str, held: bool, *, seconds: float | None = None) -> None:
+        state = self.store.destinations[destination]
+        state.paused_at = self.now if held else None
+        state.paused_until = self.now + seconds if seconds else None
 
 
 class Database(NamedTuple):
@@ -184,6 +201,25 @@ class SqlContract(StoreContract):
         await store.close()
         engine.dispose()
         emitter.dispose()
+
+    async def test_a_row_that_is_deleted_takes_its_failed_attempts_along(self, harness: SqlHarness) -> None:
+        ids = [await harness.emit("shop") for _ in range(3)]
+        await settle_all(harness, Retried(30, "503"))
+        await harness.pass_time(31)
+        first, second, third = (await harness.store.claim(want())).deliveries
+        gone, kept = Delivered(keep=False), Delivered()
+        await harness.pass_time(LEASE + 1)
+        await harness.store.claim(want(owner="relay-2"))
+        outcomes = [Settlement(first, gone), Settlement(second, gone), Settlement(third, kept)]
+        assert await harness.store.settle(outcomes) == {first.id}
+        assert [await harness.failed_attempts(id_) for id_ in ids] == [1, 0, 1], "the first lease was lost"
+
+    async def test_a_place_in_the_line_may_be_finer_than_a_millisecond(self, harness: SqlHarness) -> None:
+        await harness.store.reserve("shop", 1, 0.01)
+        before = await harness.line("shop")
+        for _ in range(10):
+            await harness.store.reserve("shop", 1, 2_500)
+        assert await harness.line("shop") - before == timedelta(milliseconds=4)
 
 
 class RolesContract(SqlContract):

@@ -6,7 +6,7 @@ Counted on the wire, between the store and a real server; no clock is involved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import Tables, make_tables
-from relaybox.store import Claim, Settlement, Store, Want
+from relaybox.store import Claim, DeadLetter, Settlement, Store, Want
 from relaybox.stores import mysql, postgres, sqlite
 from relaybox.stores.dialects import DIALECTS, POSTGRESQL
 from relaybox.stores.statements import INSERTED, Statements
@@ -168,6 +168,16 @@ class Counted:
         assert not await self._store.settle(settlements)
         return self._since(before)
 
+    async def bury(self, settlements: list[Settlement]) -> Count:
+        before = self._total()
+        assert not await self._store.settle(settlements, dead_letter=DeadLetter("grave"))
+        return self._since(before)
+
+    async def took(self, operation: Callable[[Store], Awaitable[object]]) -> Count:
+        before = self._total()
+        await operation(self._store)
+        return self._since(before)
+
     async def extend(self, deliveries: tuple[Delivery, ...]) -> Count:
         before = self._total()
         assert not await self._store.extend(deliveries, 60.0)
@@ -220,7 +230,26 @@ async def test_an_operation_on_postgresql_is_one_round_trip(
         assert await store.settle(delivered(claim)) == Count(6, 1)
         claim, took = await store.claim(ordered)
         assert await store.settle(mixed(claim)) == Count(8, 1), "deletes and failed attempts are extra"
-        assert (await store.claim(Want("nobody", "me")))[1] == Count(4, 1)
+        claim, took = await store.claim(ordered)
+        assert await store.bury(mixed(claim)) == Count(9, 1), "copies of what failed are one more"
+        claim, took = await store.claim(plain)
+        assert await store.bury(delivered(claim)) == Count(4, 1), "nothing to copy"
+        assert (await store.claim(Want("nobody", "me")))[1] == Count(8, 2), "and why there is nothing"
+
+
+@pytest.mark.parametrize("kind", POSTGRES)
+async def test_what_relays_share_changes_in_one_round_trip(
+    kind: str, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    _, tables = create_tables(url)
+    async with counted_postgres(url, tables) as store:
+        for destination in ("plain", "new"):
+            assert await store.took(lambda s, to=destination: s.reserve(to, 10, 100.0)) == Count(4, 1)
+        assert await store.took(lambda s: s.open_circuit("plain", 0, "503")) == Count(5, 1), "row and state"
+        assert await store.took(lambda s: s.probe("plain", 60)) == Count(4, 1)
+        assert await store.took(lambda s: s.close_circuit("plain")) == Count(4, 1)
+        assert await store.took(lambda s: s.pause("plain", "me", "410")) == Count(5, 1)
 
 
 @pytest.mark.parametrize("kind", POSTGRES)
@@ -231,8 +260,8 @@ async def test_the_first_ordered_claim_of_a_destination_makes_its_row(
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         new = Want("new", "me", ordered=True)
-        assert (await store.claim(new))[1] == Count(statements=14, round_trips=3)
-        assert (await store.claim(new))[1] == Count(5, 1)
+        assert (await store.claim(new))[1] == Count(statements=18, round_trips=4)
+        assert (await store.claim(new))[1] == Count(9, 2)
 
 
 class Updates(NamedTuple):
@@ -375,5 +404,9 @@ async def test_the_number_of_statements_does_not_grow_with_the_batch(
         assert (await store.settle(delivered(claim))).statements == fenced + 2
         claim, took = await store.claim(ordered)
         took = await store.settle(mixed(claim))
-        assert took.statements == 2 * fenced + 3, "deletes and failed attempts are extra"
-        assert (await store.claim(Want("nobody", "me")))[1].statements == 1
+        assert took.statements == 2 * fenced + 4, "deletes, of rows and attempts, and failures are extra"
+        claim, took = await store.claim(ordered)
+        took = await store.bury(mixed(claim))
+        assert took.statements == 2 * fenced + 5, "copies of what failed are one more"
+        assert (await store.claim(Want("nobody", "me")))[1].statements == 2, "and why there is nothing"
+        assert (await store.took(lambda s: s.reserve("plain", 10, 100.0))).statements == 3

@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from relaybox.config import Destination, Settings
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.migrations import migrate
-from relaybox.outcome import Delivered
+from relaybox.outcome import Delivered, Failed
 from relaybox.schema import Tables, make_tables
-from relaybox.store import Settlement, Store, Want
+from relaybox.store import DeadLetter, Settlement, Store, Want
 from relaybox.stores import mysql, postgres
+from relaybox.stores.destinations import DestinationSteps
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.statements import Statements
 from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
@@ -61,6 +62,15 @@ class Scene(NamedTuple):
         query = sa.select(event.id).where(event.status == "pending", event.next_attempt_at.is_(None))
         with self.engine.connect() as connection:
             return set(connection.scalars(query))
+
+    def end_leases(self) -> None:
+        """Let every lease run out."""
+        event = self.tables.event
+        ended = (
+            sa.update(event).where(event.c.lease_token.is_not(None)).values(leased_until=event.c.created_at)
+        )
+        with self.engine.begin() as connection:
+            connection.execute(ended)
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
@@ -152,11 +162,7 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     late = await scene.store.claim(want("relay-1"))
     [waiting] = scene.emit("a")
     assert (await scene.store.claim(want("relay-2"))).parked == 1
-    event = scene.tables.event
-    with scene.engine.begin() as connection:
-        connection.execute(
-            sa.update(event).where(event.c.lease_token.is_not(None)).values(leased_until=event.c.created_at)
-        )
+    scene.end_leases()
     taken_over = await scene.store.claim(want("relay-2"))
     assert [d.id for d in taken_over.deliveries] == [late.deliveries[0].id]
     with scene.transaction() as connection:
@@ -231,3 +237,51 @@ async def test_an_event_that_is_not_committed_yet_is_not_seen_and_is_taken_after
         during = await scene.store.claim(want("relay-1"))
         assert [d.id for d in during.deliveries] == [later]
     assert [d.id for d in (await scene.store.claim(want("relay-1"))).deliveries] == [UUID(row[0])]
+
+
+async def test_a_row_that_is_taken_over_during_its_settle_is_not_copied(scene: Scene) -> None:
+    scene.emit("")
+    late = await scene.store.claim(Want("shop", "relay-1"))
+    scene.end_leases()
+    with scene.transaction() as connection:
+        assert drive(connection, scene.steps.claim(Want("shop", "relay-2"))).deliveries
+        failed = [Settlement(d, Failed("no")) for d in late.deliveries]
+        zombie = asyncio.create_task(scene.store.settle(failed, dead_letter=DeadLetter("grave")))
+        await scene.until_someone_waits()
+    assert await zombie == {late.deliveries[0].id}
+    assert not (await scene.store.claim(Want("grave", "relay-1"))).deliveries
+
+
+async def test_a_settle_that_copies_locks_its_rows_in_the_order_of_every_other(scene: Scene) -> None:
+    first, second = scene.emit("", "")
+    claim = await scene.store.claim(Want("shop", "relay-1"))
+    outcomes = (Delivered(), Failed("no"))
+    settlements = [Settlement(*pair) for pair in zip(claim.deliveries, outcomes, strict=True)]
+    event = scene.tables.event
+    with scene.transaction() as connection:
+        connection.execute(sa.select(event.c.id).where(event.c.id == first).with_for_update())
+        settle = asyncio.create_task(scene.store.settle(settlements, dead_letter=DeadLetter("grave")))
+        await scene.until_someone_waits()
+        free = sa.select(event.c.id).where(event.c.id == second).with_for_update(nowait=True)
+        assert connection.scalars(free).all() == [second]
+    assert await settle == frozenset()
+    assert len((await scene.store.claim(Want("grave", "relay-1"))).deliveries) == 1
+
+
+async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Scene) -> None:
+    await scene.store.open_circuit("shop", 0, "503")
+    destinations = DestinationSteps(scene.statements)
+    with scene.transaction() as connection:
+        assert drive(connection, destinations.probe("shop", 60)) is True
+        other = asyncio.create_task(scene.store.probe("shop", 60))
+        await scene.until_someone_waits()
+    assert await other is False
+
+
+async def test_a_place_is_counted_from_the_moment_it_is_handed_out(scene: Scene) -> None:
+    destinations = DestinationSteps(scene.statements)
+    with scene.transaction() as connection:
+        assert drive(connection, destinations.reserve("shop", 100.0)) == 0
+        other = asyncio.create_task(scene.store.reserve("shop", 1, 1.0))
+        await scene.until_someone_waits()
+    assert 90 < await other <= 100

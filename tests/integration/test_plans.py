@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import Tables, make_tables
-from relaybox.store import Claim, Settlement, Want
+from relaybox.store import Claim, DeadLetter, Settlement, Want
 from relaybox.stores.dialects import MARIADB, POSTGRESQL, SQLITE
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
@@ -117,7 +117,7 @@ def work(database: Database, steps: StoreSteps) -> Seen:
     assert nothing == Claim(parked=BATCH)
     lost, extend = watch(database, steps.extend(held, 60.0))
     assert not lost
-    lost, settle = watch(database, steps.settle(mixed(held), "block"))
+    lost, settle = watch(database, steps.settle(mixed(held), "block", DeadLetter("grave")))
     assert not lost
     return Seen(claim, ordered, one_key, parking, extend, settle)
 
@@ -473,7 +473,7 @@ INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_i
                           headers, ordering_key, idempotency_key, status, next_attempt_at, delivered_at)
 WITH numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)
 SELECT lower(hex(randomblob(16))), lower(hex(randomblob(16))), ?, 'Order', n, 'order.paid',
-       '{}', '{}', 'key ' || n % nullif(?, 0), n, ?,
+       '{}', '{}', 'key ' || (n % nullif(?, 0)), n, ?,
        CASE WHEN ? = 'pending' THEN datetime() || '.000000' END,
        CASE WHEN ? = 'delivered' THEN datetime() || '.000000' END
 FROM numbers"""

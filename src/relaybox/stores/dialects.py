@@ -28,6 +28,8 @@ class Dialect:
     from_time: Callable[[Any], datetime]
     limits: Limits
     returning: bool = True
+    one_statement: bool = False
+    """Whether one statement changes two tables, or changes a row and answers with what it was."""
     native: bool = False
     """Whether UUIDs and times arrive as Python's own."""
     quote: str = '"'
@@ -53,9 +55,14 @@ def _from_text(value: str) -> datetime:
 
 # The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
 # ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
-# ``items`` and ``keys``, a parameter's JSON records as a table; ``set``, how SET names a column of ``e``.
+# ``items`` and ``keys``, a parameter's JSON records as a table; ``set``, how SET names a column of ``e``;
+# ``join``, one that goes through its left side first.
+_DEAD_LETTER_HEADERS = """JSON_SET(headers, '$."relaybox-dead-letter-from"', destination,
+        '$."relaybox-dead-letter-reason"', s.error)"""
+
 _ON_CONFLICT = {
     "or_nothing": "ON CONFLICT DO NOTHING",
+    "answer": "RETURNING name",
     "or_nothing_but_the_key": "ON CONFLICT DO NOTHING RETURNING event_id",
     "latest": "",
     "or_replace_attempt": """ON CONFLICT (delivery_id, attempt) DO UPDATE
@@ -76,7 +83,9 @@ POSTGRESQL = Dialect(
         "least": "least",
         "lock": "FOR UPDATE",
         "items": """json_to_recordset(CAST(:items AS json)) AS s(id uuid, token uuid, status text,
-        seconds float8, error text, given_back int, attempt int, relay text)""",
+        seconds float8, error text, given_back int, attempt int, relay text, copy uuid)""",
+        "dead_letter_headers": """headers || jsonb_build_object('relaybox-dead-letter-from', destination,
+        'relaybox-dead-letter-reason', error)""",
         "keys": "json_array_elements_text(CAST(:keys AS json)) AS k(ordering_key)",
     },
     to_uuid=str,
@@ -84,6 +93,7 @@ POSTGRESQL = Dialect(
     from_uuid=lambda value: value,
     from_time=lambda value: value,
     limits=Limits(),
+    one_statement=True,
     native=True,
 )
 
@@ -99,6 +109,7 @@ def _mysql(name: str, collation: str) -> Dialect:
             "lock": "FOR UPDATE",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "or_nothing": "ON DUPLICATE KEY UPDATE name = name",
+            "answer": "",
             "or_nothing_but_the_key": "ON DUPLICATE KEY UPDATE event_id = event_id",
             # The transaction's own snapshot may be older than the row it collided with.
             "latest": "LOCK IN SHARE MODE",
@@ -114,7 +125,10 @@ def _mysql(name: str, collation: str) -> Dialect:
             token CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.token',
             status VARCHAR(20) PATH '$.status', seconds DOUBLE PATH '$.seconds', error TEXT PATH '$.error',
             given_back INT PATH '$.given_back', attempt INT PATH '$.attempt',
-            relay VARCHAR(200) PATH '$.relay')) s""",
+            relay VARCHAR(200) PATH '$.relay',
+            copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy')) s""",
+            "join": "STRAIGHT_JOIN",
+            "dead_letter_headers": _DEAD_LETTER_HEADERS,
             "keys": "JSON_TABLE(:keys, '$[*]' COLUMNS (ordering_key VARCHAR(255) CHARACTER SET utf8mb4 "
             f"COLLATE {collation} PATH '$')) k",
         },
@@ -146,9 +160,12 @@ SQLITE = Dialect(
             json_extract(value, '$.id') AS id, json_extract(value, '$.token') AS token,
             json_extract(value, '$.status') AS status, json_extract(value, '$.seconds') AS seconds,
             json_extract(value, '$.error') AS error, json_extract(value, '$.given_back') AS given_back,
-            json_extract(value, '$.attempt') AS attempt, json_extract(value, '$.relay') AS relay
+            json_extract(value, '$.attempt') AS attempt, json_extract(value, '$.relay') AS relay,
+            json_extract(value, '$.copy') AS copy
         FROM json_each(:items)) AS s""",
         "keys": "(SELECT value AS ordering_key FROM json_each(:keys)) AS k",
+        "join": "CROSS JOIN",
+        "dead_letter_headers": _DEAD_LETTER_HEADERS,
     },
     to_uuid=lambda value: value.hex,
     to_time=_utc_text,

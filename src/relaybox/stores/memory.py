@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID, uuid4
+
+import msgspec
+from uuid_utils.compat import uuid7
 
 from relaybox import ordering
 from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import Claim, OnFailed, Settlement, Want
+from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
 from relaybox.stores.dialects import POSTGRESQL, Dialect
+from relaybox.stores.steps import storable
 
 
 @dataclass(slots=True)
@@ -73,6 +78,32 @@ class Row:
         return Delivery(*values)
 
 
+@dataclass(slots=True)
+class DestinationState:
+    """What relays share of a destination, as a row of ``outbox_destination``."""
+
+    paused_at: float | None = None
+    paused_until: float | None = None
+    paused_by: str | None = None
+    pause_reason: str | None = None
+    circuit: Literal["closed", "open", "half_open"] = "closed"
+    circuit_until: float | None = None
+    circuit_reason: str | None = None
+    rate_at: float = 0.0
+
+    def paused(self, now: float) -> bool:
+        """Whether it is paused, and not only was."""
+        return self.paused_at is not None and (self.paused_until is None or self.paused_until > now)
+
+    def held(self, now: float, *, probe: bool) -> Held | None:
+        """What stops a claim."""
+        if self.paused(now):
+            return Held("paused", _left(self.paused_until, now), self.pause_reason)
+        if self.circuit != "closed" and not probe:
+            return Held(self.circuit, _left(self.circuit_until, now), self.circuit_reason)
+        return None
+
+
 class MemoryStore:
     """A ``Store`` (see there) without a database."""
 
@@ -82,8 +113,7 @@ class MemoryStore:
         self._clock = clock
         self._positions = count(1)
         self.rows: dict[UUID, Row] = {}
-        self.held: set[str] = set()
-        """The destinations that are paused or behind an open circuit."""
+        self.destinations: defaultdict[str, DestinationState] = defaultdict(DestinationState)
 
     def insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Add rows as ``emit`` builds them for ``dialect``."""
@@ -96,6 +126,9 @@ class MemoryStore:
     async def claim(self, want: Want) -> Claim:
         """Lease due rows."""
         now = self._clock()
+        held = self.destinations[want.destination].held(now, probe=want.probe)
+        if held is not None:
+            return Claim(held=held)
         window = self._window(want, now)
         choice = self._choose(want, window, now) if want.ordered else ordering.Choice(_any(window), [])
         for id_ in choice.park:
@@ -107,26 +140,35 @@ class MemoryStore:
         deliveries = tuple(row.delivery() for row in sorted(taken, key=lambda row: row.position))
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
-            await self.settle(
-                [Settlement(deliveries[0], Failed(error, counts=False))], on_failed=want.on_failed
-            )
+            buried = Settlement(deliveries[0], Failed(error, counts=False))
+            await self.settle([buried], on_failed=want.on_failed, dead_letter=want.dead_letter)
             return Claim(failed=deliveries, parked=len(choice.park))
         return Claim(deliveries, parked=len(choice.park))
 
     async def settle(
-        self, settlements: Sequence[Settlement], *, on_failed: OnFailed = "block"
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        on_failed: OnFailed = "block",
+        dead_letter: DeadLetter | None = None,
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
         now = self._clock()
         lost = set()
+        failed: list[Row] = []
         unique = {(s.delivery.id, s.delivery.lease_token): s for s in settlements}
         for delivery, outcome in unique.values():
             if self._holds(delivery):
-                self._apply(self.rows[delivery.id], outcome, now)
+                row = self.rows[delivery.id]
+                self._apply(row, outcome, now)
+                failed += [row] if isinstance(outcome, Failed) else []
             else:
                 lost.add(delivery.id)
         for delivery, _ in settlements:
             self._make_head_due(delivery, on_failed, now)
+        if dead_letter is not None:
+            in_order = sorted(failed, key=lambda row: row.position)
+            self.insert(_copy(row, dead_letter) for row in in_order)
         return frozenset(lost)
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
@@ -143,26 +185,73 @@ class MemoryStore:
         settlements = [Settlement(delivery, Released()) for delivery in deliveries]
         return await self.settle(settlements, on_failed=on_failed)
 
+    async def now(self) -> datetime:
+        """The time by the store's clock."""
+        return datetime.fromtimestamp(self._clock(), UTC)
+
+    async def open_circuit(
+        self, destination: str, seconds: float, reason: str, *, probed: bool = False
+    ) -> bool:
+        """Open a closed circuit (``probed``: a half-open one) for so long; whether this call did it."""
+        state = self.destinations[destination]
+        if state.circuit != ("half_open" if probed else "closed"):
+            return False
+        state.circuit, state.circuit_reason = "open", storable(reason)
+        state.circuit_until = self._clock() + wait(seconds)
+        return True
+
+    async def probe(self, destination: str, seconds: float) -> bool:
+        """Make a circuit whose time is over half-open; whether this call did it."""
+        state, now = self.destinations[destination], self._clock()
+        if state.circuit == "closed" or state.circuit_until is None or state.circuit_until > now:
+            return False
+        state.circuit, state.circuit_until = "half_open", now + wait(seconds)
+        return True
+
+    async def close_circuit(self, destination: str) -> bool:
+        """Close a half-open circuit; whether this call did it."""
+        state = self.destinations[destination]
+        if state.circuit != "half_open":
+            return False
+        state.circuit, state.circuit_until, state.circuit_reason = "closed", None, None
+        return True
+
+    async def pause(self, destination: str, by: str, reason: str) -> bool:
+        """Pause until somebody resumes it; whether this call did it."""
+        state, now = self.destinations[destination], self._clock()
+        if state.paused(now):
+            return False
+        state.paused_at, state.paused_until = now, None
+        state.paused_by, state.pause_reason = by, storable(reason)
+        return True
+
+    async def reserve(self, destination: str, count: int, rate: float) -> float:
+        """Take the next ``count`` places in the line; in how many seconds the first of them comes."""
+        state, now = self.destinations[destination], self._clock()
+        start = max(state.rate_at, now)
+        state.rate_at = start + wait(count / rate)
+        return start - now
+
     async def close(self) -> None:
         """Nothing is held."""
 
     def _window(self, want: Want, now: float) -> list[Row]:
-        if want.destination in self.held:
-            return []
         due = [
             row
             for row in self.rows.values()
-            if row.destination == want.destination and row.next_attempt_at is not None and row.free(now)
+            if row.destination == want.destination
+            and row.next_attempt_at is not None
+            and _candidate(row, want, now).free
         ]
         return sorted(due, key=lambda row: (row.next_attempt_at, row.position))[: want.limit]
 
     def _choose(self, want: Want, window: Sequence[Row], now: float) -> ordering.Choice:
         by_key = {row.key: self._open_rows(want.destination, row.key, want.on_failed) for row in window}
-        heads = {key: _candidate(rows[0], now) for key, rows in by_key.items()}
+        heads = {key: _candidate(rows[0], want, now) for key, rows in by_key.items()}
         heads.pop(None, None)
         free = [head for head in heads.values() if head.free]
-        runs = ordering.runs(free, (_candidate(row, now) for rows in by_key.values() for row in rows))
-        candidates = [_candidate(row, now) for row in window]
+        runs = ordering.runs(free, (_candidate(row, want, now) for rows in by_key.values() for row in rows))
+        candidates = [_candidate(row, want, now) for row in window]
         return ordering.choose(candidates, heads, runs, self.rows.keys(), want.limit)
 
     def _open_rows(self, destination: str, key: str | None, on_failed: OnFailed) -> list[Row]:
@@ -199,8 +288,26 @@ class MemoryStore:
                 row.attempts -= 1
 
 
-def _candidate(row: Row, now: float) -> Candidate:
-    return Candidate(row.id, row.key, row.position, row.free(now), row.suspect)
+def _left(until: float | None, now: float) -> float | None:
+    return None if until is None else max(0.0, until - now)
+
+
+def _copy(row: Row, dead_letter: DeadLetter) -> tuple[Any, ...]:
+    """What failed as a new row's values, with the reason in its headers."""
+    _, event_id, came_from, *event, headers, key, idempotency_key, _, _ = row.values
+    own: dict[str, Any] = msgspec.json.decode(headers, type=dict[str, msgspec.Raw])
+    own["relaybox-dead-letter-from"] = came_from
+    own["relaybox-dead-letter-reason"] = storable(row.error_message or "")
+    added = msgspec.json.encode(own).decode()
+    key = key if dead_letter.ordered else None
+    id_ = POSTGRESQL.to_uuid(uuid7())
+    max_attempts = dead_letter.max_attempts
+    return (id_, event_id, dead_letter.destination, *event, added, key, idempotency_key, max_attempts, None)
+
+
+def _candidate(row: Row, want: Want, now: float) -> Candidate:
+    free = row.free(now) and (want.suspects or not row.suspect)
+    return Candidate(row.id, row.key, row.position, free, row.suspect)
 
 
 def _any(window: Sequence[Row]) -> list[UUID]:

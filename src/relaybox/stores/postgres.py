@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
-from psycopg_pool import AsyncConnectionPool
 
 from relaybox.errors import StoreError
 from relaybox.schema import Tables
@@ -20,6 +21,9 @@ from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
 T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
+CONNECT_SECONDS = 10
+"""Unless the URL says otherwise."""
+
 
 def open_store(url: str, tables: Tables, *, connections: int = 2) -> SqlStore:
     """A store that holds at most ``connections`` connections."""
@@ -29,36 +33,55 @@ def open_store(url: str, tables: Tables, *, connections: int = 2) -> SqlStore:
 
 
 class Psycopg:
-    """A pool of psycopg connections. ``preamble`` goes ahead of every pipeline."""
+    """A few psycopg connections, made when they are needed. ``preamble`` goes ahead of every pipeline.
+
+    One that failed or whose caller was cancelled is closed; so a database that is away is told of at once,
+    and one that came back is found by the next call.
+    """
 
     def __init__(self, url: str, connections: int, preamble: Query) -> None:
+        self._url = url
         self._preamble = preamble
-        self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            url,
-            min_size=0,
-            max_size=connections,
-            open=False,
-            configure=_configure,
-            kwargs={"autocommit": True},
-        )
+        self._places = asyncio.Semaphore(connections)
+        self._idle: list[Connection] = []
 
     async def run(self, begin: Callable[[], Steps[T]]) -> T:
         """Drive the steps on one connection."""
-        steps = begin()
         try:
-            await self._pool.open()
-            async with self._pool.connection() as connection:
-                queries = next(steps)
-                while True:
-                    queries = steps.send(await self._pipeline(connection, queries))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            async with self._places:
+                connection = self._idle.pop() if self._idle else await self._connect()
+                try:
+                    result = await self._drive(connection, begin())
+                except BaseException:
+                    await connection.close()
+                    raise
+                self._idle.append(connection)
+                return result
         except psycopg.Error as error:
-            raise StoreError(str(error)) from error
+            raise StoreError(" ".join(str(error).split()) or type(error).__name__) from error
 
     async def close(self) -> None:
         """Give up every connection."""
-        await self._pool.close()
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _drive(self, connection: Connection, steps: Steps[T]) -> T:
+        try:
+            queries = next(steps)
+            while True:
+                queries = steps.send(await self._pipeline(connection, queries))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def _connect(self) -> Connection:
+        options: dict[str, Any] = {
+            "connect_timeout": CONNECT_SECONDS,
+            **conninfo_to_dict(self._url),
+            "autocommit": True,
+        }
+        connection: Connection = await AsyncConnection.connect(**options)
+        connection.adapters.register_loader("jsonb", TextLoader)
+        return connection
 
     async def _pipeline(self, connection: Connection, queries: Sequence[Query]) -> list[list[Row]]:
         async with connection.pipeline():
@@ -68,7 +91,3 @@ class Psycopg:
             cursors = [await connection.execute(query.sql, query.params) for query in queries]
             await connection.execute("COMMIT")
         return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
-
-
-async def _configure(connection: Connection) -> None:
-    connection.adapters.register_loader("jsonb", TextLoader)

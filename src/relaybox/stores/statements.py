@@ -8,7 +8,8 @@ differs); all are fixed when a store is made. ``:name`` is a parameter, always s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -46,11 +47,13 @@ WORDS = {
     "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
     # A lease that ran out unsettled makes its row a suspect, and it stays one until it is settled.
     "suspect": "(lease_token IS NOT NULL OR crashes > 0)",
+    "wanted": "(:suspects OR NOT {suspect})",
     "unleased": "(leased_until IS NULL OR leased_until <= {now})",
-    "free": "(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased})",
-    # Paused, or behind an open circuit.
-    "stopped": """((paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > {now}))
-        OR (circuit = 'open' AND (circuit_until IS NULL OR circuit_until > {now})))""",
+    "free": """(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased}
+        AND {wanted})""",
+    "paused": "(paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > {now}))",
+    # A probe passes a circuit, not a pause.
+    "stopped": "({paused} OR (circuit <> 'closed' AND NOT :probe))",
     "held": "EXISTS (SELECT 1 FROM {destination} WHERE name = :destination AND {stopped})",
     # A batch that dies gives its attempts back; a lone claim that dies does not.
     "lease": """attempts = attempts + CASE WHEN lease_token IS NOT NULL AND crashes = 0 THEN 0 ELSE 1 END,
@@ -58,7 +61,8 @@ WORDS = {
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
     "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event}
-WHERE {due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND NOT {held}
+WHERE {due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND {wanted}
+  AND NOT {held}
 ORDER BY next_attempt_at, position LIMIT :limit""",
     "settlement": """{set}status = s.status,
     {set}attempts = e.attempts - s.given_back,
@@ -69,6 +73,10 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     {set}error_message = COALESCE(s.error, e.error_message),
     {set}leased_until = NULL, {set}lease_token = NULL, {set}lease_owner = NULL, {set}updated_at = {now}""",
     "mine": "e.id = s.id AND e.lease_token = s.token AND e.status = 'pending'",
+    "copied": ", ".join(INSERTED[:-1]),
+    "copy": """copy, event_id, :dead_letter, aggregate_type, aggregate_id, event_type, payload, payload_data,
+    payload_encoding, {dead_letter_headers}, CASE WHEN :ordered THEN ordering_key END, idempotency_key,
+    :max_attempts""",
     "heads_of_keys": """SELECT (SELECT id FROM {event}
         WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS id FROM {keys}""",
@@ -79,6 +87,7 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
 }
 
 ANY_DATABASE = {
+    "now": "SELECT {now}",
     "insert": "INSERT INTO {event} ({inserted}) VALUES",
     "inserted_row": "({inserted_values}, COALESCE(:next_attempt_at, {now}))",
     # A duplicate writes nothing and is no error; a concurrent one waits for the first to end.
@@ -88,6 +97,9 @@ INSERT INTO {idempotency} (event_type, idempotency_key, event_id) VALUES (:event
     "recall_key": """
 SELECT event_id FROM {idempotency} WHERE event_type = :event_type AND idempotency_key = :key {latest}""",
     "ensure_destination": "INSERT INTO {destination} (name) VALUES (:destination) {or_nothing}",
+    "read_destination": """
+SELECT paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, {now}
+FROM {destination} WHERE name = :destination""",
     # Goes ahead of the settle, which takes the tokens away: a lost lease leaves no record either.
     "record_attempts": """
 INSERT INTO {attempt} (delivery_id, attempt, relay, error_message)
@@ -113,10 +125,15 @@ WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}
     "lease": "UPDATE {event} {by_id} SET {lease} WHERE id IN (:ids)",
     "park": "UPDATE {event} {by_id} SET next_attempt_at = NULL, updated_at = {now} WHERE id IN (:ids)",
     "read": "SELECT {columns} FROM {event} {by_id} WHERE id IN (:ids) ORDER BY position",
+    "copy_failed": """
+INSERT INTO {event} ({copied}) SELECT {copy} FROM {items} {join} {event} e {by_id} ON {mine}
+WHERE s.copy IS NOT NULL ORDER BY e.position""",
 }
 
 SQLITE = STEPWISE | {
     "settle": "UPDATE {event} AS e SET {settlement} FROM {items} WHERE {mine} RETURNING id",
+    "forget_attempts": """
+DELETE FROM {attempt} WHERE delivery_id IN (SELECT e.id FROM {items} CROSS JOIN {event} AS e WHERE {mine})""",
     "delete": """
 DELETE FROM {event} WHERE id IN (SELECT e.id FROM {items} CROSS JOIN {event} AS e WHERE {mine})
 RETURNING id""",
@@ -128,6 +145,9 @@ RETURNING id""",
 MYSQL = STEPWISE | {
     "mine": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} ORDER BY e.id {lock}",
     "settle": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET {settlement}",
+    "forget_attempts": """
+DELETE a FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}
+STRAIGHT_JOIN {attempt} a {by_id} ON a.delivery_id = e.id""",
     "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
     "extend": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET e.leased_until = {later}",
     "make_heads_due": """
@@ -155,7 +175,7 @@ FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS lo
 WITH due AS MATERIALIZED (
     SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
-      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {held}
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held}
     ORDER BY next_attempt_at, position LIMIT :limit
     FOR UPDATE OF {event_alias} SKIP LOCKED
 ), taken AS (
@@ -169,7 +189,7 @@ RETURNING {columns}""",
 WITH due AS MATERIALIZED (
     SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspect} AS suspect FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
-      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {held}
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held}
       AND current_setting('relaybox.locked', true) = :destination
     ORDER BY next_attempt_at, position LIMIT :limit
 ), keys AS MATERIALIZED (
@@ -228,8 +248,19 @@ SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
     "delete": """
-WITH s AS MATERIALIZED (SELECT * FROM {items})
-DELETE FROM {event} AS e USING s WHERE {listed} RETURNING e.id""",
+WITH s AS MATERIALIZED (SELECT * FROM {items}), gone AS (
+    DELETE FROM {event} AS e USING s WHERE {listed} RETURNING e.id
+), forgotten AS (
+    DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM gone))
+)
+SELECT id FROM gone""",
+    # Locks all rows of the settle behind it, in the order in which that goes through them, so that none
+    # is taken over in between.
+    "copy_failed": """
+WITH s AS MATERIALIZED (SELECT * FROM {items}), failed AS MATERIALIZED (
+    SELECT s.copy, s.error, e.* FROM s, {event} AS e WHERE {listed} ORDER BY e.id FOR UPDATE OF e
+)
+INSERT INTO {event} ({copied}) SELECT {copy} FROM failed WHERE copy IS NOT NULL ORDER BY position""",
     "extend": """
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET leased_until = {later} FROM s WHERE {listed} RETURNING e.id""",
@@ -252,15 +283,28 @@ class Query(NamedTuple):
 class Statements:
     """The statements of one outbox on one database, for a driver of one parameter style."""
 
-    def __init__(self, tables: Tables, dialect: Dialect, style: ParamStyle) -> None:
-        self._style = style
+    def __init__(
+        self,
+        tables: Tables,
+        dialect: Dialect,
+        style: ParamStyle,
+        templates: Mapping[str, str] | None = None,
+    ) -> None:
+        self.tables = tables
+        self.dialect = dialect
+        self.style = style
         words = WORDS | dict(dialect.words) | _table_names(tables, dialect)
-        self._sql = {name: _expand(sql, words).strip() for name, sql in TEMPLATES[dialect.name].items()}
+        texts = TEMPLATES[dialect.name] if templates is None else templates
+        self._sql = {name: _expand(sql, words).strip() for name, sql in texts.items()}
+
+    def others(self, templates: Mapping[str, str]) -> Statements:
+        """Statements of other texts, for the same tables, database and driver."""
+        return Statements(self.tables, self.dialect, self.style, templates)
 
     def __call__(self, name: str, **params: Any) -> Query:
         """The named statement with these parameters."""
         sizes = tuple((key, len(value)) for key, value in params.items() if type(value) is list)
-        sql, order = compile_parameters(self._sql[name], self._style, sizes)
+        sql, order = compile_parameters(self._sql[name], self.style, sizes)
         values: list[Any] = []
         for key in order:
             value = params[key]
@@ -275,7 +319,7 @@ class Statements:
 
     def insert(self, rows: Sequence[tuple[Any, ...]]) -> Query:
         """One INSERT of these rows, whose values are in the order of ``INSERTED``."""
-        sql = _insert(self._sql["insert"], self._sql["inserted_row"], len(rows), self._style)
+        sql = _insert(self._sql["insert"], self._sql["inserted_row"], len(rows), self.style)
         return Query(sql, rows[0] if len(rows) == 1 else tuple(value for row in rows for value in row))
 
 
@@ -288,8 +332,8 @@ def _table_names(tables: Tables, dialect: Dialect) -> dict[str, str]:
     def quoted(*parts: str | None) -> str:
         return ".".join(f"{dialect.quote}{part}{dialect.quote}" for part in parts if part is not None)
 
-    words = {name: getattr(tables, name) for name in ("event", "destination", "attempt", "idempotency")}
-    names = {word: quoted(table.schema, table.name) for word, table in words.items()}
+    every = {field.name: getattr(tables, field.name) for field in fields(tables)}
+    names = {word: quoted(table.schema, table.name) for word, table in every.items()}
     return names | {"event_alias": quoted(tables.event.name)}
 
 

@@ -7,16 +7,18 @@ runs the whole generator in one transaction. So the same steps serve asynchronou
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from datetime import datetime
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
+from uuid_utils.compat import uuid7
 
 from relaybox import ordering
 from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import Claim, OnFailed, Settlement, Want
+from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
 from relaybox.stores.dialects import Dialect
 from relaybox.stores.statements import Query, Statements
 
@@ -49,23 +51,46 @@ class StoreSteps:
     """Claim, settle and extend for one database."""
 
     def __init__(self, statements: Statements, dialect: Dialect, claiming: Claiming) -> None:
-        self._sql = statements
-        self._dialect = dialect
+        self.statements = statements
+        self.dialect = dialect
         self._claiming = claiming
 
     def claim(self, want: Want) -> Steps[Claim]:
         """Lease due rows, and fail the one whose relays died in all of its attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked = yield from claim(want)
-        deliveries = tuple(map(self._dialect.delivery, rows))
+        deliveries = tuple(map(self.dialect.delivery, rows))
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
-            yield from self.settle([buried], want.on_failed)
+            yield from self.settle([buried], want.on_failed, want.dead_letter)
             return Claim(failed=deliveries, parked=parked)
-        return Claim(deliveries, parked=parked)
+        held = None if deliveries or parked else (yield from self._held(want))
+        return Claim(deliveries, parked=parked, held=held)
 
-    def settle(self, settlements: Sequence[Settlement], on_failed: OnFailed) -> Steps[frozenset[UUID]]:
+    def _held(self, want: Want) -> Steps[Held | None]:
+        [rows] = yield [self.statements("read_destination", destination=want.destination)]
+        if not rows:
+            return None
+        paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, now = rows[0]
+        if paused_at is not None and (paused_until is None or paused_until > now):
+            return Held("paused", self._seconds(now, paused_until), pause_reason)
+        if circuit != "closed" and not want.probe:
+            return Held(circuit, self._seconds(now, circuit_until), circuit_reason)
+        return None
+
+    def _seconds(self, now: Any, until: Any) -> float | None:
+        if until is None:
+            return None
+        left = self.dialect.from_time(until) - self.dialect.from_time(now)
+        return max(0.0, left.total_seconds())
+
+    def settle(
+        self,
+        settlements: Sequence[Settlement],
+        on_failed: OnFailed,
+        dead_letter: DeadLetter | None = None,
+    ) -> Steps[frozenset[UUID]]:
         """Write outcomes; the ids whose lease was lost are the result."""
         deleted: list[Settlement] = []
         kept: list[Settlement] = []
@@ -75,38 +100,60 @@ class StoreSteps:
         keys = _keys(settlements)
         # Two relays may settle rows of one key at the same moment, one of them late. Each would take the
         # other's row for the head and neither would make the next one due: they go one after the other.
-        queries = [self._sql("lock_destination", destination=name) for name in sorted(keys)]
-        if any(isinstance(s.outcome, Retried | Failed) for s in kept):
-            queries.append(self._sql("record_attempts", items=self._items(kept)))
+        queries = [self.statements("lock_destination", destination=name) for name in sorted(keys)]
         answers: list[int] = []
-        for name, part in (("settle", kept), ("delete", deleted)):
-            if part:
-                answers.append(len(queries))
-                queries += self._fenced(name, items=self._items(part))
+        if kept:
+            answers.append(self._settle_kept(queries, kept, dead_letter))
+        if deleted:
+            ahead = () if self.dialect.one_statement else ("forget_attempts",)
+            answers.append(self._add_fenced(queries, *ahead, "delete", items=self._items(deleted)))
         queries += self._make_heads_due(keys, on_failed)
         results = yield queries
         return self._lost([s.delivery for s in settlements], [results[index] for index in answers])
 
+    def _settle_kept(
+        self, queries: list[Query], kept: Sequence[Settlement], dead_letter: DeadLetter | None
+    ) -> int:
+        names = ["settle"]
+        params: dict[str, Any] = {"items": self._items(kept, copy=dead_letter is not None)}
+        if any(isinstance(s.outcome, Retried | Failed) for s in kept):
+            names.insert(0, "record_attempts")
+        if dead_letter is not None and any(isinstance(s.outcome, Failed) for s in kept):
+            names.insert(0, "copy_failed")
+            params |= {
+                "dead_letter": dead_letter.destination,
+                "max_attempts": dead_letter.max_attempts,
+                "ordered": dead_letter.ordered,
+            }
+        return self._add_fenced(queries, *names, **params)
+
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[frozenset[UUID]]:
         """Move the end of leases; the ids whose lease was lost are the result."""
         items = self._items([Settlement(delivery, Released()) for delivery in deliveries])
-        results = yield self._fenced("extend", items=items, seconds=lease)
-        return self._lost(deliveries, results[:1])
+        queries: list[Query] = []
+        answer = self._add_fenced(queries, "extend", items=items, seconds=lease)
+        results = yield queries
+        return self._lost(deliveries, [results[answer]])
 
-    def _fenced(self, name: str, **params: Any) -> list[Query]:
-        """The statement for the rows that are still ours; the first result is their ids."""
-        if self._dialect.returning:
-            return [self._sql(name, **params)]
-        return [self._sql("mine", items=params["items"]), self._sql(name, **params)]
+    def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
+        """Add statements for the rows that are still ours; where the result is that holds those rows' ids.
+
+        The last statement ends or moves the leases: the others go ahead of it.
+        """
+        if not self.dialect.returning:
+            names = ("mine", *names)
+        answer = len(queries) + (len(names) - 1 if self.dialect.returning else 0)
+        queries += [self.statements(name, **params) for name in names]
+        return answer
 
     def _make_heads_due(self, keys: dict[str, list[str]], on_failed: OnFailed) -> list[Query]:
         block = on_failed == "block"
         return [
-            self._sql("make_heads_due", destination=name, keys=_json.encode(of).decode(), block=block)
+            self.statements("make_heads_due", destination=name, keys=_json.encode(of).decode(), block=block)
             for name, of in keys.items()
         ]
 
-    def _items(self, settlements: Sequence[Settlement]) -> str:
+    def _items(self, settlements: Sequence[Settlement], *, copy: bool = False) -> str:
         return _json.encode(
             [
                 {
@@ -115,17 +162,23 @@ class StoreSteps:
                     "attempt": delivery.attempts,
                     "relay": delivery.lease_owner,
                     **_effect(outcome),
+                    **({"copy": uuid7()} if copy and isinstance(outcome, Failed) else {}),
                 }
                 # In the order of ids, so that no two statements wait for each other's rows.
                 for delivery, outcome in sorted(settlements, key=lambda s: s.delivery.id)
             ]
         ).decode()
 
+    def now(self) -> Steps[datetime]:
+        """The time by the database's clock."""
+        [[[now]]] = yield [self.statements("now")]
+        return self.dialect.from_time(now)
+
     def _lost(self, deliveries: Sequence[Delivery], results: Sequence[list[Row]]) -> frozenset[UUID]:
         # An id comes back at most as often as it was sent, so equal numbers mean that none is missing.
         if sum(map(len, results)) == len(deliveries):
             return frozenset()
-        ours = {self._dialect.from_uuid(row[0]) for rows in results for row in rows}
+        ours = {self.dialect.from_uuid(row[0]) for rows in results for row in rows}
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
 
 
@@ -166,21 +219,21 @@ class Stepwise:
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """Lock due rows, lease them, read them."""
-        [rows] = yield [self._sql("due_locked", destination=want.destination, limit=want.limit)]
+        [rows] = yield [self._sql("due_locked", limit=want.limit, **_line(want))]
         take = ordering.unordered(list(map(Candidate._make, rows)))
         return (yield from self._take(want, take)), 0
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
         yield from self._lock_destination(want.destination)
-        [rows] = yield [self._sql("due", destination=want.destination, limit=want.limit)]
+        [rows] = yield [self._sql("due", limit=want.limit, **_line(want))]
         window = list(map(Candidate._make, rows))
         if not window:
             return [], 0
         heads = yield from self._heads(want, window)
         runs = yield from self._runs(want, heads)
         members = [row for run in runs.values() for row in run]
-        locked = yield from self._lock([row.id for row in (*members, *window)])
+        locked = yield from self._lock(want, [row.id for row in (*members, *window)])
         choice = ordering.choose(window, heads, runs, {row.id for row in locked if row.free}, want.limit)
         if choice.park:
             yield [self._sql("park", ids=choice.park)]
@@ -199,7 +252,7 @@ class Stepwise:
         block = want.on_failed == "block"
         params = {"destination": want.destination, "keys": _json.encode(keys).decode(), "block": block}
         [rows] = yield [self._sql("heads", **params)]
-        locked = yield from self._lock([row[0] for row in rows if row[0] is not None])
+        locked = yield from self._lock(want, [row[0] for row in rows if row[0] is not None])
         return {head.key: head for head in locked}
 
     def _runs(
@@ -209,16 +262,17 @@ class Stepwise:
         share = ordering.share(want.limit, len(heads))
         if not free or share == 1:
             return ordering.runs(free, ())
-        common = {"destination": want.destination, "share": share, "block": want.on_failed == "block"}
+        block = want.on_failed == "block"
+        common = {**_line(want), "share": share, "block": block}
         records = [{"key": head.key, "start": head.position, **common} for head in free]
         parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
         results = yield [self._sql.union("run", part) for part in parts]
         return ordering.runs(free, (Candidate._make(row) for rows in results for row in rows))
 
-    def _lock(self, ids: Sequence[Any]) -> Steps[list[Candidate]]:
+    def _lock(self, want: Want, ids: Sequence[Any]) -> Steps[list[Candidate]]:
         if not ids:
             return []
-        [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)))]
+        [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
         return list(map(Candidate._make, rows))
 
     def _take(self, want: Want, ids: list[Any]) -> Steps[list[Row]]:
@@ -239,9 +293,13 @@ def _keys(settlements: Sequence[Settlement]) -> dict[str, list[str]]:
     return {destination: list(names) for destination, names in keys.items()}
 
 
+def _line(want: Want) -> dict[str, Any]:
+    return {"destination": want.destination, "probe": want.probe, "suspects": want.suspects}
+
+
 def _lease(want: Want) -> dict[str, Any]:
     return {
-        "destination": want.destination,
+        **_line(want),
         "owner": want.owner,
         "seconds": want.lease,
         "token": uuid4(),

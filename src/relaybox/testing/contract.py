@@ -10,9 +10,11 @@ pytest-asyncio in auto mode) runs the whole contract on it::
 
 from __future__ import annotations
 
+from relaybox.testing.circuit_contract import CircuitContract
+from relaybox.testing.dead_letter_contract import DeadLetterContract
 from relaybox.testing.lease_contract import LeaseContract
 from relaybox.testing.order_contract import OrderContract
 
 
-class StoreContract(LeaseContract, OrderContract):
+class StoreContract(LeaseContract, OrderContract, CircuitContract, DeadLetterContract):
     """The whole contract in ``relaybox.store``; ``relaybox.testing.harness`` says what a harness does."""

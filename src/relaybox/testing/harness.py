@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Released, Retried
-from relaybox.store import Settlement, Store, Want
+from relaybox.store import DeadLetter, OnFailed, Settlement, Store, Want
 
 State = Literal["due", "scheduled", "leased", "parked", "delivered", "failed", "discarded"]
 
@@ -23,12 +24,19 @@ class Seen(NamedTuple):
 
 
 class Harness(Protocol):
-    """What the contract needs to know of a store beyond its four methods."""
+    """What the contract needs to know of a store beyond its methods."""
 
     store: Store
 
     async def emit(
-        self, destination: str, *, key: str | None = None, max_attempts: int = 5, delay: float = 0
+        self,
+        destination: str,
+        *,
+        key: str | None = None,
+        max_attempts: int = 5,
+        delay: float = 0,
+        payload: Any = None,
+        headers: Mapping[str, Any] | None = None,
     ) -> UUID:
         """Commit one event, due ``delay`` seconds from now; the row's id."""
         ...
@@ -42,20 +50,29 @@ class Harness(Protocol):
         ...
 
     async def pass_time(self, seconds: float) -> None:
-        """Make leases and due times ``seconds`` older, as if that time had passed."""
+        """Make leases, due times and destinations' times ``seconds`` older, as if that time had passed."""
         ...
 
-    async def hold(self, destination: str, held: bool) -> None:
-        """Pause the destination, or go on."""
+    async def hold(self, destination: str, held: bool, *, seconds: float | None = None) -> None:
+        """Pause the destination, for ``seconds`` where given, or go on."""
         ...
 
 
 LEASE = 60.0
 
 
-def want(limit: int = 100, *, ordered: bool = False, skip: bool = False, owner: str = "relay-1") -> Want:
+def want(
+    limit: int = 100,
+    *,
+    ordered: bool = False,
+    skip: bool = False,
+    owner: str = "relay-1",
+    probe: bool = False,
+    dead_letter: DeadLetter | None = None,
+) -> Want:
     """A claim of the destination that most tests use."""
-    return Want("shop", owner, limit, LEASE, ordered=ordered, on_failed="skip" if skip else "block")
+    on_failed: OnFailed = "skip" if skip else "block"
+    return Want("shop", owner, limit, LEASE, ordered, on_failed, dead_letter, probe)
 
 
 async def emit(harness: Harness, count: int, *, key: str | None = None) -> list[UUID]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.store import Claim, Settlement
+from relaybox.store import Claim, Held, Settlement
 from relaybox.testing.harness import LEASE, Harness, Seen, emit, see, settle_all, want
 
 
@@ -62,7 +63,7 @@ class LeaseContract:
         for ordered in (False, True):
             await emit(harness, 2, key=f"ordered={ordered}")
             await harness.hold("shop", True)
-            assert await harness.store.claim(want(ordered=ordered)) == Claim()
+            assert await harness.store.claim(want(ordered=ordered)) == Claim(held=Held("paused", None))
             await harness.hold("shop", False)
             assert len((await harness.store.claim(want(ordered=ordered))).deliveries) == 2
 
@@ -267,6 +268,15 @@ class LeaseContract:
         await harness.pass_time(LEASE + 1)
         await harness.store.release((await harness.store.claim(want())).deliveries)
         assert [d.id for d in (await harness.store.claim(want())).deliveries] == ids[:1]
+
+    async def test_a_claim_without_suspects_takes_the_others(self, harness: Harness) -> None:
+        suspects = await emit(harness, 3)
+        await harness.store.claim(want())
+        await harness.pass_time(LEASE + 1)
+        others = await emit(harness, 2)
+        claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
+        assert [(d.id, d.attempts) for d in claim.deliveries] == [(id_, 1) for id_ in others]
+        assert [d.id for d in (await harness.store.claim(want())).deliveries] == suspects[:1]
 
     async def test_a_suspect_that_was_settled_is_cleared(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections import defaultdict
 
@@ -78,6 +79,20 @@ class OrderContract:
             assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 1)]
             assert not (await harness.store.claim(want(ordered=True, owner="relay-2"))).deliveries
             await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+
+    async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
+        [suspect] = await emit(harness, 1, key="a")
+        await harness.store.claim(want(ordered=True))
+        await harness.pass_time(LEASE + 1)
+        [later] = await emit(harness, 1, key="a")
+        [other] = await emit(harness, 1, key="b")
+        without = dataclasses.replace(want(ordered=True), suspects=False)
+        claim = await harness.store.claim(without)
+        assert ([d.id for d in claim.deliveries], claim.parked) == ([other], 1)
+        alone = await harness.store.claim(want(ordered=True))
+        assert [d.id for d in alone.deliveries] == [suspect]
+        await harness.store.settle([Settlement(d, Delivered()) for d in alone.deliveries])
+        assert [d.id for d in (await harness.store.claim(without)).deliveries] == [later]
 
     async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
         killer = await harness.emit("shop", key="a", max_attempts=1)
