@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,14 +16,20 @@ from relaybox.config import Destination, Route, Settings
 from relaybox.emit.emitter import Calls, Emitter
 from relaybox.emit.row import Call
 from relaybox.emit.transaction import Transaction
+from relaybox.errors import ConfigError
 from relaybox.event import Emitted
 from relaybox.schema import make_tables
 from relaybox.setting import known_only, parse_secret
+from relaybox.wakes.open import open_bell
 
 if TYPE_CHECKING:
     from relaybox.emit.event_source import Recorder
+    from relaybox.observe import Observer
+    from relaybox.parts import OpenSink
+    from relaybox.relay.relay import Relay
 
 Target = TypeVar("Target")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Outbox:
@@ -46,6 +52,11 @@ class Outbox:
         self.tables = make_tables(sa.MetaData(), schema=self.settings.schema, prefix=self.settings.prefix)
         self._emitter = Emitter(self.settings, self.tables)
         self._recorder: Recorder | None = None
+        self._handlers: dict[str, Callable[..., Any]] = {}
+        self._bell = open_bell(self.settings)
+        self._emitter.caller = self._bell
+        # Set while a test runs, so that no relay of it sends anything away by accident.
+        self._sink_of: OpenSink | None = None
 
     def emit(
         self,
@@ -165,6 +176,71 @@ class Outbox:
             self._recorder = Recorder(self._emitter)
         self._recorder.attach(target)
         return target
+
+    def handler(
+        self, *events: str, name: str | None = None, **options: Any
+    ) -> Callable[[Function], Function]:
+        """Make a function a destination of its own, with its own rows, retries and order.
+
+        ``events`` are the patterns it takes, ``options`` those of ``Destination``; the name defaults to
+        ``module.function``. The function gets an ``Event`` and may be synchronous or asynchronous.
+        """
+        if len(events) == 1 and callable(events[0]):
+            raise ConfigError("handler: say which events it takes, as in @outbox.handler('order.*')")
+
+        def register(function: Function) -> Function:
+            called = name or f"{function.__module__}.{function.__qualname__}"
+            destination = Destination(called, "handler:", **options)
+            self._configure(destination, Route(events, to=called))
+            self._handlers[called] = function
+            return function
+
+        return register
+
+    @property
+    def handlers(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions that were registered, by the names of their destinations."""
+        return self._handlers
+
+    def relay(self, *, patience: float = 30.0, observers: Sequence[Observer] = ()) -> Relay:
+        """A relay for every destination: ``await outbox.relay().run()``, or ``async with outbox.relay():``.
+
+        It holds at most three connections to the database, whatever the number of destinations, and for a
+        moment a fourth when it proves that its LISTEN gets through. Asked to stop, it waits ``patience``
+        seconds for what it is sending and gives the rest back. ``observers`` are told of what it does, as
+        ``relaybox.observe`` says.
+        """
+        from relaybox.parts import open_relay
+
+        return open_relay(
+            self.settings, self.tables, self._handlers, self._bell, patience, observers, self._sink_of
+        )
+
+    def wake(self, *destinations: str) -> None:
+        """Have relays look now: for events that were committed on a raw connection of your own.
+
+        Sessions and ``outbox.transaction`` do so by themselves. Returns at once and never raises; without
+        names all destinations are meant.
+        """
+        self._bell.call(destinations or [destination.name for destination in self.settings.destinations])
+
+    async def adrain(self) -> None:
+        """Deliver what is due, then return. What failed and is to be tried again later stays for later."""
+        await self.relay().drain()
+
+    def drain(self) -> None:
+        """``adrain``, from synchronous code."""
+        from relaybox.parts import run
+
+        run(self.adrain())
+
+    def _configure(self, destination: Destination, route: Route) -> None:
+        self.settings = dataclasses.replace(
+            self.settings,
+            destinations=(*self.settings.destinations, destination),
+            routes=(*self.settings.routes, route),
+        )
+        self._emitter.configure(self.settings)
 
     def migrate(self) -> list[int]:
         """Bring the tables to this version, as ``relaybox migrate`` does; the versions applied.

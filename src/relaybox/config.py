@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
@@ -35,6 +34,7 @@ from relaybox.setting import (
     parse_rate,
     parse_secret,
     parse_size,
+    read_toml,
     wrong,
 )
 
@@ -48,9 +48,10 @@ __all__ = [
     "Route",
     "Secret",
     "Settings",
+    "database_source",
+    "find_file",
     "identifier",
     "mask_url",
-    "names_database",
     "normalize_url",
     "parse_duration",
     "parse_rate",
@@ -288,6 +289,7 @@ class Settings:
     schema: Setting[str | None, str | None] = Setting(optional(identifier), None)
     prefix: Setting[str, str] = Setting(_prefix, "")
     unrouted: Setting[OnUnrouted, OnUnrouted] = Setting(choice(OnUnrouted), "raise")
+    notify: Setting[bool, bool] = Setting(parse_flag, True)
     max_payload: Setting[str | int, int] = Setting(parse_size, 1_048_576)
     app: Setting[str | None, str | None] = Setting(optional(parse_name), None)
 
@@ -313,12 +315,12 @@ class Settings:
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:
-        """Read from ``path``, else from ``relaybox.toml`` or ``pyproject.toml`` here, else the defaults.
+        """Read from the file that ``find_file`` names, if any.
 
         The database is the one given, else RELAYBOX_DATABASE, else the file's, else DATABASE_URL, else
         an SQLite file; each may be written ``env:NAME`` or ``file:PATH``.
         """
-        table = _read(path)
+        table = _read(path, env)
         destinations = table.pop("destinations", {})
         if not isinstance(destinations, dict):
             raise wrong("destinations", destinations, "write each as a [destinations.NAME] table")
@@ -341,9 +343,10 @@ def _check_exists(setting: str, name: str, known: list[str]) -> None:
         raise ConfigError(f"{setting} = {name!r}: no destination is called that{did_you_mean(name, known)}")
 
 
-def names_database(path: Path | None, env: Mapping[str, str], database: str | None = None) -> bool:
-    """Whether anything that ``Settings.load`` reads says which database is meant."""
-    return _named_database(database, env, _read(path).get("database")) is not None
+def database_source(path: Path | None, env: Mapping[str, str], database: str | None = None) -> str | None:
+    """What of all that ``Settings.load`` reads says which database is meant; ``None``: nothing does."""
+    named = _named_database(database, env, _read(path, env).get("database"))
+    return named and named[0]
 
 
 def _database(named: tuple[str, Any] | None, env: Mapping[str, str]) -> str:
@@ -364,20 +367,23 @@ def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> 
     return next((source for source in sources.items() if source[1] is not None and source[1] != ""), None)
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    return _table(path) if path else _find_table()
+def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The file given, else RELAYBOX_CONFIG's, else ``relaybox.toml`` or ``pyproject.toml`` here, if any."""
+    if named := path or env.get("RELAYBOX_CONFIG"):
+        return Path(named)
+    own, shared = Path("relaybox.toml"), Path("pyproject.toml")
+    if own.is_file():
+        return own
+    return shared if shared.is_file() and "relaybox" in read_toml(shared).get("tool", {}) else None
 
 
-def _find_table() -> dict[str, Any]:
-    for path in (Path("relaybox.toml"), Path("pyproject.toml")):
-        if path.is_file() and (path.name != "pyproject.toml" or "relaybox" in _toml(path).get("tool", {})):
-            return _table(path)
-    return {}
+def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
+    return _table(found) if (found := find_file(path, env)) else {}
 
 
 def _table(path: Path) -> dict[str, Any]:
     """Our settings in a file, with ``destinations`` and ``routes`` among them."""
-    data = _toml(path)
+    data = read_toml(path)
     general = {item.name for item in fields(Settings)} - {"destinations", "routes"}
     if path.name == "pyproject.toml":
         given = data.get("tool", {}).get("relaybox")
@@ -387,12 +393,3 @@ def _table(path: Path) -> dict[str, Any]:
     misplaced = dict.fromkeys(general, "write it under [relaybox]")
     tables = known_only(data, ("relaybox", "destinations", "routes"), str(path), misplaced)
     return {**known_only(tables.pop("relaybox", {}), general, "[relaybox]"), **tables}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; create it, or name another file") from None
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None

@@ -10,6 +10,7 @@ import ipaddress
 import math
 import os
 import re
+import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -275,3 +276,13 @@ def identifier(name: str, setting: str) -> str:
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name):
         return name
     raise wrong(setting, name, "use up to 40 letters, digits and underscores, no digit first")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What is in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; create it, or name another file") from None
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None

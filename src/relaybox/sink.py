@@ -8,11 +8,15 @@ A sink knows nothing of leases, retries or circuits. It answers every delivery w
 
 ``send`` itself does not raise: whatever goes wrong with one delivery is that delivery's answer. Only a
 caller that cancels it gets its ``CancelledError``.
+
+A sink asks before it begins with a delivery, and reports each answer as it comes: so it can be settled while
+the rest of the batch is still under way, and what must not be sent any more is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
@@ -23,13 +27,43 @@ from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
 Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
 
 
+class Progress(Protocol):
+    """Whoever called ``send`` and wants to know how it goes."""
+
+    def begin(self, delivery: Delivery) -> bool:
+        """Whether it may be sent now; if not, its answer is ``Released()``."""
+        ...
+
+    def report(self, delivery: Delivery, answer: Answer) -> None:
+        """It was answered so."""
+        ...
+
+
+class Regardless:
+    """The ``Progress`` of a caller that waits for the whole batch."""
+
+    def begin(self, delivery: Delivery) -> bool:
+        """Yes."""
+        return True
+
+    def report(self, delivery: Delivery, answer: Answer) -> None:
+        """Not of interest."""
+
+
+REGARDLESS = Regardless()
+
+
 class Sink(Protocol):
     """Hands deliveries to a destination. See the module's text for what it promises."""
 
     keeps_order: bool
     """Whether several deliveries of one key may be in one ``send`` and still arrive in order."""
 
-    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
+    def limit(self, concurrency: int) -> None:
+        """From now on have no more than so many deliveries (or requests of many) under way at once."""
+        ...
+
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One answer for each delivery, in the same order."""
         ...
 
@@ -49,42 +83,54 @@ class OneByOne:
     keeps_order = True
 
     def __init__(self, concurrency: int) -> None:
-        self._concurrency = concurrency
-        self._places: asyncio.Semaphore | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = Places(concurrency)
+
+    def limit(self, concurrency: int) -> None:
+        """From now on have no more than so many deliveries under way at once."""
+        self._places.limit(concurrency)
 
     async def deliver(self, delivery: Delivery) -> None:
         """Hand over one delivery; raise ``Retry``, ``Reject``, ``Unavailable`` or anything else."""
         raise NotImplementedError
 
-    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
         queue = _runs(deliveries)[::-1]
-        places = self._places_here()
 
         async def work() -> None:
-            async with places:
-                while queue:
-                    for index in queue.pop():
-                        answers[index] = await self._answer(deliveries[index])
-                        if not isinstance(answers[index], Delivered):
-                            break
+            # Each worker that gets a place begins the next: where deliveries never wait, the first does all.
+            begins_next = True
+            while queue:
+                async with self._places:
+                    if begins_next and len(queue) > 1:
+                        workers.create_task(work())
+                    begins_next = False
+                    await self._run(queue.pop() if queue else [], deliveries, answers, progress)
 
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(self._concurrency, len(queue))):
-                workers.create_task(work())
+            workers.create_task(work())
         return answers
 
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _places_here(self) -> asyncio.Semaphore:
-        """The semaphore of this loop: one sink may serve a loop after the other, and a semaphore may not."""
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._loop is not loop:
-            self._places, self._loop = asyncio.Semaphore(self._concurrency), loop
-        return self._places
+    async def _run(
+        self,
+        indexes: list[int],
+        deliveries: Sequence[Delivery],
+        answers: list[Answer],
+        progress: Progress,
+    ) -> None:
+        """Send the deliveries of one key, one after the other, up to the first that does not arrive."""
+        for index in indexes:
+            delivery = deliveries[index]
+            if not progress.begin(delivery):
+                return
+            answers[index] = answer = await self._answer(delivery)
+            progress.report(delivery, answer)
+            if not isinstance(answer, Delivered):
+                return
 
     async def _answer(self, delivery: Delivery) -> Answer:
         try:
@@ -100,6 +146,47 @@ class OneByOne:
                 raise
             return Retry(describe(error))
         return Delivered()
+
+
+class Places:
+    """A semaphore whose limit can change; it may serve one loop after the other."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def limit(self, limit: int) -> None:
+        """Let in so many from now on; whoever is in stays."""
+        self._limit = limit
+        self._let_in()
+
+    async def __aenter__(self) -> None:
+        if self._taken < self._limit:
+            self._taken += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():
+                self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._taken -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and self._taken < self._limit:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                self._taken += 1
 
 
 def being_cancelled() -> bool:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from relaybox.config import Settings
+from relaybox.emit.committed import Blocks, told
 from relaybox.emit.drive import adrive, drive
 from relaybox.emit.driver import Channel, Driver
 from relaybox.emit.find import async_channel, async_sqlalchemy, channel
@@ -19,6 +20,7 @@ from relaybox.event import Emitted
 from relaybox.schema import Tables
 from relaybox.stores.dialects import Dialect
 from relaybox.stores.statements import Statements
+from relaybox.wake import Caller
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
 
@@ -27,7 +29,10 @@ _FAMILIES = {"mariadb": "mysql"}
 
 
 class Emitter:
-    """Emits by one outbox's settings into one outbox's tables."""
+    """Emits by one outbox's settings into one outbox's tables.
+
+    After a commit ``caller``, where there is one, is told the destinations of the events.
+    """
 
     def __init__(self, settings: Settings, tables: Tables) -> None:
         self._family = sa.make_url(settings.database).get_backend_name()
@@ -35,6 +40,12 @@ class Emitter:
         self._insert = tables.event.insert()
         self._builder = RowBuilder(settings)
         self._statements: dict[Driver, Statements] = {}
+        self._blocks = Blocks()
+        self.caller: Caller | None = None
+
+    def configure(self, settings: Settings) -> None:
+        """Emit by these settings from now on."""
+        self._builder = RowBuilder(settings)
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events on a synchronous connection or session, in the order given."""
@@ -46,7 +57,7 @@ class Emitter:
 
     def transaction(self, connection: Any) -> Transaction:
         """A block that is a transaction, or a savepoint where one is open already."""
-        return Transaction(connection, self._insert)
+        return Transaction(connection, self._insert, self._blocks, self.caller)
 
     def write(
         self, connection: Any, calls: Sequence[Call], autocommit: bool, many: bool = False
@@ -81,7 +92,9 @@ class Emitter:
         else:
             emissions = [self._builder.build(call, dialect) for call in calls]
         writing = write(emissions, statements, dialect)
-        return committed(writing) if alone and _are_several(emissions) else writing
+        if alone and _are_several(emissions):
+            writing = committed(writing)
+        return writing if self.caller is None else told(writing, way, alone, self.caller, self._blocks)
 
     def _build_one_of_many(self, number: int, call: Call, dialect: Dialect) -> Emission:
         try:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
 
+from relaybox.emit.committed import depth_of
 from relaybox.emit.driver import failed
 from relaybox.emit.emitter import Emitter
 from relaybox.emit.find import name_of
@@ -129,7 +130,7 @@ class Recorder:
         queue = session.info.get(_QUEUE)
         if queue is None:
             return
-        depth = _depth(session.get_nested_transaction())
+        depth = depth_of(session.get_nested_transaction())
         again = [event for event in queue.written if event.depth < depth <= event.written]
         queue.waiting = again + [event for event in queue.waiting if event.depth < depth]
         queue.written = [event for event in queue.written if event.written < depth]
@@ -142,7 +143,7 @@ class Recorder:
         if transaction.parent is None:
             del session.info[_QUEUE]
         elif transaction.nested:
-            outer = _depth(transaction.parent)
+            outer = depth_of(transaction.parent)
             for event in (*queue.waiting, *queue.written):
                 event.depth = min(event.depth, outer)
                 event.written = min(event.written, outer)
@@ -151,7 +152,7 @@ class Recorder:
         queue = session.info.get(_QUEUE)
         if queue is None or not queue.waiting:
             return
-        depth = _depth(session.get_nested_transaction())
+        depth = depth_of(session.get_nested_transaction())
         ready = [event for event in queue.waiting if sa.inspect(event.instance).has_identity]
         queue.waiting = [event for event in queue.waiting if not sa.inspect(event.instance).has_identity]
         for event in ready:
@@ -193,18 +194,10 @@ def _enqueue(session: Session, events: list[_Recorded]) -> None:
                 "the session does not begin by itself (autobegin=False); call session.begin()"
             )
         session.begin()
-    depth = _depth(session.get_nested_transaction())
+    depth = depth_of(session.get_nested_transaction())
     for event in events:
         event.depth = depth
     session.info.setdefault(_QUEUE, _Queue()).waiting.extend(events)
-
-
-def _depth(transaction: SessionTransaction | None) -> int:
-    depth = 0
-    while transaction is not None:
-        depth += transaction.nested
-        transaction = transaction.parent
-    return depth
 
 
 def _identity(instance: Any) -> Any:

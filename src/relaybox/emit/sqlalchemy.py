@@ -31,11 +31,12 @@ class SqlalchemyChannel(Channel):
     when the event is refused.
     """
 
-    __slots__ = ("_session",)
+    __slots__ = ("_flushed", "session")
 
     def __init__(self, driver: Driver, connection: sa.Connection, session: Session | None = None) -> None:
         super().__init__(driver, connection)
-        self._session = session
+        self.session = session
+        self._flushed = session is None
 
     def check(self, autocommit: bool) -> bool:
         """Raise unless it can be written to; True where what is written will commit by itself."""
@@ -60,9 +61,9 @@ class SqlalchemyChannel(Channel):
 
     def execute(self, query: Query) -> Rows:
         """Execute one statement through SQLAlchemy."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            flush(session)
+        if self.session is not None and not self._flushed:
+            self._flushed = True
+            flush(self.session)
         try:
             result = self.connection.exec_driver_sql(query.sql, query.params or None)
         except InvalidRequestError as error:

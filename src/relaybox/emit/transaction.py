@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from relaybox.emit.committed import Blocks
 from relaybox.emit.driver import Driver, closed, failed
 from relaybox.emit.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.emit.sqlalchemy import SqlalchemyChannel, may_autocommit
 from relaybox.errors import UnsupportedConnection
 from relaybox.stores.statements import Query
+from relaybox.wake import Caller
 
 
 class Transaction:
@@ -29,39 +31,66 @@ class Transaction:
 
     ``with`` on a synchronous connection or session, ``async with`` on an asynchronous one; the block gets the
     connection. Where a transaction is open already the block is a savepoint in it, and whoever began that
-    transaction still has to commit it.
+    transaction still has to commit it. After a commit of its own the ``caller``, where there is one, is told
+    the destinations of what was emitted.
     """
 
-    def __init__(self, connection: Any, insert: sa.Insert) -> None:
+    def __init__(self, connection: Any, insert: sa.Insert, blocks: Blocks, caller: Caller | None) -> None:
         self._connection = connection
         self._insert = insert
+        self._blocks = blocks
+        self._caller = caller
+        self._commits = False
+        self._emitting = connection
         self._sync: AbstractContextManager[Any] | None = None
         self._async: AbstractAsyncContextManager[Any] | None = None
 
     def __enter__(self) -> Any:
         self._sync = _block(self._connection, self._insert)
-        self._sync.__enter__()
+        self._commits = self._sync.__enter__()
+        self._blocks.enter(self._emitting)
         return self._connection
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._sync is not None
-        return self._sync.__exit__(kind, error, trace)
+        kept = False
+        try:
+            swallowed = self._sync.__exit__(kind, error, trace)
+            kept = kind is None
+        finally:
+            self._leave(kept)
+        return swallowed
 
     async def __aenter__(self) -> Any:
         self._async = _async_block(self._connection, self._insert)
-        await self._async.__aenter__()
+        self._commits = await self._async.__aenter__()
+        # What emits is the synchronous connection in SQLAlchemy's asynchronous one.
+        self._emitting = getattr(self._connection, "sync_connection", None) or self._connection
+        self._blocks.enter(self._emitting)
         return self._connection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._async is not None
-        return await self._async.__aexit__(kind, error, trace)
+        kept = False
+        try:
+            swallowed = await self._async.__aexit__(kind, error, trace)
+            kept = kind is None
+        finally:
+            self._leave(kept)
+        return swallowed
+
+    def _leave(self, kept: bool) -> None:
+        names = self._blocks.leave(self._emitting, kept=kept, committed=self._commits)
+        if names and self._caller is not None:
+            self._caller.call(names)
 
 
-def _block(connection: Any, insert: sa.Insert) -> Any:
+def _block(connection: Any, insert: sa.Insert) -> AbstractContextManager[bool]:
+    """A block that says whether its end is a commit, and not that of a savepoint."""
     kind, driver = find(connection)
     if kind == "scoped session":
         return _sqlalchemy_block(connection(), insert)
@@ -70,22 +99,38 @@ def _block(connection: Any, insert: sa.Insert) -> Any:
     if kind != "driver" or driver is None:
         raise UnsupportedConnection(f"{name_of(type(connection))} is asynchronous: write `async with`")
     _check(driver, connection)
-    return _own_block(driver, connection) or _words_block(driver, connection)
+    if block := _own_block(driver, connection):
+        return _driver_block(block, commits=not driver.is_open(connection))
+    return _words_block(driver, connection)
 
 
-def _async_block(connection: Any, insert: sa.Insert) -> Any:
+def _async_block(connection: Any, insert: sa.Insert) -> AbstractAsyncContextManager[bool]:
     if (asynchronous := async_sqlalchemy(connection)) is not None:
         return _async_sqlalchemy_block(asynchronous, insert)
     if find(connection).kind != "async driver":
         raise UnsupportedConnection(f"{name_of(type(connection))} is synchronous: write `with`")
     driver = async_channel(connection).driver
     _check(driver, connection)
-    return _own_block(driver, connection) or _async_words_block(driver, connection)
+    if block := _own_block(driver, connection):
+        return _async_driver_block(block, commits=not driver.is_open(connection))
+    return _async_words_block(driver, connection)
 
 
 def _own_block(driver: Driver, connection: Any) -> Any:
     make = getattr(driver, "transaction", None)
     return make(connection) if make else None
+
+
+@contextmanager
+def _driver_block(block: AbstractContextManager[Any], commits: bool) -> Iterator[bool]:
+    with block:
+        yield commits
+
+
+@asynccontextmanager
+async def _async_driver_block(block: AbstractAsyncContextManager[Any], commits: bool) -> AsyncIterator[bool]:
+    async with block:
+        yield commits
 
 
 def _check(driver: Driver, connection: Any) -> None:
@@ -96,29 +141,29 @@ def _check(driver: Driver, connection: Any) -> None:
 
 
 @contextmanager
-def _sqlalchemy_block(connection: Any, insert: sa.Insert) -> Iterator[None]:
+def _sqlalchemy_block(connection: Any, insert: sa.Insert) -> Iterator[bool]:
     if connection.in_transaction():
         # Before the savepoint, which some databases refuse in autocommit with an error of their own.
         _check_begun(connection, insert, under_way=True)
         with connection.begin_nested():
-            yield
+            yield False
     else:
         with connection.begin():
             # After the beginning, because an event of the engine may be what begins.
             _check_begun(connection, insert, under_way=False)
-            yield
+            yield True
 
 
 @asynccontextmanager
-async def _async_sqlalchemy_block(connection: Any, insert: sa.Insert) -> AsyncIterator[None]:
+async def _async_sqlalchemy_block(connection: Any, insert: sa.Insert) -> AsyncIterator[bool]:
     if connection.in_transaction():
         await connection.run_sync(_check_begun, insert, under_way=True)
         async with connection.begin_nested():
-            yield
+            yield False
     else:
         async with connection.begin():
             await connection.run_sync(_check_begun, insert, under_way=False)
-            yield
+            yield True
 
 
 def _check_begun(connection: Any, insert: sa.Insert, *, under_way: bool) -> None:
@@ -147,13 +192,13 @@ def _savepoint() -> _Words:
 
 
 @contextmanager
-def _words_block(driver: Any, connection: Any) -> Iterator[None]:
+def _words_block(driver: Any, connection: Any) -> Iterator[bool]:
     words = _words(driver, connection)
     control = getattr(driver, "control", driver.execute)
     try:
         # Inside: a BEGIN whose caller was interrupted may have run all the same.
         control(connection, words.begin)
-        yield
+        yield words is _TRANSACTION
         control(connection, words.commit)
     except BaseException:
         # A connection that broke has rolled back already; the error to see is the first one.
@@ -163,13 +208,13 @@ def _words_block(driver: Any, connection: Any) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[None]:
+async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[bool]:
     if refresh := getattr(driver, "refresh", None):
         await refresh(connection)
     words = _words(driver, connection)
     try:
         await driver.execute(connection, words.begin)
-        yield
+        yield words is _TRANSACTION
         await driver.execute(connection, words.commit)
     except BaseException:
         with suppress(Exception):

@@ -91,18 +91,22 @@ class Guard:
     def __init__(self, destination: str, allow: Iterable[str]) -> None:
         self._destination = destination
         self._allow = tuple(ip_network(network) for network in allow)
+        self._passed: str | None = None
 
     def check_host(self, host: str) -> None:
         """Refuse the host of a URL if it is an address that is not allowed, or neither address nor name.
 
         What is left is a name, which every library takes for one, so that it goes through the resolver.
         """
+        if host == self._passed:
+            return
         try:
             address = ip_address(host)
         except ValueError:
             self._check_name(host)
         else:
             self.check(address, host)
+        self._passed = host
 
     def check(self, address: Address, host: str) -> None:
         """Refuse an address of ``host`` unless it is public or allowed."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
@@ -43,8 +44,7 @@ class HandlerSink(OneByOne):
         event = event_of(delivery)
         deadline = asyncio.timeout(self._timeout)
         try:
-            async with deadline:
-                await self._call(event)
+            await self._call(event, deadline)
         except (Retry, Reject, Unavailable, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -57,10 +57,21 @@ class HandlerSink(OneByOne):
         while self._idle:
             self._idle.pop().stop()
 
-    async def _call_in_loop(self, event: Event) -> None:
-        await self._handler(event)
+    async def _call_in_loop(self, event: Event, deadline: asyncio.Timeout) -> None:
+        work = self._handler(event)
+        try:
+            waits_for = _step(work.send, None)
+        except StopIteration:
+            # It never waited, so that it needed no deadline, which costs more than many a handler.
+            return
+        async with deadline:
+            await _resumed(work, waits_for)
 
-    async def _call_in_thread(self, event: Event) -> None:
+    async def _call_in_thread(self, event: Event, deadline: asyncio.Timeout) -> None:
+        async with deadline:
+            await self._work_in_thread(event)
+
+    async def _work_in_thread(self, event: Event) -> None:
         worker = self._idle.pop() if self._idle else _Worker()
         try:
             result = await worker.call(self._handler, event)
@@ -75,6 +86,32 @@ class HandlerSink(OneByOne):
         if inspect.isawaitable(result):
             # A synchronous function in front of an asynchronous one: the work has not begun yet.
             await result
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with a coroutine that has begun and ``waits_for`` something."""
+    while True:
+        try:
+            try:
+                sent = yield waits_for
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as error:
+                waits_for = _step(work.throw, error)
+            else:
+                waits_for = _step(work.send, sent)
+        except StopIteration:
+            return
+
+
+def _step(go_on: Callable[[Any], Any], given: Any) -> Any:
+    try:
+        return go_on(given)
+    except GeneratorExit as error:
+        # The handler's own: it would be taken for the end of whoever waits for it.
+        raise Retry(describe(error)) from error
 
 
 class _Call(NamedTuple):

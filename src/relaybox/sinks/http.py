@@ -24,7 +24,7 @@ from relaybox.config import Destination
 from relaybox.envelope import packer
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.event import Delivery
-from relaybox.outcome import Gone, Reject, Retry, Unavailable, Unreachable
+from relaybox.outcome import Retry, Unavailable, Unreachable
 from relaybox.signature import ID, SIGNATURE, TIMESTAMP, sign
 from relaybox.sink import OneByOne, being_cancelled
 
@@ -36,6 +36,7 @@ except ImportError:
 
 from relaybox.sinks.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.credentials import parse_url, read_credentials
+from relaybox.sinks.status import classify, phrase_of
 
 LONGEST_RETRY_AFTER = 3600.0
 """Seconds: a receiver that asks for more is asked again after this."""
@@ -46,9 +47,6 @@ _EXCERPT = 200
 _KEEPALIVE = 4.0
 # Above this aiohttp wants a file, which it sends in pieces.
 _LARGE = 2**20
-
-_REJECT = frozenset([400, 409, 413, 415, 422])
-_UNAVAILABLE = frozenset([401, 403, 404, 407, 429, 502, 503, 504])
 
 
 class HttpSink(OneByOne):
@@ -150,7 +148,7 @@ class Answered:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
         self.retry_after = response.headers.get("Retry-After")
-        self._phrase = response.reason or _phrase(response.status)
+        self._phrase = response.reason or phrase_of(response.status)
         self._readable = response.headers.get("Content-Encoding", "identity").lower() == "identity"
         self._body = b""
 
@@ -171,17 +169,6 @@ class Answered:
             return f"{status}: redirects are not followed; write the new address into the sink's URL"
         excerpt = clean(text, secrets)
         return f"{status}: {excerpt}" if excerpt else status
-
-
-def classify(status: int, reason: str, after: float | None = None) -> Retry | Reject | Unavailable:
-    """What an answer other than 2xx means for the delivery."""
-    if status in _REJECT:
-        return Reject(reason)
-    if status == HTTPStatus.GONE:
-        return Gone(reason)
-    if status in _UNAVAILABLE or status // 100 == 3:
-        return Unavailable(reason, after=after)
-    return Retry(reason, after=after)
 
 
 def retry_after(value: str | None, now: float) -> float | None:
@@ -239,10 +226,3 @@ def _translated(url: URL, timeout: float) -> Iterator[None]:
 def _cause(error: Exception) -> str:
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     return clean(getattr(inner, "strerror", None) or str(inner), ())
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""

@@ -1,0 +1,77 @@
+"""When a destination's trouble stops its lane, and when an event is the trouble itself.
+
+``Unavailable`` says that the destination cannot be reached, not that the event is wrong. Several in a row
+from different events (or keys) open the circuit: nothing is sent until a probe gets through, and no event
+loses an attempt. But an event that fails so while others are acknowledged is poison, and its attempts count.
+
+This is what one lane has seen. Whether the circuit is open stands in the destination's row, for all relays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from uuid import UUID
+
+THRESHOLD = 5
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """How often in a row an event found the destination unavailable, and whether that is its own doing."""
+
+    times: int
+    poison: bool
+
+
+class Circuit:
+    """What one lane has seen of its destination lately."""
+
+    def __init__(self) -> None:
+        self._troubled: set[Hashable] = set()
+        self._acknowledged = 0
+        self._failures: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
+        self._trips = 0
+        self.failed_last: UUID | None = None
+        """The event that found it unavailable last: no probe is made with it if there is another."""
+
+    def acknowledge(self, event_id: UUID) -> None:
+        """The destination took an event."""
+        self._acknowledged += 1
+        if self._troubled:
+            self._troubled.clear()
+        self._trips = 0
+        if self._failures:
+            self._failures.pop(event_id, None)
+
+    def fail(self, event_id: UUID) -> Trouble:
+        """The destination was unavailable to this event.
+
+        That is the event's own doing if the destination acknowledged others since this event failed before.
+        """
+        times, acknowledged = self._failures.pop(event_id, (0, self._acknowledged))
+        self._failures[event_id] = (times + 1, self._acknowledged)
+        if len(self._failures) > REMEMBERED:
+            self._failures.popitem(last=False)
+        self.failed_last = event_id
+        return Trouble(times + 1, acknowledged < self._acknowledged)
+
+    def times(self, event_id: UUID) -> int:
+        """How often in a row the destination was unavailable to this event."""
+        return self._failures.get(event_id, (0, 0))[0]
+
+    def opens(self, who: Hashable, *, at_once: bool) -> bool:
+        """Whether this trouble opens the circuit; ``who`` is the event, or its key where ordered."""
+        self._troubled.add(who)
+        return at_once or len(self._troubled) >= THRESHOLD
+
+    def pause(self, asked: float | None) -> float:
+        """Seconds until a probe: twice as long each time, and no less than the destination asked for."""
+        length = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self._trips)
+        self._trips = min(self._trips + 1, 10)
+        self._troubled.clear()
+        return max(length, asked or 0.0)

@@ -1,0 +1,1 @@
+"""What a relay does beside its deliveries: be seen, lead, prune, sweep and count."""

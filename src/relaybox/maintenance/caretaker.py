@@ -1,0 +1,138 @@
+"""Upkeep as one task beside the lanes: every relay is seen and counts; the leader prunes and sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from relaybox.config import Destination
+from relaybox.errors import StoreError
+from relaybox.maintenance.leadership import Leadership
+from relaybox.maintenance.membership import Membership, nobody
+from relaybox.maintenance.moment import DatabaseTime
+from relaybox.maintenance.prune import Prune
+from relaybox.maintenance.round import Round
+from relaybox.maintenance.sweep import Sweep
+from relaybox.maintenance.tally import Tally
+from relaybox.relay.clock import Clock
+from relaybox.upkeep import Member, Upkeep
+
+RENEW, PRUNE, SWEEP, FLUSH = 5.0, 60.0, 30.0, 10.0
+"""Seconds between two runs of a job."""
+
+log = logging.getLogger(__name__)
+
+Job = Callable[[], Awaitable[Any]]
+
+
+class Chores(NamedTuple):
+    """What a single run did: the rounds of prune and sweep; None where another relay leads."""
+
+    pruned: Round | None = None
+    swept: Round | None = None
+
+
+class Caretaker:
+    """Does the upkeep of one relay. Its ``tally`` is to be among the relay's observers."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        destinations: Sequence[Destination],
+        member: Member,
+        clock: Clock,
+        host_time: Callable[[], datetime],
+        died: Callable[[str], bool] = nobody,
+    ) -> None:
+        self._upkeep = upkeep
+        self._clock = clock
+        self._time = DatabaseTime(clock, host_time)
+        self.tally = Tally(member.name, self._time)
+        self.membership = Membership(upkeep, member, clock, died=died)
+        self.leadership = Leadership(upkeep, member.name, clock)
+        self._prune = Prune(upkeep, destinations, clock, self._rest)
+        self._sweep = Sweep(upkeep, destinations, clock, self._rest)
+        self._stopping = asyncio.Event()
+        self._troubled: set[str] = set()
+
+    def share(self, total: int) -> int:
+        """The part of a destination's limit that this relay may use now."""
+        return self.membership.share(total)
+
+    async def run(self) -> None:
+        """Do every job in its time until stopped; then write the last counts, resign and leave."""
+        await self._try("beat", self._beat)
+        await self._try("lead", self.leadership.renew)
+        async with asyncio.TaskGroup() as jobs:
+            jobs.create_task(self._every(self.membership.interval, "beat", self._beat))
+            jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
+            jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
+            jobs.create_task(self._every(SWEEP, "sweep", self._led(self._sweep)))
+            jobs.create_task(self._every(FLUSH, "write statistics", self._flush))
+        await self._try("write statistics", self._flush)
+        await self._try("resign", self.leadership.resign)
+        await self._try("leave", self.membership.leave)
+
+    def stop(self) -> None:
+        """Let ``run`` end after what is under way. Call it when the lanes have stopped."""
+        self._stopping.set()
+
+    async def once(self) -> Chores:
+        """One round of each job that is led, unless another relay leads; counts are written in any case."""
+        await self._flush()
+        term = await self.leadership.renew()
+        if term is None:
+            return Chores()
+        async with asyncio.TaskGroup() as jobs:
+            renewing = jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
+            try:
+                return Chores(await self._prune(term), await self._sweep(term))
+            finally:
+                renewing.cancel()
+                await self._try("resign", self.leadership.resign)
+
+    async def _beat(self) -> None:
+        beat = await self.membership.beat()
+        self._time.set(beat.now)
+
+    async def _flush(self) -> None:
+        await self.tally.flush(self._upkeep)
+
+    def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
+        async def led() -> None:
+            term = self.leadership.term
+            if term is not None and not (await job(term)).led:
+                self.leadership.lost()
+
+        return led
+
+    async def _every(self, seconds: float, doing: str, job: Job) -> None:
+        while await self._rest(seconds):
+            await self._try(doing, job)
+
+    async def _try(self, doing: str, job: Job) -> None:
+        """Do it; what goes wrong is logged once until it goes right again."""
+        try:
+            await job()
+        except Exception as error:
+            if doing not in self._troubled:
+                self._troubled.add(doing)
+                known = isinstance(error, StoreError)
+                log.warning("upkeep cannot %s: %s; it is tried again", doing, error, exc_info=not known)
+        else:
+            if doing in self._troubled:
+                self._troubled.discard(doing)
+                log.info("upkeep can %s again", doing)
+
+    async def _rest(self, seconds: float) -> bool:
+        """Wait so long, or until stopped; whether to go on."""
+        waits = [asyncio.ensure_future(wait) for wait in (self._clock.sleep(seconds), self._stopping.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self._stopping.is_set()

@@ -1,0 +1,78 @@
+"""Removes what was kept long enough: delivered and discarded rows, and what the side tables gather."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from relaybox.config import Destination
+from relaybox.maintenance.round import Batch, Rest, Round, Work, take_turns
+from relaybox.relay.clock import Clock
+from relaybox.upkeep import History, Slice, Upkeep
+
+Place = TypeVar("Place")
+
+BATCH = 1000
+"""Rows removed, or looked at, in one transaction."""
+BATCHES = 500
+"""In one round: with their rests it is over before the next one is due."""
+STEPS = 10
+"""Of each walk through a table that has no index for what is looked for, in one round."""
+DAY = 86_400.0
+RETENTION = 7 * DAY
+"""For rows of destinations that are no longer configured."""
+HISTORY: dict[History, float] = {"idempotency": 30 * DAY, "stats": 30 * DAY, "audit": 365 * DAY}
+
+
+class Prune:
+    """Prunes round by round; the walks go on where the last round left them."""
+
+    def __init__(self, upkeep: Upkeep, destinations: Iterable[Destination], clock: Clock, rest: Rest) -> None:
+        self._upkeep = upkeep
+        self._ages = {destination.name: destination.retention for destination in destinations}
+        self._clock = clock
+        self._rest = rest
+        self._discarded = _Walk(partial(upkeep.prune_discarded, age=self._age, limit=BATCH))
+        self._orphans = _Walk(partial(upkeep.prune_orphans, limit=BATCH))
+
+    async def __call__(self, term: int) -> Round:
+        """One round under this term."""
+        works = [self._delivered(name).begin(BATCHES) for name in await self._upkeep.kept()]
+        works += [partial(self._history, history, age) for history, age in HISTORY.items()]
+        works += [self._discarded.begin(STEPS), self._orphans.begin(STEPS)]
+        return await take_turns(term, works, self._clock, self._rest, BATCHES)
+
+    def _age(self, destination: str) -> float:
+        return self._ages.get(destination, RETENTION)
+
+    def _delivered(self, destination: str) -> _Walk[datetime]:
+        options: dict[str, Any] = {"destination": destination, "age": self._age(destination), "limit": BATCH}
+        return _Walk(partial(self._upkeep.prune_delivered, **options))
+
+    async def _history(self, history: History, age: float, term: int) -> Batch | None:
+        changed = await self._upkeep.prune_history(term, history, age, BATCH)
+        return None if changed is None else Batch(changed, more=changed == BATCH)
+
+
+class _Walk(Generic[Place]):
+    """Goes through rows step by step, and from the end back to the beginning, round after round."""
+
+    def __init__(self, step: Callable[..., Awaitable[Slice[Place] | None]]) -> None:
+        self._step = step
+        self._after: Place | None = None
+        self._steps = 0
+
+    def begin(self, steps: int) -> Work:
+        """The work of one round."""
+        self._steps = steps
+        return self._work
+
+    async def _work(self, term: int) -> Batch | None:
+        slice_ = await self._step(term, after=self._after)
+        if slice_ is None:
+            return None
+        self._after = slice_.after
+        self._steps -= 1
+        return Batch(slice_.changed, more=self._after is not None and self._steps > 0)

@@ -1,0 +1,33 @@
+"""The contract of an observer: what a relay tells of its work, for logs, statistics, metrics and traces.
+
+Observers are called in the relay's loop, between its steps: they return at once and do not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from relaybox.store import Claim, Settlement
+
+
+class Observer:
+    """Hears of what a relay does. This one does nothing: a subclass writes what it cares for."""
+
+    def claimed(self, destination: str, claim: Claim) -> None:
+        """A claim got something, or failed a row on the spot."""
+
+    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
+        """Outcomes were written, but for those of ``lost`` leases."""
+
+    def extended(self, destination: str, lost: frozenset[UUID]) -> None:
+        """Leases were extended, but for those that were lost."""
+
+    def circuit(self, destination: str, state: str, reason: str) -> None:
+        """The circuit was opened, half-opened or closed, or the destination paused, by this relay."""
+
+    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+        """The store or the sink failed at something; it is tried again."""
+
+    def stopped(self) -> None:
+        """The relay is done: what it held is settled or given back, or was left to run out."""

@@ -1,0 +1,200 @@
+"""From names and URLs to the parts of a relay; what a part needs is imported when it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy as sa
+
+from relaybox.config import Destination, Settings
+from relaybox.errors import ConfigError, MissingExtra
+from relaybox.load import load
+from relaybox.maintenance.caretaker import Caretaker
+from relaybox.observe import Observer
+from relaybox.observers.log import LogObserver
+from relaybox.observers.several import Observers
+from relaybox.relay.clock import MonotonicClock
+from relaybox.relay.lane import Lane, Shared
+from relaybox.relay.relay import Relay
+from relaybox.schema import Tables
+from relaybox.sink import Sink
+from relaybox.store import DeadLetter
+from relaybox.upkeep import Member
+from relaybox.wakes.local import Bell
+from relaybox.wakes.open import open_wake
+
+if TYPE_CHECKING:
+    from relaybox.stores.sql import SqlStore
+
+T = TypeVar("T")
+Handlers = Mapping[str, Callable[..., Any]]
+OpenSink = Callable[[Destination, Handlers], Sink]
+
+
+def open_relay(
+    settings: Settings,
+    tables: Tables,
+    handlers: Handlers,
+    bell: Bell,
+    patience: float,
+    observers: Sequence[Observer] = (),
+    sink_of: OpenSink | None = None,
+) -> Relay:
+    """A relay for every destination; nothing is connected to before it runs.
+
+    ``sink_of`` is asked for the sinks instead of ``open_sink``.
+    """
+    from relaybox.stores.upkeep import SqlUpkeep
+
+    destinations = {destination.name: destination for destination in settings.destinations}
+    sink_of = sink_of or open_sink
+    sinks = {name: sink_of(destination, handlers) for name, destination in destinations.items()}
+    store = open_store(settings.database, tables)
+    clock, me = MonotonicClock(), this_process()
+    upkeep = SqlUpkeep(store)
+    caretaker = Caretaker(upkeep, settings.destinations, me, clock, lambda: datetime.now(UTC), died)
+    shared = Shared(
+        store=store,
+        wake=open_wake(settings),
+        observer=Observers([LogObserver(), caretaker.tally, *observers]),
+        clock=clock,
+        random=random.random,
+        owner=me.name,
+    )
+    lanes = [
+        Lane(destination, sinks[name], shared, _dead_letter(destination, destinations))
+        for name, destination in destinations.items()
+    ]
+
+    async def close() -> None:
+        for sink in sinks.values():
+            await sink.close()
+        await shared.wake.close()
+        await store.close()
+
+    return Relay(lanes, shared, caretaker, partial(bell.serving, shared.wake, destinations), close, patience)
+
+
+def this_process() -> Member:
+    """A relay of this process. No two have the same name, not even one after the other."""
+    host, pid = socket.gethostname(), os.getpid()
+    name = f"{host[:150]}:{pid}:{secrets.token_hex(4)}"
+    _ours.add(name)
+    return Member(name, host[:255], pid, version("relaybox"))
+
+
+_ours: set[str] = set()
+"""The relays of this process, for all that it has made."""
+
+
+def died(name: str) -> bool:
+    """Whether a relay of this name ran on this host, in a process that has ended."""
+    host, pid, _ = name.rsplit(":", 2)
+    if host != socket.gethostname()[:150]:
+        return False
+    if int(pid) == os.getpid():
+        return name not in _ours
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _dead_letter(destination: Destination, others: Mapping[str, Destination]) -> DeadLetter | None:
+    if destination.dead_letter is None:
+        return None
+    other = others[destination.dead_letter]
+    return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end from synchronous code, on uvloop where it is installed."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        work.close()
+        raise ConfigError("called inside a running event loop: await the twin that begins with an a")
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        new_event_loop = None
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)
+
+
+def open_store(database: str, tables: Tables, *, connections: int = 2) -> SqlStore:
+    """The store in a database; it holds at most ``connections`` connections, on SQLite one."""
+    from relaybox.migrations import server_dialect
+
+    dialect = server_dialect(database)
+    if dialect == "sqlite":
+        from relaybox.stores import sqlite
+
+        return sqlite.open_store(sa.make_url(database).database or ":memory:", tables)
+    options: dict[str, Any] = {"connections": connections}
+    if dialect == "postgresql":
+        module = _module("relaybox.stores.postgres", "psycopg", "postgres")
+    else:
+        module = _module("relaybox.stores.mysql", "asyncmy", "mysql")
+        options["mariadb"] = dialect == "mariadb"
+    store: SqlStore = module.open_store(database, tables, **options)
+    return store
+
+
+def open_sink(destination: Destination, handlers: Handlers) -> Sink:
+    """The sink that a destination's URL names."""
+    scheme = destination.sink.partition(":")[0].lower()
+    match scheme:
+        case "http" | "https":
+            http = _module("relaybox.sinks.http", "aiohttp", "http")
+            sink: Sink = http.HttpSink(destination)
+            return sink
+        case "handler":
+            from relaybox.sinks.handler import HandlerSink
+
+            return HandlerSink(destination, _handler(destination, handlers))
+        case "console":
+            from relaybox.sinks.console import ConsoleSink
+
+            return ConsoleSink(destination)
+        case "memory":
+            from relaybox.sinks.memory import MemorySink
+
+            return MemorySink(destination)
+    raise ConfigError(f"destination {destination.name!r}: no relay of this release can send to {scheme}://")
+
+
+def _handler(destination: Destination, handlers: Handlers) -> Callable[..., Any]:
+    """The function registered under the destination's name, else the one at ``handler:module:function``."""
+    if destination.name in handlers:
+        return handlers[destination.name]
+    setting = f"destination {destination.name!r}: sink = {destination.sink!r}"
+    fix = "write handler:package.module:function, or register it with @outbox.handler and give --app"
+    found = load(destination.sink.partition(":")[2], setting, fix)
+    if not callable(found):
+        raise ConfigError(f"{setting}: it is no function; {fix}")
+    return found  # type: ignore[no-any-return]
+
+
+def _module(name: str, package: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] == "relaybox":
+            raise
+        raise MissingExtra(package, extra) from None

@@ -1,0 +1,82 @@
+"""What one claim got, while it is in flight; and all that a lane has in flight.
+
+Rows are told apart by their position: a number, which is cheaper to look up than an id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from relaybox.event import Delivery
+
+
+class Batch:
+    """The deliveries of one claim until each is settled.
+
+    ``until`` is the moment, by the relay's own clock, up to which their leases hold for certain.
+    """
+
+    def __init__(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> None:
+        self.deliveries = deliveries
+        self.until = until
+        self.probing = probing
+        self.token = deliveries[0].lease_token
+        self.answered: set[int] = set()
+        self.tried = False
+        self.unsettled = {delivery.position: delivery for delivery in deliveries}
+        self.done = asyncio.Event()
+        self.bytes = sum(map(_size, deliveries))
+
+    def unanswered(self) -> list[Delivery]:
+        """What is neither answered nor lost."""
+        return [delivery for at, delivery in self.unsettled.items() if at not in self.answered]
+
+
+class InFlight:
+    """The batches of a lane, and what they amount to."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._batches: list[Batch] = []
+        self._of: dict[int, Batch] = {}
+        self._changed = changed
+
+    def add(self, batch: Batch) -> None:
+        """Take it in. What another batch still held of it was lost to this claim."""
+        self.drop([before.unsettled[at] for at in batch.unsettled if (before := self._of.get(at))])
+        self._batches.append(batch)
+        for position in batch.unsettled:
+            self._of[position] = batch
+
+    def drop(self, deliveries: Iterable[Delivery]) -> None:
+        """They are settled, or somebody else's by now. A row may be in flight again under another lease."""
+        for delivery in deliveries:
+            batch = self._of.get(delivery.position)
+            if batch is None or batch.token != delivery.lease_token:
+                continue
+            del self._of[delivery.position]
+            del batch.unsettled[delivery.position]
+            if not batch.unsettled:
+                self._batches.remove(batch)
+                batch.done.set()
+        self._changed()
+
+    def forget(self) -> None:
+        """Leave everything to whoever claims it next."""
+        self._batches.clear()
+        self._of.clear()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(list(self._batches))
+
+    @property
+    def bytes(self) -> int:
+        """The payloads of the batches of which something is unsettled."""
+        return sum(batch.bytes for batch in self._batches)
+
+
+def _size(delivery: Delivery) -> int:
+    return len(delivery.payload or "") + len(delivery.payload_data or b"")

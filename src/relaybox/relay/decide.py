@@ -1,0 +1,107 @@
+"""From what a sink answered to what becomes of the row: the failure policy, in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from relaybox import retry
+from relaybox.circuit import LONGEST_PAUSE, Circuit
+from relaybox.config import Destination
+from relaybox.event import Delivery
+from relaybox.outcome import (
+    Delivered,
+    Failed,
+    Gone,
+    Outcome,
+    Reject,
+    Released,
+    Retried,
+    Retry,
+    Throttled,
+    Unavailable,
+    Unreachable,
+)
+from relaybox.sink import Answer
+
+LONGEST_AFTER = 3600.0
+"""No destination can ask to be left alone for longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The circuit is to be opened; ``gone``: the destination is to be paused instead."""
+
+    reason: str
+    asked: float | None = None
+    """For how many seconds the destination asked to be left alone."""
+    gone: bool = False
+
+
+class Policy:
+    """What becomes of one destination's deliveries, by its settings and by what its lane has seen."""
+
+    def __init__(self, destination: Destination, circuit: Circuit, random: Callable[[], float]) -> None:
+        self._destination = destination
+        self._circuit = circuit
+        self._random = random
+        self._delivered = Delivered(keep=destination.retention > 0)
+
+    def decide(
+        self, answer: Answer, delivery: Delivery, *, probing: bool = False
+    ) -> tuple[Outcome, Opening | None]:
+        """What becomes of a delivery that was answered so, and of its circuit (``probing``: half-open)."""
+        match answer:
+            case Delivered():
+                self._circuit.acknowledge(delivery.event_id)
+                return self._delivered, None
+            case Released():
+                return answer, None
+            case Reject():
+                return Failed(_reason(answer, "rejected")), None
+            case Unavailable():
+                outcome, opening = self._unavailable(answer, delivery)
+                if probing and opening is None:
+                    opening = Opening(_reason(answer, "unavailable"), seconds_asked(answer))
+                return outcome, opening
+            case Retry():
+                return self._retry(answer, delivery), None
+
+    def _retry(self, answer: Retry | Unavailable, delivery: Delivery) -> Outcome:
+        if delivery.attempts >= delivery.max_attempts:
+            return Failed(_reason(answer, "failed in its last attempt"))
+        asked = seconds_asked(answer)
+        backoff = retry.delay(self._destination.backoff, delivery.attempts, self._random)
+        return Retried(backoff if asked is None else asked, _reason(answer, "failed"))
+
+    def _unavailable(self, answer: Unavailable, delivery: Delivery) -> tuple[Outcome, Opening | None]:
+        trouble = self._circuit.fail(delivery.event_id)
+        # Where nobody listens, or whoever comes is turned away, the event cannot be the reason.
+        if trouble.poison and not isinstance(answer, Unreachable | Throttled | Gone):
+            return self._retry(answer, delivery), None
+        reason, asked = _reason(answer, "unavailable"), seconds_asked(answer)
+        # After the outage nobody should have to wait for longer than a circuit stays open.
+        backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), LONGEST_PAUSE)
+        outcome = Retried(backoff if asked is None else asked, reason, counts=False)
+        if isinstance(answer, Gone):
+            return outcome, Opening(reason, gone=True)
+        who = delivery.event_id if delivery.ordering_key is None else delivery.ordering_key
+        if self._circuit.opens(who, at_once=isinstance(answer, Unreachable)):
+            return outcome, Opening(reason, asked)
+        return outcome, None
+
+
+def seconds_asked(answer: Retry | Unavailable) -> float | None:
+    """What ``after`` says, clamped; a handler may have written anything there."""
+    after = answer.after
+    try:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else float(after)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_AFTER)
+
+
+def _reason(answer: Retry | Reject | Unavailable, otherwise: str) -> str:
+    return answer.reason if isinstance(answer.reason, str) and answer.reason else otherwise

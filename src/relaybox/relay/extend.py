@@ -1,0 +1,55 @@
+"""Beside the steps: leases of what is in flight are held, before a third of them is left."""
+
+from __future__ import annotations
+
+from relaybox.config import Destination
+from relaybox.errors import StoreError
+from relaybox.observe import Observer
+from relaybox.relay.batch import InFlight
+from relaybox.relay.clock import Clock
+from relaybox.store import Store
+
+
+class Extender:
+    """Extends the leases of one lane.
+
+    It looks three times a lease (more often after an error) and extends what has less than two thirds left.
+    """
+
+    def __init__(
+        self, destination: Destination, store: Store, observer: Observer, clock: Clock, in_flight: InFlight
+    ) -> None:
+        self._name = destination.name
+        self._lease = destination.lease
+        self._store = store
+        self._observer = observer
+        self._clock = clock
+        self._in_flight = in_flight
+
+    async def run(self) -> None:
+        """Hold leases, for ever."""
+        while True:
+            await self._clock.sleep(self._lease / 3)
+            while not await self._extend():
+                await self._clock.sleep(self._lease / 20)
+
+    async def _extend(self) -> bool:
+        """Extend what needs it; whether the database took it."""
+        now = self._clock.now()
+        batches = [batch for batch in self._in_flight if batch.until - now < self._lease * 2 / 3]
+        held = [delivery for batch in batches for delivery in batch.unsettled.values()]
+        if not held:
+            return True
+        try:
+            lost = await self._store.extend(held, self._lease)
+        except StoreError as error:
+            self._observer.trouble(self._name, "extend leases", error)
+            return False
+        for batch in batches:
+            batch.until = now + self._lease
+        # What was answered meanwhile is no longer leased because it is settled, or its settle will tell.
+        unanswered = [delivery for batch in batches for delivery in batch.unanswered()]
+        dropped = [delivery for delivery in unanswered if delivery.id in lost]
+        self._in_flight.drop(dropped)
+        self._observer.extended(self._name, frozenset(delivery.id for delivery in dropped))
+        return True

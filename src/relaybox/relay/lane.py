@@ -1,0 +1,456 @@
+"""One destination's lane: claim → prepare → send → decide → settle, each step overlapping the others.
+
+The next batch is claimed while earlier ones are being sent; each answer is decided on as it comes, and
+settled with all that gathered since the last settle. A delivery that must not begin any more (its lease is
+nearly over or was lost, the circuit opened, the relay stops) is given back untried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from relaybox.circuit import THRESHOLD, Circuit
+from relaybox.config import Destination
+from relaybox.errors import StoreError
+from relaybox.event import Delivery
+from relaybox.observe import Observer
+from relaybox.outcome import Released, Retry
+from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.clock import Clock
+from relaybox.relay.decide import Opening, Policy
+from relaybox.relay.extend import Extender
+from relaybox.relay.settle import Settler
+from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
+from relaybox.sink import Answer, Sink, describe
+from relaybox.store import Claim, DeadLetter, Held, Settlement, Store, Want
+from relaybox.wake import Wake
+
+SHORTEST_POLL = 0.01
+LEASE_LEFT_TO_BEGIN = 0.1
+"""The part of its lease that a delivery must have left when its send begins."""
+PROBE_MARGIN = 10.0
+"""Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
+
+PATIENCE_TO_SETTLE = 10.0
+"""Seconds that a relay which stops waits for the database to take its last outcomes."""
+
+
+def _whole(total: int) -> int:
+    return total
+
+
+@dataclass
+class Shared:
+    """What the lanes of a relay have in common. ``share`` is this relay's part of a destination's limit."""
+
+    store: Store
+    wake: Wake
+    observer: Observer
+    clock: Clock
+    random: Callable[[], float]
+    owner: str
+    share: Callable[[int], int] = _whole
+    quarantine: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a suspect is in flight: when it kills the process, no other suspect shall be blamed."""
+
+
+class Lane:
+    """Moves one destination's deliveries until it is stopped."""
+
+    def __init__(
+        self, destination: Destination, sink: Sink, shared: Shared, dead_letter: DeadLetter | None = None
+    ) -> None:
+        self.name = destination.name
+        self._destination = destination
+        self._sink = sink
+        self._shared = shared
+        self._store = shared.store
+        self._observer = shared.observer
+        self._clock = shared.clock
+        self._dead_letter = dead_letter
+        self._circuit = Circuit()
+        self._policy = Policy(destination, self._circuit, shared.random)
+        self._sizing = Sizing(destination)
+        self._in_flight = InFlight(self._changed)
+        self._settler = Settler(
+            destination, self._store, self._observer, self._clock, dead_letter, self._in_flight.drop
+        )
+        self._extender = Extender(destination, self._store, self._observer, self._clock, self._in_flight)
+        self._sends: set[asyncio.Task[None]] = set()
+        self._opening: Opening | None = None
+        self._halted = asyncio.Event()
+        self._room = asyncio.Event()
+        self._tasks: asyncio.TaskGroup
+        self._closing_down: asyncio.Task[None] | None = None
+        self._examining: asyncio.Task[None] | None = None
+        self._idle_for = SHORTEST_POLL
+        self._raises = False
+        self._stop = asyncio.Event()
+
+    @property
+    def _stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Claim and begin nothing more; ``run`` returns when what is being sent is settled."""
+        self._stop.set()
+        self._halted.set()
+        self._shared.wake.wake(self.name)
+
+    async def run(self, patience: float) -> None:
+        """Claim and deliver until stopped; then wait ``patience`` seconds for what is being sent."""
+        while not self._stopping:
+            try:
+                async with self._beside():
+                    ending = self._tasks.create_task(self._end(patience))
+                    while not self._stopping:
+                        if not await self._round():
+                            await self._rest()
+                    await ending
+                    await self._finish(patience)
+            except Exception as error:
+                # A defect of ours, or of a sink: what was held runs out, and the others do not notice.
+                self._observer.trouble(self.name, "run", error)
+                self._in_flight.forget()
+                self._resume()
+                await self._clock.sleep(2 * self._destination.poll_interval)
+
+    async def drain(self, since: datetime) -> None:
+        """Deliver what is due, then return; what was emitted after ``since`` does not keep it going."""
+        self._raises = True
+        async with self._beside():
+            while not self._stopping:
+                alone = self._is_empty()
+                claim = await self._step()
+                old = any(delivery.created_at <= since for delivery in claim.deliveries)
+                if old or claim.failed or claim.parked:
+                    continue
+                if alone:
+                    break
+                await self._until_changed()
+            await self._until_empty()
+
+    async def once(self) -> int:
+        """One round: claim, send, settle; how many deliveries it was."""
+        self._raises = True
+        async with self._beside():
+            claim = await self._step()
+            await self._until_empty()
+            return len(claim.deliveries)
+
+    @asynccontextmanager
+    async def _beside(self) -> AsyncIterator[None]:
+        """What runs beside the claims. A lane that is cancelled leaves its leases to run out."""
+        async with asyncio.TaskGroup() as self._tasks:
+            beside = [
+                self._tasks.create_task(self._settler.run()),
+                self._tasks.create_task(self._extender.run()),
+            ]
+            try:
+                yield
+            finally:
+                for task in (*beside, *self._sends, self._examining):
+                    if task is not None:
+                        task.cancel()
+
+    async def _round(self) -> bool:
+        """One step; whether it is worth taking the next at once."""
+        rows = self._sizing.rows
+        claim = await self._step()
+        if claim.deliveries or claim.failed or claim.parked:
+            self._idle_for = SHORTEST_POLL
+        return len(claim.deliveries) >= rows or bool(claim.failed or claim.parked)
+
+    async def _step(self) -> Claim:
+        """Claim once, when there is room, and begin to send."""
+        await self._until_there_is_room()
+        if self._closing_down is not None:
+            await self._closing_down
+        concurrency = self._shared.share(self._destination.concurrency)
+        if self._stopping or not concurrency:
+            return Claim()
+        self._sink.limit(concurrency)
+        claim, until = await self._claim(self._sizing.rows, suspects=self._examining is None)
+        if claim.held is not None and _probe_is_due(claim.held):
+            return await self._probe(claim.held)
+        if claim.deliveries and claim.deliveries[0].suspect:
+            self._examining = self._tasks.create_task(self._examine(claim, until))
+        elif claim.deliveries:
+            idle = not self._sends
+            batch = self._begin(claim.deliveries, until)
+            self._sizing.learn(len(claim.deliveries), batch.bytes, idle=idle)
+        return claim
+
+    async def _claim(self, limit: int, *, probe: bool = False, suspects: bool = True) -> tuple[Claim, float]:
+        """Lease rows; until when the leases hold for certain."""
+        destination = self._destination
+        want = Want(
+            self.name,
+            self._shared.owner,
+            limit,
+            destination.lease,
+            ordered=destination.ordered,
+            on_failed=destination.on_failed or "skip",
+            dead_letter=self._dead_letter,
+            probe=probe,
+            suspects=suspects,
+        )
+        until = self._clock.now() + destination.lease
+        try:
+            claim = await self._store.claim(want)
+        except StoreError as error:
+            if self._raises:
+                raise
+            self._observer.trouble(self.name, "claim", error)
+            self._idle_for = 2 * destination.poll_interval
+            return Claim(), until
+        self._observer.claimed(self.name, claim)
+        return claim, until
+
+    def _begin(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
+        """Send what was claimed, in a task of its own."""
+        batch = Batch(deliveries, until, probing=probing)
+        self._in_flight.add(batch)
+        task = self._tasks.create_task(self._send(batch))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+        return batch
+
+    async def _send(self, batch: Batch) -> None:
+        await self._await_turn(batch)
+        try:
+            answers = await self._sink.send(batch.deliveries, Sending(self, batch))
+            pairs = list(zip(batch.deliveries, answers, strict=True))
+        except Exception as error:
+            self._observer.trouble(self.name, "send", error)
+            pairs = [(delivery, Retry(describe(error))) for delivery in batch.deliveries]
+        for delivery, answer in pairs:
+            if delivery.position not in batch.answered:
+                self.answer(batch, delivery, answer)
+
+    async def _await_turn(self, batch: Batch) -> None:
+        """Wait for the batch's places in the line that all relays share."""
+        rate = self._destination.rate_limit
+        if rate is None:
+            return
+        try:
+            seconds = await self._store.reserve(self.name, len(batch.deliveries), rate)
+        except StoreError as error:
+            self._observer.trouble(self.name, "reserve", error)
+            seconds = len(batch.deliveries) / rate
+        await self._unless_halted(seconds)
+
+    def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
+        """Whether a delivery may be sent now."""
+        left = batch.until - self._clock.now()
+        return (
+            not self._halted.is_set()
+            and left > LEASE_LEFT_TO_BEGIN * self._destination.lease
+            and delivery.position in batch.unsettled
+        )
+
+    def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
+        """Decide what becomes of a delivery, and have it settled."""
+        batch.answered.add(delivery.position)
+        if delivery.position not in batch.unsettled:
+            return
+        batch.tried |= not isinstance(answer, Released)
+        outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
+        self._settler.add(Settlement(delivery, outcome))
+        if opening is None or self._opening is not None:
+            return
+        self._opening = opening
+        self._halted.set()
+        if not batch.probing:
+            self._closing_down = self._tasks.create_task(self._close_down(opening))
+
+    async def _close_down(self, opening: Opening) -> None:
+        """Tell all relays that the circuit is open; go on when nothing is being sent any more."""
+        await self._write(opening, probed=False)
+        if self._sends:
+            await asyncio.wait(self._sends)
+        self._resume()
+
+    async def _write(self, opening: Opening | None, *, probed: bool) -> None:
+        """Write the circuit's new state; ``None``: the probe got through."""
+        try:
+            done = await self._change(opening, probed)
+        except StoreError as error:
+            self._observer.trouble(self.name, "change the circuit", error)
+            return
+        if done and opening is not None:
+            self._observer.circuit(self.name, "paused" if opening.gone else "open", opening.reason)
+        elif done:
+            self._observer.circuit(self.name, "closed", "")
+
+    async def _change(self, opening: Opening | None, probed: bool) -> bool:
+        if opening is None:
+            return await self._store.close_circuit(self.name)
+        if not opening.gone:
+            seconds = self._circuit.pause(opening.asked)
+            return await self._store.open_circuit(self.name, seconds, opening.reason, probed=probed)
+        if probed:
+            await self._store.close_circuit(self.name)
+        return await self._store.pause(self.name, self._shared.owner, opening.reason)
+
+    def _resume(self) -> None:
+        self._opening = self._closing_down = None
+        if not self._stopping:
+            self._halted.clear()
+
+    async def _probe(self, held: Held) -> Claim:
+        """Send one delivery through a circuit whose time is over; its answer closes or opens it.
+
+        The delivery is not the one that failed last, if there is another. Of the others it is the one that
+        failed least: what opened the circuit may be as many events, and these may be poison.
+        """
+        claim, until = await self._claim(THRESHOLD + 1, probe=True)
+        chosen = _choose(claim.deliveries, self._circuit)
+        if chosen is None:
+            return Claim(failed=claim.failed)
+        rest = [delivery for delivery in claim.deliveries if delivery is not chosen]
+        try:
+            mine = await self._store.probe(self.name, self._destination.timeout + PROBE_MARGIN)
+        except StoreError as error:
+            self._observer.trouble(self.name, "probe", error)
+            mine = False
+        await self._release(rest if mine else claim.deliveries)
+        if not mine:
+            return Claim()
+        self._observer.circuit(self.name, "half_open", "")
+        batch = self._begin([chosen], until, probing=True)
+        await batch.done.wait()
+        if batch.tried:
+            await self._write(self._opening, probed=True)
+        else:
+            await self._store.open_circuit(self.name, 0.0, held.reason or "", probed=True)
+        self._resume()
+        return Claim((chosen,))
+
+    async def _examine(self, claim: Claim, until: float) -> None:
+        """Send suspects, each alone, while other batches go on; of all lanes one at a time.
+
+        While another is in flight this one is given back: its death would be counted.
+        """
+        try:
+            if self._shared.quarantine.locked():
+                await self._release(claim.deliveries)
+                claim = Claim()
+            suspect = True
+            while suspect and not self._stopping:
+                async with self._shared.quarantine:
+                    if not claim.deliveries:
+                        claim, until = await self._claim(1)
+                    if claim.deliveries:
+                        await self._begin(claim.deliveries, until).done.wait()
+                suspect = any(delivery.suspect for delivery in claim.deliveries)
+                claim = Claim()
+        finally:
+            self._examining = None
+            self._changed()
+
+    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+        """Give back what was not tried; if that fails, the leases run out."""
+        if not deliveries:
+            return
+        try:
+            await self._store.release(deliveries, on_failed=self._destination.on_failed or "skip")
+        except StoreError as error:
+            self._observer.trouble(self.name, "release", error)
+
+    async def _end(self, patience: float) -> None:
+        """When asked to stop: the round that is under way may itself wait for what is being sent."""
+        await self._stop.wait()
+        await self._give_up(patience)
+
+    async def _give_up(self, patience: float) -> None:
+        """Wait for what is being sent, and give the rest back."""
+        if self._sends:
+            _, late = await asyncio.wait(self._sends, timeout=patience)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        left = [delivery for batch in self._in_flight for delivery in batch.unanswered()]
+        await self._release(left)
+        self._in_flight.drop(left)
+
+    async def _finish(self, patience: float) -> None:
+        """What the last round still began is given back; what was answered is settled."""
+        await self._give_up(patience)
+        # A database that is away now is not waited for.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_TO_SETTLE):
+                while any(batch.answered & batch.unsettled.keys() for batch in self._in_flight):
+                    await self._until_changed()
+
+    async def _rest(self) -> None:
+        """Sleep until woken, for longer each time that nothing is found."""
+        seconds = self._idle_for
+        self._idle_for = min(2 * seconds, self._destination.poll_interval)
+        if await self._shared.wake.wait(self.name, seconds):
+            self._idle_for = SHORTEST_POLL
+
+    async def _unless_halted(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._halted.wait()
+        except TimeoutError:
+            return
+
+    async def _until_there_is_room(self) -> None:
+        while len(self._in_flight) + self._sizing.rows > self._sizing.in_flight or (
+            self._in_flight.bytes >= BYTES_IN_FLIGHT
+        ):
+            await self._until_changed()
+
+    def _changed(self) -> None:
+        self._room.set()
+        if self._destination.ordered:
+            # The next of each key is due now.
+            self._shared.wake.wake(self.name)
+
+    def _is_empty(self) -> bool:
+        return not len(self._in_flight) and self._examining is None
+
+    async def _until_empty(self) -> None:
+        while not self._is_empty():
+            await self._until_changed()
+
+    async def _until_changed(self) -> None:
+        await self._room.wait()
+        self._room.clear()
+
+
+class Sending:
+    """The ``Progress`` of one batch."""
+
+    def __init__(self, lane: Lane, batch: Batch) -> None:
+        self._lane = lane
+        self._batch = batch
+
+    def begin(self, delivery: Delivery) -> bool:
+        """Whether it may be sent now."""
+        return self._lane.may_begin(self._batch, delivery)
+
+    def report(self, delivery: Delivery, answer: Answer) -> None:
+        """It was answered so."""
+        self._lane.answer(self._batch, delivery, answer)
+
+
+def _probe_is_due(held: Held) -> bool:
+    return held.why != "paused" and held.seconds is not None and held.seconds <= 0
+
+
+def _choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None:
+    """One to probe with: the first of its key, and the least suspicious."""
+
+    def suspicion(delivery: Delivery) -> tuple[bool, int, int]:
+        event_id = delivery.event_id
+        return event_id == circuit.failed_last, circuit.times(event_id), delivery.position
+
+    heads = {delivery.ordering_key or delivery.id: delivery for delivery in reversed(deliveries)}
+    return min(heads.values(), key=suspicion, default=None)

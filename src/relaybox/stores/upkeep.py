@@ -1,0 +1,255 @@
+"""The upkeep of every SQL database, on the connections of its store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.statements import Query
+from relaybox.stores.steps import Row, Steps
+from relaybox.stores.upkeep_statements import templates
+from relaybox.upkeep import Beat, History, Member, Minute, Slice
+
+FORGOTTEN = timedelta(days=1)
+"""After so long a member that was not seen is forgotten."""
+OLDEST = 100 * 365 * 86_400.0
+"""Seconds; every database can take them from its clock."""
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_json = msgspec.json.Encoder()
+
+
+class SqlUpkeep:
+    """An ``Upkeep`` (see there) in the database of a store."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._run = store.driver.run
+        self._store_sql = store.steps.statements
+        self._dialect = self._store_sql.dialect
+        self._sql = self._store_sql.others(templates(self._dialect.name, self._store_sql.tables))
+
+    async def beat(self, member: Member, live: float) -> Beat:
+        """Be seen, commit, and only then read who was seen."""
+        await self._run(lambda: self._be_seen(member))
+        return await self._run(lambda: self._see(timedelta(seconds=live)))
+
+    async def leave(self, name: str) -> None:
+        """Be no longer a member."""
+        await self._run(lambda: self._do(self._sql("leave", me=name)))
+
+    async def lead(self, name: str, seconds: float) -> int | None:
+        """Lead for so long from now, or go on leading; the term."""
+        return await self._run(lambda: self._lead(name, seconds))
+
+    async def resign(self, name: str) -> None:
+        """Lead no longer, if this member does."""
+        queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
+        await self._run(lambda: self._do(*queries))
+
+    async def kept(self) -> tuple[str, ...]:
+        """The destinations that may have delivered rows."""
+        return await self._run(self._kept)
+
+    async def prune_delivered(
+        self, term: int, destination: str, age: float, after: datetime | None, limit: int
+    ) -> Slice[datetime] | None:
+        """Remove rows that were delivered more than ``age`` seconds ago, in the order of their delivery."""
+        since = self._dialect.to_time(after or LONG_AGO)
+        words = {"destination": destination, "seconds": _ago(age), "since": since, "limit": limit}
+        return await self._run(lambda: self._prune_delivered(term, words))
+
+    async def prune_discarded(
+        self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
+    ) -> Slice[UUID] | None:
+        """Look at the next rows of all, and remove those discarded longer ago than their age."""
+        return await self._run(lambda: self._prune_discarded(term, age, after, limit))
+
+    async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
+        """Look at the next records of attempts, and remove those whose delivery is gone."""
+        return await self._run(lambda: self._prune_orphans(term, after, limit))
+
+    async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
+        """Remove what is more than ``age`` seconds old."""
+        words = {"seconds": _ago(age), "limit": limit}
+        return await self._run(lambda: self._prune_history(term, history, words))
+
+    async def sweep(
+        self, term: int, destination: str, block: bool, after: int | None, limit: int
+    ) -> Slice[int] | None:
+        """Look at the next parked rows, and make the heads of their keys due that are parked."""
+        words = {"destination": destination, "after": after or 0, "limit": limit, "block": block}
+        return await self._run(lambda: self._sweep(term, words))
+
+    async def unpark(self, term: int, destination: str, limit: int) -> int | None:
+        """Make parked rows due, whatever their keys."""
+        return await self._run(lambda: self._unpark(term, destination, limit))
+
+    async def record(self, minutes: Sequence[Minute]) -> None:
+        """Write what was counted."""
+        await self._run(lambda: self._do(*map(self._record, minutes)))
+
+    def _do(self, *queries: Query) -> Steps[None]:
+        yield list(queries)
+
+    def _record(self, row: Minute) -> Query:
+        counts = {"delivered": row.delivered, "retried": row.retried, "failed": row.failed}
+        key = {"destination": row.destination, "relay": row.relay}
+        minute, lag = self._dialect.to_time(row.minute), _json.encode(row.lag).decode()
+        return self._sql("record", minute=minute, lag=lag, **key, **counts)
+
+    def _be_seen(self, member: Member) -> Steps[None]:
+        words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
+        yield [self._sql("be_seen", **words)]
+
+    def _see(self, live: timedelta) -> Steps[Beat]:
+        rows, [[moment]] = yield [self._sql("members"), self._sql("now")]
+        now = self._dialect.from_time(moment)
+        ages = {name: now - self._dialect.from_time(seen_at) for name, seen_at in rows}
+        gone = [name for name, age in ages.items() if age > FORGOTTEN]
+        if gone:
+            yield [self._sql("forget_members", names=gone, seconds=-FORGOTTEN.total_seconds())]
+        return Beat(tuple(sorted(name for name, age in ages.items() if age < live)), now)
+
+    def _lead(self, name: str, seconds: float) -> Steps[int | None]:
+        names = ("open_election", "lead", "show_leader", "leading")
+        *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
+        return rows[0][0] if rows else None
+
+    def _kept(self) -> Steps[tuple[str, ...]]:
+        names: list[str] = []
+        while True:
+            [rows] = yield [self._sql("kept", after=names[-1] if names else "")]
+            if not rows:
+                return tuple(names)
+            names.append(rows[0][0])
+
+    def _fence(self, term: int) -> Query:
+        return self._sql("fence", term=term)
+
+    def _remove(self, term: int, which: str, words: dict[str, Any]) -> Steps[list[Row] | None]:
+        """Remove deliveries, and what is on record of their attempts; when they were delivered."""
+        if self._dialect.one_statement:
+            led, gone = yield [self._fence(term), self._sql(which, term=term, **words)]
+            return gone if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        [found] = yield [self._sql(which, **words)]
+        ids = [row[0] for row in found]
+        if ids:
+            yield [self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
+        return [row[1:] for row in found]
+
+    def _prune_delivered(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
+        gone = yield from self._remove(term, "delivered", words)
+        if gone is None:
+            return None
+        last = max(row[0] for row in gone) if len(gone) == words["limit"] else None
+        return Slice(len(gone), None if last is None else self._dialect.from_time(last))
+
+    def _prune_discarded(
+        self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
+    ) -> Steps[Slice[UUID] | None]:
+        led, rows = yield [self._fence(term), self._walk("walk_events", after, limit)]
+        if not led:
+            return None
+        discarded: dict[str, list[Any]] = defaultdict(list)
+        for id_, destination, status in rows:
+            if status == "discarded":
+                discarded[destination].append(id_)
+        changed = 0
+        for destination, ids in discarded.items():
+            words = {"ids": self._ids(ids), "seconds": _ago(age(destination))}
+            gone = yield from self._remove(term, "discarded", words)
+            if gone is None:
+                return None
+            changed += len(gone)
+        return Slice(changed, self._last(rows, limit))
+
+    def _prune_orphans(self, term: int, after: UUID | None, limit: int) -> Steps[Slice[UUID] | None]:
+        led, rows = yield [self._fence(term), self._walk("walk_attempts", after, limit)]
+        orphans = list({id_: None for id_, delivery in rows if delivery is None})
+        if led and orphans:
+            forget = self._sql("forget_attempts", ids=self._ids(orphans), term=term)
+            led, _ = yield [self._fence(term), forget]
+        return Slice(len(orphans), self._last(rows, limit)) if led else None
+
+    def _walk(self, name: str, after: UUID | None, limit: int) -> Query:
+        return self._sql(name, after=self._dialect.to_uuid(after or UUID(int=0)), limit=limit)
+
+    def _last(self, rows: Sequence[Row], limit: int) -> UUID | None:
+        return self._dialect.from_uuid(rows[-1][0]) if len(rows) == limit else None
+
+    def _ids(self, ids: Iterable[Any]) -> Any:
+        """As the database takes many at once, where that is not one parameter each."""
+        return f"{{{','.join(map(str, ids))}}}" if self._dialect.one_statement else list(ids)
+
+    def _prune_history(self, term: int, history: History, words: dict[str, Any]) -> Steps[int | None]:
+        if self._dialect.one_statement:
+            led, gone = yield [self._fence(term), self._sql(history, term=term, **words)]
+            return len(gone) if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        if history == "idempotency":
+            return (yield from self._prune_keys(words))
+        _, [[changed]] = yield [self._sql(history, **words), self._sql("changed")]
+        return int(changed)
+
+    def _prune_keys(self, words: dict[str, Any]) -> Steps[int]:
+        """An emitter's transaction may hold a key for long: only those are removed that could be locked."""
+        [found] = yield [self._sql("find_keys", **words)]
+        keys: dict[str, list[str]] = defaultdict(list)
+        for event_type, key in found:
+            keys[event_type].append(key)
+        for event_type, of in keys.items():
+            yield [self._sql("forget_keys", event_type=event_type, keys=of)]
+        return len(found)
+
+    def _sweep(self, term: int, words: dict[str, Any]) -> Steps[Slice[int] | None]:
+        """The lock is taken only where there is something to do, and then all is judged once more."""
+        led, rows = yield [self._fence(term), self._sql("parked", **words)]
+        if not led:
+            return None
+        after = rows[-1][1] if len(rows) == words["limit"] else None
+        keys = list({key: None for key, _ in rows})
+        if not keys:
+            return Slice(0, after)
+        [stuck] = yield [self._sql("stuck", **words, keys=_json.encode(keys).decode())]
+        if not stuck:
+            return Slice(0, after)
+        keys = [key for [key] in stuck]
+        make_due = self._sql("make_heads_due", term=term, **words, keys=_json.encode(keys).decode())
+        led, *_, made = yield [self._fence(term), *self._lock(words["destination"]), *self._counted(make_due)]
+        return Slice(self._count(made), after) if led else None
+
+    def _unpark(self, term: int, destination: str, limit: int) -> Steps[int | None]:
+        words = {"destination": destination, "limit": limit, "after": 0}
+        led, parked = yield [self._fence(term), self._sql("parked", **words | {"limit": 1})]
+        if not led or not parked:
+            return 0 if led else None
+        find = self._sql("unpark", term=term, **words)
+        led, *_, found = yield [self._fence(term), *self._lock(destination), find]
+        if led and found and not self._dialect.one_statement:
+            yield [self._sql("make_due", ids=[row[0] for row in found])]
+        return len(found) if led else None
+
+    def _lock(self, destination: str) -> list[Query]:
+        """The lock under which claims and settles of an ordered destination come one after the other."""
+        statements = ("ensure_destination", "lock_destination")
+        return [self._store_sql(statement, destination=destination) for statement in statements]
+
+    def _counted(self, query: Query) -> list[Query]:
+        return [query] if self._dialect.one_statement else [query, self._sql("changed")]
+
+    def _count(self, result: Sequence[Row]) -> int:
+        return len(result) if self._dialect.one_statement else int(result[0][0])
+
+
+def _ago(age: float) -> float:
+    return -min(age, OLDEST)

@@ -1,0 +1,200 @@
+"""Every statement of upkeep, as text to be reviewed; the words are those of ``statements.py``."""
+
+from __future__ import annotations
+
+from relaybox.schema import Tables
+
+# What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
+LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
+
+ANY_DATABASE = {
+    "members": "SELECT name, seen_at FROM {relay}",
+    "now": "SELECT {now}",
+    "forget_members": "DELETE FROM {relay} WHERE name IN (:names) AND seen_at < {later}",
+    "leave": "DELETE FROM {relay} WHERE name = :me",
+    "open_election": """
+INSERT INTO {leader} (name, relay, term, leads_until) VALUES ('upkeep', '', 0, {now}) {or_nothing}""",
+    "lead": """
+UPDATE {leader} SET term = term + CASE WHEN relay = :me AND leads_until > {now} THEN 0 ELSE 1 END,
+    relay = :me, leads_until = {later}
+WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
+    "leading": "SELECT term FROM {leader} WHERE name = 'upkeep' AND relay = :me AND leads_until > {now}",
+    # For those who look at the relays.
+    "show_leader": """
+UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
+    leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
+WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upkeep')""",
+    "resign": "UPDATE {leader} SET leads_until = {now} WHERE relay = :me AND leads_until > {now}",
+    "hide_leader": "UPDATE {relay} SET leads_until = NULL WHERE name = :me",
+    "fence": """
+SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}""",
+    "walk_events": "SELECT id, destination, status FROM {event} WHERE id > :after ORDER BY id LIMIT :limit",
+    "walk_attempts": """
+SELECT delivery_id, (SELECT e.id FROM {event} e WHERE e.id = a.delivery_id) FROM {attempt} a
+WHERE delivery_id > :after ORDER BY delivery_id LIMIT :limit""",
+    "stuck": """
+SELECT k.ordering_key FROM {keys}
+WHERE (SELECT status = 'pending' AND next_attempt_at IS NULL AND {unleased} FROM {event}
+    WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open} ORDER BY position LIMIT 1)""",
+}
+
+# What PostgreSQL and SQLite have in common.
+NOT_MYSQL = {
+    "be_seen": """
+INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
+ON CONFLICT (name) DO UPDATE SET host = excluded.host, pid = excluded.pid, version = excluded.version,
+    seen_at = excluded.seen_at""",
+    "record": """
+INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag)
+VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
+ON CONFLICT (minute, destination, relay) DO UPDATE SET delivered = excluded.delivered,
+    retried = excluded.retried, failed = excluded.failed, lag = excluded.lag""",
+    # They stand at one end of the index of what is due.
+    "parked": """
+SELECT ordering_key, position FROM {event}
+WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND position > :after
+ORDER BY next_attempt_at, position LIMIT :limit""",
+    "kept": """
+SELECT destination FROM {event} WHERE status = 'delivered' AND destination > :after
+ORDER BY destination, delivered_at LIMIT 1""",
+}
+
+REMOVE = """
+, gone AS (DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM old)))
+DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING delivered_at"""
+
+# PostgreSQL removes in one statement. A clock that is read in a subquery can bound an index. While a long
+# transaction elsewhere keeps what was removed from being cleaned away, :since saves each batch from going
+# through the ones before it.
+POSTGRESQL = (
+    ANY_DATABASE
+    | NOT_MYSQL
+    | {
+        "delivered": """
+WITH old AS MATERIALIZED (
+    SELECT id FROM {event}
+    WHERE destination = :destination AND status = 'delivered' AND delivered_at < (SELECT {later})
+      AND delivered_at >= :since AND {led}
+    ORDER BY delivered_at LIMIT :limit FOR UPDATE OF {event_alias} SKIP LOCKED){remove}""",
+        "discarded": """
+WITH old AS MATERIALIZED (
+    SELECT id FROM {event}
+    WHERE id = ANY (CAST(:ids AS uuid[])) AND status = 'discarded' AND updated_at < {later} AND {led}
+    FOR UPDATE OF {event_alias} SKIP LOCKED){remove}""",
+        "forget_attempts": """
+DELETE FROM {attempt} WHERE delivery_id = ANY (CAST(:ids AS uuid[])) AND {led}""",
+        "idempotency": """
+DELETE FROM {idempotency} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {idempotency} WHERE created_at < (SELECT {later}) AND {led}
+    ORDER BY created_at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "stats": """
+DELETE FROM {stats} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {stats} WHERE minute < (SELECT {later}) AND {led}
+    ORDER BY minute LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "audit": """
+DELETE FROM {audit} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {audit} WHERE at < (SELECT {later}) AND {led}
+    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "make_heads_due": """
+UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
+    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased} AND {led}
+    FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
+        "unpark": """
+UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
+    SELECT id FROM {event}
+    WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {led}
+    ORDER BY next_attempt_at, position LIMIT :limit FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
+    }
+)
+
+# MySQL and SQLite find and lock the rows first, in one transaction with what is then done to them.
+STEPWISE = ANY_DATABASE | {
+    "delivered": """
+SELECT id, delivered_at FROM {event}
+WHERE destination = :destination AND status = 'delivered' AND delivered_at < {later}
+  AND delivered_at >= :since
+ORDER BY delivered_at LIMIT :limit {skip_locked}""",
+    "discarded": """
+SELECT id, delivered_at FROM {event} {by_id}
+WHERE id IN (:ids) AND status = 'discarded' AND updated_at < {later} {skip_locked}""",
+    "find_keys": """
+SELECT event_type, idempotency_key FROM {idempotency} WHERE created_at < {later}
+ORDER BY created_at LIMIT :limit {skip_locked}""",
+    "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids)",
+}
+
+SQLITE = (
+    STEPWISE
+    | NOT_MYSQL
+    | {
+        "changed": "SELECT changes()",
+        "unpark": """
+SELECT id FROM {event}
+WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
+ORDER BY next_attempt_at, position LIMIT :limit""",
+        "remove": "DELETE FROM {event} WHERE id IN (:ids)",
+        "forget_attempts": "DELETE FROM {attempt} WHERE delivery_id IN (:ids)",
+        "forget_keys": """
+DELETE FROM {idempotency} WHERE event_type = :event_type AND idempotency_key IN (:keys)""",
+        "stats": """
+DELETE FROM {stats} WHERE rowid IN (
+    SELECT rowid FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
+        "audit": """
+DELETE FROM {audit} WHERE rowid IN (SELECT rowid FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit)""",
+        "make_heads_due": """
+UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked} AND {unleased}""",
+    }
+)
+
+MYSQL = STEPWISE | {
+    "be_seen": """
+INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
+ON DUPLICATE KEY UPDATE host = VALUES(host), pid = VALUES(pid), version = VALUES(version),
+    seen_at = VALUES(seen_at)""",
+    "record": """
+INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag)
+VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
+ON DUPLICATE KEY UPDATE delivered = VALUES(delivered), retried = VALUES(retried),
+    failed = VALUES(failed), lag = VALUES(lag)""",
+    # It does not know by itself that what is null is in the order of position.
+    "parked": """
+SELECT ordering_key, position FROM {event} FORCE INDEX ({due_index})
+WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND position > :after
+ORDER BY position LIMIT :limit""",
+    "unpark": """
+SELECT id FROM {event} FORCE INDEX ({due_index})
+WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
+ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
+    # By status too it would go through all that is pending.
+    "kept": "SELECT destination FROM {event} WHERE destination > :after ORDER BY destination LIMIT 1",
+    "changed": "SELECT ROW_COUNT()",
+    "remove": "DELETE e FROM {event} e {by_id} WHERE e.id IN (:ids)",
+    "forget_attempts": "DELETE a FROM {attempt} a {by_id} WHERE a.delivery_id IN (:ids)",
+    "forget_keys": """
+DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :event_type AND i.idempotency_key IN (:keys)""",
+    "stats": "DELETE FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit",
+    "audit": "DELETE FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit",
+    "make_heads_due": """
+UPDATE ({heads_of_keys}) t STRAIGHT_JOIN {event} e {by_id} ON e.id = t.id
+SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
+WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased}""",
+}
+
+_TEXTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
+
+
+def templates(dialect: str, tables: Tables) -> dict[str, str]:
+    """The texts for one database."""
+    words = {"{remove}": REMOVE, "{led}": LED, "{due_index}": _due_index(tables)}
+    texts = dict(_TEXTS[dialect])
+    for word, meaning in words.items():
+        texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}
+    return texts
+
+
+def _due_index(tables: Tables) -> str:
+    """MySQL's index of what is due; its name begins with the tables' prefix."""
+    return next(
+        f"`{index.name}`" for index in tables.event.indexes if index.columns[0].name == "due_destination"
+    )

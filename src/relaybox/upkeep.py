@@ -1,0 +1,122 @@
+"""The contract of upkeep: heartbeats, the election of one leader, and what the leader keeps in order.
+
+The database's clock decides who is alive, who leads and what is old; clocks of hosts do not matter.
+
+- A member's ``name`` stands for one start of one process; no other start ever uses it.
+- A term is issued once, to one member, and terms only grow. What is led names its term: in the same
+  transaction the term is checked and held, and where it is over nothing is done and ``None`` comes back.
+- Whatever is removed or made due is a batch of at most ``limit`` rows, found by an index, in one short
+  transaction that steps over rows which somebody else has locked. Pending and failed rows are never removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, Literal, Protocol, TypeVar
+from uuid import UUID
+
+Place = TypeVar("Place")
+History = Literal["idempotency", "stats", "audit"]
+"""The tables that are pruned by age alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A relay, as the others see it."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a heartbeat learns: the members alive, sorted, itself among them, and the database's time."""
+
+    alive: tuple[str, ...]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[Place]):
+    """One step of a walk through rows: how many were changed; where to go on, None: at the end."""
+
+    changed: int
+    after: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What one relay settled for one destination in one minute. ``lag`` counts by bucket (``lag.py``)."""
+
+    minute: datetime
+    destination: str
+    relay: str
+    delivered: int
+    retried: int
+    failed: int
+    lag: Mapping[int, int]
+
+
+class Upkeep(Protocol):
+    """Keeps the tables in order. See the module's text for what it promises."""
+
+    async def beat(self, member: Member, live: float) -> Beat:
+        """Be seen, commit, and only then read who was seen within ``live`` seconds.
+
+        Members that were not seen for a day are forgotten.
+        """
+        ...
+
+    async def leave(self, name: str) -> None:
+        """Be no longer a member."""
+        ...
+
+    async def lead(self, name: str, seconds: float) -> int | None:
+        """Lead for so long from now, or go on leading; the term, or None while another member leads."""
+        ...
+
+    async def resign(self, name: str) -> None:
+        """Lead no longer, if this member does."""
+        ...
+
+    async def kept(self) -> tuple[str, ...]:
+        """The destinations that may have delivered rows, configured or not."""
+        ...
+
+    async def prune_delivered(
+        self, term: int, destination: str, age: float, after: datetime | None, limit: int
+    ) -> Slice[datetime] | None:
+        """Remove rows that were delivered more than ``age`` seconds ago, in the order of their delivery."""
+        ...
+
+    async def prune_discarded(
+        self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
+    ) -> Slice[UUID] | None:
+        """Look at the next ``limit`` rows of all, and remove those discarded longer ago than their age."""
+        ...
+
+    async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
+        """Look at the next ``limit`` records of attempts, and remove those whose delivery is gone."""
+        ...
+
+    async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
+        """Remove what is more than ``age`` seconds old; how many rows it were."""
+        ...
+
+    async def sweep(
+        self, term: int, destination: str, block: bool, after: int | None, limit: int
+    ) -> Slice[int] | None:
+        """Look at the next ``limit`` parked rows, and make the heads of their keys due that are parked."""
+        ...
+
+    async def unpark(self, term: int, destination: str, limit: int) -> int | None:
+        """Make parked rows due, whatever their keys: the destination is not ordered; how many it were."""
+        ...
+
+    async def record(self, minutes: Sequence[Minute]) -> None:
+        """Write what was counted, in place of what the same relay wrote for the same minute."""
+        ...

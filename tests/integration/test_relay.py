@@ -1,0 +1,296 @@
+"""From committed row to delivered: the relay on real databases, into functions and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
+from relaybox.errors import ConfigError
+from relaybox.parts import died, open_store, this_process
+from relaybox.store import Want
+from tests.integration.receivers import answer, answering
+from tests.integration.shop import Shop, until
+
+QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
+SLOW: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
+
+
+@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite"])
+def shop(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Shop]:
+    shop = Shop(fresh_database(request.param))
+    yield shop
+    shop.engine.dispose()
+
+
+def in_order(events: list[Event]) -> bool:
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for event in events:
+        by_key[event.aggregate_id].append(event.payload["n"])
+    return all(numbers == sorted(set(numbers)) for numbers in by_key.values())
+
+
+async def test_committed_events_arrive_at_asynchronous_and_synchronous_functions(shop: Shop) -> None:
+    loop: list[Event] = []
+    thread: list[Event] = []
+
+    @shop.outbox.handler("order.*", name="in the loop", **QUICK)
+    async def in_the_loop(event: Event) -> None:
+        loop.append(event)
+
+    @shop.outbox.handler("order.*", name="in a thread", **QUICK)
+    def in_a_thread(event: Event) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        thread.append(event)
+
+    shop.emit(30, keys=5)
+    with shop.engine.connect() as connection:
+        shop.outbox.emit(connection, "Order", 1, "order.paid", {"n": -1})
+        connection.rollback()
+    await shop.outbox.adrain()
+    for events in (loop, thread):
+        assert sorted(event.payload["n"] for event in events) == list(range(30))
+        assert {(event.type, event.aggregate_type, event.attempt) for event in events} == {
+            ("order.paid", "Order", 1)
+        }
+    assert {event.id for event in loop} == {event.id for event in thread}
+    assert {row[0] for row in shop.rows()} == {"delivered"}
+
+
+async def test_events_of_a_key_arrive_in_order_through_retries(shop: Shop) -> None:
+    arrived: list[Event] = []
+    failures: dict[Any, int] = defaultdict(int)
+
+    @shop.outbox.handler("order.*", name="on_order", ordered=True, batch_size=7, **QUICK)
+    async def handler(event: Event) -> None:
+        if event.payload["n"] % 5 == 0 and failures[event.id] < 2:
+            failures[event.id] += 1
+            raise Retry("not yet")
+        arrived.append(event)
+
+    shop.emit(60, keys=4)
+    relay = shop.outbox.relay()
+    async with relay:
+        await until(lambda: len(arrived) >= 60, "60 events")
+    assert in_order(arrived)
+    assert {row[0] for row in shop.rows()} == {"delivered"}
+
+
+async def test_what_a_function_raises_decides(shop: Shop) -> None:
+    @shop.outbox.handler("order.*", name="on_order", max_attempts=2, **SLOW)
+    async def handler(event: Event) -> None:
+        raise [Reject("no such order"), Retry("busy"), Unavailable("gone fishing"), ValueError("oops")][
+            event.payload["n"]
+        ]
+
+    shop.emit(4)
+    await shop.outbox.adrain()
+    assert shop.rows() == [
+        ("failed", 1, "no such order"),
+        ("pending", 1, "busy"),
+        ("pending", 0, "gone fishing"),
+        ("pending", 1, "ValueError: oops"),
+    ]
+
+
+async def test_attempts_are_used_up_and_then_it_is_failed(shop: Shop) -> None:
+    seen: list[int] = []
+
+    @shop.outbox.handler("order.*", name="on_order", max_attempts=3, **QUICK)
+    async def handler(event: Event) -> None:
+        seen.append(event.attempt)
+        raise Retry("busy")
+
+    shop.emit(1)
+    async with shop.outbox.relay():
+        await until(lambda: shop.states() == {"failed": 1}, "the event is failed")
+    assert seen == [1, 2, 3]
+    assert shop.rows() == [("failed", 3, "busy")]
+
+
+async def test_a_running_relay_finds_what_is_emitted_while_it_runs(shop: Shop) -> None:
+    arrived = asyncio.Event()
+
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        arrived.set()
+
+    async with shop.outbox.relay():
+        for _ in range(3):
+            arrived.clear()
+            shop.emit(1)
+            await asyncio.wait_for(arrived.wait(), 10)
+    assert {row[0] for row in shop.rows()} == {"delivered"}
+
+
+async def test_a_relay_that_is_stopped_finishes_what_it_sends(shop: Shop) -> None:
+    started, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    @shop.outbox.handler("order.*", name="on_order", concurrency=3, **QUICK)
+    async def handler(event: Event) -> None:
+        started.release()
+        await go_on.wait()
+
+    shop.emit(5)
+    relay = shop.outbox.relay()
+    running = asyncio.create_task(relay.run())
+    for _ in range(3):
+        await started.acquire()
+    relay.stop()
+    go_on.set()
+    await running
+    sent, not_begun = [("delivered", 1, None)] * 3, [("pending", 0, None)] * 2
+    assert (shop.rows(), shop.leases()) == (sent + not_begun, 0)
+
+
+async def test_a_relay_that_is_out_of_patience_gives_back_what_it_holds(
+    shop: Shop,
+) -> None:
+    started = asyncio.Event()
+
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    shop.emit(5)
+    relay = shop.outbox.relay(patience=0.05)
+    running = asyncio.create_task(relay.run())
+    await started.wait()
+    relay.stop()
+    await running
+    assert (shop.rows(), shop.leases()) == ([("pending", 0, None)] * 5, 0)
+
+
+async def test_a_relay_that_is_cancelled_leaves_its_leases_to_run_out(shop: Shop) -> None:
+    started = asyncio.Event()
+
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    shop.emit(5)
+    running = asyncio.create_task(shop.outbox.relay().run())
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert shop.leases() == 5
+
+
+async def test_one_destination_that_hangs_does_not_hold_up_the_others(shop: Shop) -> None:
+    arrived: list[Event] = []
+
+    @shop.outbox.handler("order.*", name="hangs", **QUICK)
+    async def hangs(event: Event) -> None:
+        await asyncio.Event().wait()
+
+    @shop.outbox.handler("order.*", name="works", **QUICK)
+    async def works(event: Event) -> None:
+        arrived.append(event)
+
+    shop.emit(200)
+    running = asyncio.create_task(shop.outbox.relay().run())
+    await until(lambda: len(arrived) >= 200, "200 events")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(shop: Shop) -> None:
+    fresh: list[int] = []
+    go_on = asyncio.Event()
+
+    @shop.outbox.handler("order.*", name="slow", **QUICK)
+    async def slow(event: Event) -> None:
+        await go_on.wait()
+
+    @shop.outbox.handler("order.*", name="fast", **QUICK)
+    async def fast(event: Event) -> None:
+        fresh.append(event.payload["n"])
+
+    shop.emit(3)
+    store = open_store(shop.outbox.settings.database, shop.outbox.tables)
+    for name in ("slow", "fast"):
+        claim = await store.claim(Want(name, "dead", 100, 0.001))
+        assert len(claim.deliveries) == 3
+    await store.close()
+    async with shop.outbox.relay():
+        await until(lambda: shop.states("slow") == {"pending": 3}, "the relay looks at what is slow")
+        await asyncio.to_thread(shop.emit, 20, first=100)
+        await until(lambda: set(fresh) >= set(range(100, 120)), "fresh events of the other lane")
+        go_on.set()
+        await until(lambda: shop.states() == {"delivered": 46}, "all of them")
+    assert sorted(fresh) == [0, 1, 2, *range(100, 120)]
+
+
+def test_a_relay_is_known_to_have_died_when_its_process_has_ended() -> None:
+    me = this_process().name
+    host, pid, _ = me.rsplit(":", 2)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert not died(me)
+    assert not died(f"another host:{ended.pid}:0000")
+    assert not died(f"{host}:1:0000")
+    assert died(f"{host}:{ended.pid}:0000")
+    assert died(f"{host}:{pid}:0000"), "it had this process's number before"
+
+
+async def test_leases_of_a_slow_function_are_extended(fresh_database: Callable[[str], str]) -> None:
+    shop = Shop(fresh_database("postgresql-18"))
+    calls = 0
+
+    @shop.outbox.handler("order.*", name="on_order", lease="1s", timeout="1s", poll_interval="20ms")
+    async def handler(event: Event) -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.9)
+
+    shop.emit(3)
+    lane_lease = shop.outbox.settings.destinations[0].lease
+    assert lane_lease == 1.0
+    shop.emit(200)
+    await shop.outbox.adrain()
+    assert calls == 203
+    assert {row[:2] for row in shop.rows()} == {("delivered", 1)}
+    shop.engine.dispose()
+
+
+async def test_events_arrive_over_http_and_a_failing_endpoint_is_tried_again(
+    fresh_database: Callable[[str], str],
+) -> None:
+    async with answering(answer("500 Oops"), answer("200 OK")) as receiver:
+        runner = Destination("runner", receiver.url, ordered=True, allow=["127.0.0.0/8"], **QUICK)
+        shop = Shop(fresh_database("sqlite"), destinations=[runner], routes=[Route("order.*", to="runner")])
+        shop.emit(1)
+        async with shop.outbox.relay():
+            await until(lambda: shop.states() == {"delivered": 1}, "the event is delivered")
+        first, second = receiver.requests
+        assert first.headers["webhook-id"] == second.headers["webhook-id"]
+        assert json.loads(second.body)["data"] == {"n": 0}
+        assert shop.rows() == [("delivered", 2, "500 Oops")]
+        shop.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ("handler:nowhere:nothing", "register it with @outbox.handler"),
+        ("handler:json:missing", "register it with @outbox.handler"),
+        ("handler:json:__name__", "is no function"),
+        ("kafka://localhost/events", "no relay of this release can send to kafka://"),
+    ],
+)
+def test_a_sink_that_cannot_be_had_is_named_before_anything_starts(sink: str, message: str) -> None:
+    outbox = Outbox("sqlite://", destinations=[Destination("runner", sink)])
+    with pytest.raises(ConfigError, match="'runner'") as raised:
+        outbox.relay()
+    assert message in str(raised.value)

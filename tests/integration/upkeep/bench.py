@@ -1,0 +1,113 @@
+"""A database for the tests of upkeep, looked at from beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import sqlalchemy as sa
+
+from relaybox.schema import Tables
+from relaybox.stores import mysql, postgres, sqlite
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.upkeep import Member
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+LIVE = 6.0
+DAY = 86_400.0
+LONG_AGO = 400 * DAY
+
+
+class Bench:
+    """One database, looked at from beside the upkeep."""
+
+    def __init__(self, url: sa.URL, tables: Tables) -> None:
+        self.url = url
+        self.tables = tables
+        self.engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
+        self.stores: list[SqlStore] = []
+
+    def store(self) -> SqlStore:
+        if self.url.drivername == "sqlite":
+            store = sqlite.open_store(str(self.url.database), self.tables)
+        else:
+            module = {"postgresql": postgres, "mysql": mysql}[self.url.drivername]
+            store = module.open_store(self.url.render_as_string(hide_password=False), self.tables)
+        self.stores.append(store)
+        return store
+
+    def upkeep(self) -> SqlUpkeep:
+        return SqlUpkeep(self.store())
+
+    def clear(self) -> None:
+        tables = self.tables
+        every = (tables.event, tables.attempt, tables.idempotency, tables.destination)
+        with self.engine.begin() as connection:
+            for table in (*every, tables.relay, tables.leader, tables.stats, tables.audit):
+                connection.execute(sa.delete(table))
+
+    def put(self, destination: str, status: str = "pending", *, age: float = 0, **values: Any) -> UUID:
+        """One row; ``age`` seconds ago it was made, and became what it is."""
+        id_, then = uuid4(), datetime.now(UTC) - timedelta(seconds=age)
+        row = {
+            "id": id_, "event_id": id_, "destination": destination, "aggregate_type": "Order",
+            "aggregate_id": "1", "event_type": "order.paid", "payload": {}, "headers": {},
+            "idempotency_key": str(id_), "status": status, "created_at": then, "updated_at": then,
+            "next_attempt_at": then if status == "pending" else None,
+            "delivered_at": then if status == "delivered" else None,
+        }  # fmt: skip
+        with self.engine.begin() as connection:
+            connection.execute(sa.insert(self.tables.event).values(**row | values))
+        return id_
+
+    def park(self, destination: str, key: str, **values: Any) -> UUID:
+        return self.put(destination, ordering_key=key, next_attempt_at=None, **values)
+
+    def attempt(self, delivery: UUID) -> None:
+        values = {"delivery_id": delivery, "attempt": 1, "relay": "r", "error_message": "e"}
+        with self.engine.begin() as connection:
+            connection.execute(sa.insert(self.tables.attempt).values(**values))
+
+    def execute(self, statement: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(statement)
+
+    def column(self, column: sa.Column[Any]) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.scalars(sa.select(column)))
+
+    def ids(self) -> set[UUID]:
+        return set(self.column(self.tables.event.c.id))
+
+    def parked(self) -> set[UUID]:
+        event = self.tables.event.c
+        query = sa.select(event.id).where(event.status == "pending", event.next_attempt_at.is_(None))
+        with self.engine.connect() as connection:
+            return set(connection.scalars(query))
+
+    def age(self, column: sa.Column[Any], seconds: float) -> None:
+        """Make moments older, as if so much time had passed."""
+        table = column.table
+        keys = list(table.primary_key)
+        with self.engine.begin() as connection:
+            for moment, *values in connection.execute(sa.select(column, *keys)).all():
+                which = [key == value for key, value in zip(keys, values, strict=True)]
+                earlier = moment and moment - timedelta(seconds=seconds)
+                connection.execute(sa.update(table).where(*which).values({column.name: earlier}))
+
+
+def member(name: str) -> Member:
+    return Member(name, "host", 1, "0.1.0")
+
+
+async def go_on(seconds: float) -> bool:
+    """A rest that takes no time."""
+    return True
+
+
+async def leading(upkeep: SqlUpkeep, name: str = "leader") -> int:
+    term = await upkeep.lead(name, 60.0)
+    assert term is not None
+    return term

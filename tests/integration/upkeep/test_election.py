@@ -1,0 +1,231 @@
+"""Which relays are alive, which of them leads, and what it may do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.config import Destination
+from relaybox.errors import StoreError
+from relaybox.maintenance.caretaker import Caretaker
+from relaybox.relay.clock import MonotonicClock
+from relaybox.upkeep import Member, Minute
+from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member
+
+
+class Fast(MonotonicClock):
+    """A clock on which a minute takes a second."""
+
+    def now(self) -> float:
+        return super().now() * 60
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / 60)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(20):
+        while not (found := condition()):  # noqa: ASYNC110 (another process could have changed it)
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_beat_sees_who_was_seen_by_the_databases_clock(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    assert (await upkeep.beat(member("b"), LIVE)).alive == ("b",)
+    bench.age(bench.tables.relay.c.seen_at, LIVE - 1)
+    beat = await upkeep.beat(member("a"), LIVE)
+    assert beat.alive == ("a", "b")
+    assert abs(beat.now - datetime.now(UTC)) < timedelta(seconds=60)
+    bench.age(bench.tables.relay.c.seen_at, LIVE)
+    assert (await upkeep.beat(member("a"), LIVE)).alive == ("a",)
+    assert set(bench.column(bench.tables.relay.c.name)) == {"a", "b"}
+
+
+async def test_a_relay_that_was_not_seen_for_a_day_is_forgotten(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    await upkeep.beat(member("old"), LIVE)
+    bench.age(bench.tables.relay.c.seen_at, DAY + 1)
+    await upkeep.beat(member("new"), LIVE)
+    assert bench.column(bench.tables.relay.c.name) == ["new"]
+
+
+async def test_a_relay_that_leaves_is_gone_at_once(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    await upkeep.beat(member("a"), LIVE)
+    await upkeep.beat(member("b"), LIVE)
+    await upkeep.leave("a")
+    assert (await upkeep.beat(member("b"), LIVE)).alive == ("b",)
+
+
+async def test_of_many_that_join_at_once_at_most_one_finds_itself_alone(bench: Bench) -> None:
+    upkeeps = [bench.upkeep() for _ in range(4)]
+    for _ in range(5):
+        names = [uuid4().hex for _ in upkeeps]
+        beats = await asyncio.gather(
+            *(upkeep.beat(member(name), LIVE) for upkeep, name in zip(upkeeps, names, strict=True))
+        )
+        assert sum(len(beat.alive) == 1 for beat in beats) <= 1
+        assert max(len(beat.alive) for beat in beats) == len(upkeeps)
+        bench.execute(sa.delete(bench.tables.relay))
+
+
+async def test_one_leads_until_its_lease_is_over_and_the_next_term_is_higher(bench: Bench) -> None:
+    one, other = bench.upkeep(), bench.upkeep()
+    term = await leading(one, "one")
+    assert await other.lead("other", 60.0) is None
+    assert await one.lead("one", 60.0) == term, "to renew is no new term"
+    bench.age(bench.tables.leader.c.leads_until, 61)
+    assert await other.lead("other", 60.0) == term + 1
+    assert await one.lead("one", 60.0) is None
+
+
+async def test_a_leader_whose_lease_ran_out_gets_a_new_term(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    term = await leading(upkeep)
+    bench.age(bench.tables.leader.c.leads_until, 61)
+    assert await leading(upkeep) == term + 1
+
+
+async def test_who_resigns_is_followed_at_once(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    term = await leading(upkeep, "one")
+    await upkeep.resign("other")
+    assert await upkeep.lead("other", 60.0) is None, "only the leader can resign"
+    await upkeep.resign("one")
+    assert await upkeep.lead("other", 60.0) == term + 1
+
+
+async def test_terms_do_not_go_back_when_every_relay_is_gone(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    await upkeep.beat(member("one"), LIVE)
+    term = await leading(upkeep, "one")
+    await upkeep.resign("one")
+    await upkeep.leave("one")
+    assert await leading(upkeep, "two") == term + 1
+
+
+async def test_of_many_that_want_to_lead_at_once_one_does(bench: Bench) -> None:
+    upkeeps = [bench.upkeep() for _ in range(4)]
+    issued: list[int] = []
+    for _ in range(8):
+        terms = await asyncio.gather(*(u.lead(f"relay {n}", 60.0) for n, u in enumerate(upkeeps)))
+        [term] = [term for term in terms if term is not None]
+        issued.append(term)
+        bench.age(bench.tables.leader.c.leads_until, 61)
+    assert issued == list(range(issued[0], issued[0] + 8)), "each term is issued once"
+
+
+async def test_the_relays_table_shows_who_leads(bench: Bench) -> None:
+    upkeep, relay = bench.upkeep(), bench.tables.relay
+    for name in ("one", "two"):
+        await upkeep.beat(member(name), LIVE)
+    term = await leading(upkeep, "one")
+    await upkeep.lead("two", 60.0)
+    with bench.engine.connect() as connection:
+        shown = {row.name: row for row in connection.execute(sa.select(relay))}
+    assert (shown["one"].term, shown["two"].term) == (term, None)
+    assert shown["one"].leads_until is not None
+    await upkeep.resign("one")
+    assert bench.column(relay.c.leads_until) == [None, None]
+
+
+@asynccontextmanager
+async def caretaking(bench: Bench, name: str) -> AsyncIterator[tuple[Caretaker, asyncio.Task[None]]]:
+    upkeep = bench.upkeep()
+    caretaker = Caretaker(upkeep, [], member(name), Fast(), lambda: datetime.now(UTC))
+    task = asyncio.create_task(caretaker.run())
+    try:
+        yield caretaker, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_of_two_caretakers_one_leads_and_the_other_follows_when_it_is_killed(bench: Bench) -> None:
+    async with caretaking(bench, "a") as (a, task_of_a), caretaking(bench, "b") as (b, task_of_b):
+        await until(lambda: a.leadership.term or b.leadership.term)
+        await until(lambda: len(a.membership.alive) == len(b.membership.alive) == 2)
+        assert (a.leadership.term is None) != (b.leadership.term is None)
+        killed, task, survivor = (a, task_of_a, b) if a.leadership.term else (b, task_of_b, a)
+        term = killed.leadership.term
+        assert term is not None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert survivor.leadership.term is None
+        bench.age(bench.tables.leader.c.leads_until, 16)
+        assert await until(lambda: survivor.leadership.term) == term + 1
+
+
+async def test_a_caretaker_that_stops_resigns_and_leaves(bench: Bench) -> None:
+    async with caretaking(bench, "a") as (caretaker, task):
+        await until(lambda: caretaker.leadership.term)
+        caretaker.stop()
+        await asyncio.wait_for(task, 10)
+        assert bench.column(bench.tables.relay.c.name) == []
+        assert await bench.upkeep().lead("b", 60.0) is not None
+        assert caretaker.leadership.term is None
+        assert caretaker.share(10) == 0
+
+
+async def test_a_clock_of_a_process_that_jumps_changes_nothing(bench: Bench) -> None:
+    term = await leading(bench.upkeep(), "one")
+    row = bench.put("shop", "delivered", age=DAY)
+
+    class Jumped(MonotonicClock):
+        def now(self) -> float:
+            return super().now() + 1e9
+
+    upkeep, shop = bench.upkeep(), Destination("shop", "console:")
+    far = Caretaker(upkeep, [shop], member("two"), Jumped(), lambda: datetime(2200, 1, 1, tzinfo=UTC))
+    assert (await far.once()).pruned is None
+    await far.membership.join()
+    assert (await upkeep.beat(member("three"), LIVE)).alive == ("three", "two")
+    assert await upkeep.lead("one", 60.0) == term
+    assert bench.ids() == {row}
+
+
+async def test_once_prunes_and_sweeps_and_lets_others_lead(bench: Bench) -> None:
+    bench.put("shop", "delivered", age=DAY)
+    bench.park("shop", "k")
+    caretaker = Caretaker(
+        bench.upkeep(),
+        [Destination("shop", "console:", ordered=True, retention=0)],
+        member("a"),
+        MonotonicClock(),
+        lambda: datetime.now(UTC),
+    )
+    chores = await caretaker.once()
+    assert chores.pruned is not None
+    assert chores.swept is not None
+    assert (chores.pruned.changed, chores.swept.changed) == (1, 1)
+    assert await bench.upkeep().lead("b", 60.0) is not None
+
+
+async def test_counts_take_the_place_of_what_was_written_before(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    minute = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    for delivered, lag in ((1, {0: 1}), (3, {0: 1, 12: 2})):
+        rows = [Minute(minute, name, "r", delivered, 4, 5, lag) for name in ("shop", "other")]
+        await upkeep.record(rows)
+        await upkeep.record(rows)
+    with bench.engine.connect() as connection:
+        found = connection.execute(sa.select(bench.tables.stats)).all()
+    assert {(row.destination, row.delivered, row.retried, row.failed) for row in found} == {
+        ("shop", 3, 4, 5),
+        ("other", 3, 4, 5),
+    }
+    assert found[0].lag == {"0": 1, "12": 2}
+    assert found[0].minute.replace(tzinfo=UTC) == minute
+
+
+async def test_what_the_database_refuses_is_a_store_error(bench: Bench) -> None:
+    with pytest.raises(StoreError):
+        await bench.upkeep().beat(Member("a", "h", 1, None), LIVE)  # type: ignore[arg-type]

@@ -1,0 +1,199 @@
+"""What is pruned, what is kept, and that only the leader does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.config import Destination
+from relaybox.maintenance.prune import Prune
+from relaybox.relay.clock import MonotonicClock
+from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.upkeep import Minute, Slice
+from tests.integration.upkeep.bench import DAY, LONG_AGO, Bench, go_on, leading
+
+
+def prune(upkeep: SqlUpkeep, *destinations: Destination) -> Prune:
+    return Prune(upkeep, destinations, MonotonicClock(), go_on)
+
+
+@pytest.fixture
+def everything(bench: Bench) -> dict[str, UUID]:
+    """Rows of every status, all of them very old."""
+    return {
+        "pending": bench.put("shop", age=LONG_AGO),
+        "parked": bench.park("shop", "k", age=LONG_AGO),
+        "failed": bench.put("shop", "failed", age=LONG_AGO, ordering_key="k"),
+        "delivered": bench.put("shop", "delivered", age=LONG_AGO),
+        "discarded": bench.put("shop", "discarded", age=LONG_AGO),
+    }
+
+
+@pytest.mark.parametrize("retention", [0, "1s", "1h", "399d"])
+async def test_old_rows_that_are_final_are_pruned_and_no_other_is(
+    retention: Any, bench: Bench, everything: dict[str, UUID]
+) -> None:
+    upkeep = bench.upkeep()
+    round_ = await prune(upkeep, Destination("shop", "console:", retention=retention))(await leading(upkeep))
+    assert (round_.changed, round_.done, round_.led) == (2, True, True)
+    assert bench.ids() == {everything[name] for name in ("pending", "parked", "failed")}
+
+
+@pytest.mark.parametrize("retention", ["401d", "3650d", "1000000d"])
+async def test_what_is_not_old_enough_is_kept(
+    retention: str, bench: Bench, everything: dict[str, UUID]
+) -> None:
+    upkeep = bench.upkeep()
+    destination = Destination("shop", "console:", retention=retention)
+    assert (await prune(upkeep, destination)(await leading(upkeep))).changed == 0
+    assert bench.ids() == set(everything.values())
+
+
+async def test_each_destination_has_its_own_retention_and_an_unknown_one_seven_days(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    kept = {
+        bench.put("short", "delivered", age=30),
+        bench.put("long", "delivered", age=8 * DAY),
+        bench.put("long", "discarded", age=8 * DAY),
+        bench.put("gone", "delivered", age=6 * DAY),
+        bench.put("gone", "discarded", age=6 * DAY),
+    }
+    for status in ("delivered", "discarded"):
+        bench.put("short", status, age=90)
+        bench.put("gone", status, age=8 * DAY)
+    destinations = [
+        Destination("short", "console:", retention="1m"),
+        Destination("long", "console:", retention="30d"),
+    ]
+    assert (await prune(upkeep, *destinations)(await leading(upkeep))).changed == 4
+    assert bench.ids() == kept
+
+
+async def test_attempts_go_with_their_delivery_and_orphans_too(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    failed = bench.put("shop", "failed", age=LONG_AGO)
+    for delivery in (failed, bench.put("shop", "delivered", age=LONG_AGO), uuid4()):
+        bench.attempt(delivery)
+    await prune(upkeep)(await leading(upkeep))
+    assert bench.column(bench.tables.attempt.c.delivery_id) == [failed]
+
+
+async def test_the_side_tables_are_pruned_by_age(bench: Bench) -> None:
+    upkeep, now = bench.upkeep(), datetime.now(UTC)
+    for days in (29, 31):
+        then = now - timedelta(days=days)
+        for event_type in ("order.paid", "order.sent"):
+            keys = {"event_type": event_type, "idempotency_key": str(days), "event_id": uuid4()}
+            bench.execute(sa.insert(bench.tables.idempotency).values(**keys, created_at=then))
+        await upkeep.record([Minute(then, "shop", str(days), 1, 0, 0, {})])
+    for days in (364, 366):
+        values = {"actor": str(days), "action": "retry", "details": {}, "at": now - timedelta(days=days)}
+        bench.execute(sa.insert(bench.tables.audit).values(**values))
+    round_ = await prune(upkeep)(await leading(upkeep))
+    assert round_.changed == 4
+    assert bench.column(bench.tables.idempotency.c.idempotency_key) == ["29", "29"]
+    assert bench.column(bench.tables.stats.c.relay) == ["29"]
+    assert bench.column(bench.tables.audit.c.actor) == ["364"]
+
+
+async def test_a_batch_removes_no_more_than_its_limit_the_oldest_first(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    term = await leading(upkeep)
+    rows = [bench.put("shop", "delivered", age=100 - n) for n in range(5)]
+    first = await upkeep.prune_delivered(term, "shop", 0.0, None, 2)
+    assert first is not None
+    assert (first.changed, bench.ids()) == (2, set(rows[2:]))
+    assert await upkeep.prune_delivered(term, "shop", 0.0, first.after, 10) == Slice(3, None)
+
+
+async def test_batches_go_on_where_the_last_one_ended(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    term = await leading(upkeep)
+    for age in (100, 99, 98, 97):
+        bench.put("shop", "delivered", age=age)
+    first = await upkeep.prune_delivered(term, "shop", 0.0, None, 2)
+    assert first is not None
+    earlier = bench.put("shop", "delivered", age=200)
+    assert await upkeep.prune_delivered(term, "shop", 0.0, first.after, 10) == Slice(2, None)
+    assert bench.ids() == {earlier}, "it is left to the next round"
+
+
+async def test_walks_go_through_the_whole_table_step_by_step(bench: Bench) -> None:
+    upkeep = bench.upkeep()
+    term = await leading(upkeep)
+    for status in ("discarded", "pending", "discarded", "failed", "discarded"):
+        bench.attempt(bench.put("shop", status, age=100))
+        bench.attempt(uuid4())
+    assert await walk(partial(prune_discarded, upkeep, term)) == (3, 3)
+    assert await walk(partial(upkeep.prune_orphans, term, limit=2)) == (5, 4)
+    assert set(bench.column(bench.tables.attempt.c.delivery_id)) == bench.ids()
+    assert len(bench.ids()) == 2
+
+
+async def walk(step: Callable[..., Awaitable[Slice[UUID] | None]]) -> tuple[int, int]:
+    """From end to end: the rows changed, and the steps taken."""
+    changed, steps, after = 0, 0, None
+    while steps == 0 or after is not None:
+        walked = await step(after=after)
+        assert walked is not None
+        after, changed, steps = walked.after, changed + walked.changed, steps + 1
+    return changed, steps
+
+
+async def prune_discarded(upkeep: SqlUpkeep, term: int, after: UUID | None = None) -> Slice[UUID] | None:
+    return await upkeep.prune_discarded(term, lambda _: 0.0, after, 2)
+
+
+async def test_rows_that_somebody_has_locked_are_stepped_over(bench: Bench) -> None:
+    if bench.url.drivername == "sqlite":
+        pytest.skip("SQLite has no row locks")
+    upkeep, event = bench.upkeep(), bench.tables.event
+    term = await leading(upkeep)
+    locked, _ = (bench.put("shop", "delivered", age=100) for _ in range(2))
+    with bench.engine.begin() as connection:
+        connection.execute(sa.select(event.c.id).where(event.c.id == locked).with_for_update())
+        async with asyncio.timeout(5):
+            assert await upkeep.prune_delivered(term, "shop", 0.0, None, 10) == Slice(1, None)
+    assert bench.ids() == {locked}
+
+
+async def test_what_a_former_leader_does_has_no_effect(bench: Bench, everything: dict[str, UUID]) -> None:
+    zombie, upkeep = bench.upkeep(), bench.upkeep()
+    old = await leading(zombie, "zombie")
+    bench.age(bench.tables.leader.c.leads_until, 61)
+    stuck = bench.park("shop", "other")
+    before = snapshot(bench)
+    assert await tell_all(zombie, old) == [None] * 8, "its lease is over, though nobody followed"
+    assert await leading(upkeep, "new") > old
+    assert await tell_all(zombie, old) == [None] * 8, "another leads"
+    assert not (await prune(zombie)(old)).led
+    assert snapshot(bench) == before
+    assert stuck in bench.parked()
+
+
+async def tell_all(upkeep: SqlUpkeep, term: int) -> list[Any]:
+    """Everything that is led."""
+    return [
+        await upkeep.prune_delivered(term, "shop", 0.0, None, 10),
+        await prune_discarded(upkeep, term),
+        await upkeep.prune_orphans(term, None, 10),
+        await upkeep.prune_history(term, "idempotency", 0.0, 10),
+        await upkeep.prune_history(term, "stats", 0.0, 10),
+        await upkeep.prune_history(term, "audit", 0.0, 10),
+        await upkeep.sweep(term, "shop", True, None, 10),
+        await upkeep.unpark(term, "shop", 10),
+    ]
+
+
+def snapshot(bench: Bench) -> list[Any]:
+    event = bench.tables.event.c
+    query = sa.select(event.id, event.status, event.next_attempt_at, event.updated_at).order_by(event.id)
+    with bench.engine.connect() as connection:
+        return list(connection.execute(query).all())

@@ -1,0 +1,283 @@
+"""What a person on call reads of a relay."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from relaybox.errors import StoreError
+from relaybox.event import Delivery
+from relaybox.observers.count import Count, Counter
+from relaybox.observers.log import FAILURES, LogObserver
+from relaybox.observers.text import one_line, span
+from relaybox.observers.trouble import TEXTS
+from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.store import Claim, Held, Settlement
+
+NOBODY: frozenset[UUID] = frozenset()
+RETRIED = Retried(2.0, "503 Service Unavailable")
+
+
+class Relay:
+    """An observer, its clock and what it wrote."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, "relaybox.relay")
+        self._caplog = caplog
+        self.now = 1000.0
+        self.observer = LogObserver(lambda: self.now)
+
+    def settle(self, *outcomes: Outcome, destination: str = "runner", **fields: Any) -> None:
+        settlements = [Settlement(delivery(**fields), outcome) for outcome in outcomes]
+        self.observer.settled(destination, settlements, NOBODY)
+
+    def poll(self, seconds: float, held: Held | None = None) -> list[str]:
+        """What is written when nothing but an empty claim happens after so many seconds."""
+        self.now += seconds
+        self.observer.claimed("runner", Claim(held=held))
+        return self.said()
+
+    def said(self, least: int = logging.INFO) -> list[str]:
+        records = self._caplog.records[:]
+        self._caplog.clear()
+        return [record.getMessage() for record in records if record.levelno >= least]
+
+    def told(self) -> list[dict[str, Any]]:
+        """The values of the records."""
+        return [record.relay for record in self._caplog.records]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def relay(caplog: pytest.LogCaptureFixture) -> Relay:
+    return Relay(caplog)
+
+
+def delivery(attempts: int = 1, age: float = 0.05, event_id: UUID | None = None) -> Delivery:
+    return Delivery(
+        id=uuid4(),
+        event_id=event_id or uuid4(),
+        destination="runner",
+        aggregate_type="Order",
+        aggregate_id="7",
+        event_type="order.paid",
+        payload="{}",
+        payload_data=None,
+        payload_encoding=None,
+        headers="{}",
+        ordering_key=None,
+        position=1,
+        idempotency_key="x",
+        attempts=attempts,
+        max_attempts=5,
+        crashes=0,
+        created_at=datetime.now(UTC) - timedelta(seconds=age),
+        lease_token=uuid4(),
+        lease_owner="me",
+    )
+
+
+def test_work_is_told_soon_after_quiet_and_then_every_ten_seconds(relay: Relay) -> None:
+    relay.settle(*[Delivered()] * 1240, age=90)
+    assert relay.poll(0.5) == []
+    assert relay.poll(0.5) == [
+        "runner  delivered 1,240  retried 0  failed 0  lag p50 1 min 30 s  p99 1 min 30 s"
+    ]
+    relay.settle(Delivered(), Released())
+    assert relay.poll(9.5) == []
+    assert relay.poll(0.5)[0].startswith("runner  delivered 1  retried 0  failed 0  lag p50 ")
+    assert relay.poll(60) == []
+
+
+def test_a_destination_that_does_nothing_writes_nothing(relay: Relay) -> None:
+    for _ in range(50):
+        assert relay.poll(1.0) == []
+
+
+def test_each_failure_is_a_line_with_its_reason_and_what_to_ask(relay: Relay) -> None:
+    event_id = uuid4()
+    relay.settle(Failed("no such\ncustomer\x1b[31m"), attempts=5, event_id=event_id)
+    assert relay.said(logging.ERROR) == [
+        "runner  failed order.paid of Order 7 (attempt 5 of 5): no such customer [31m; "
+        f"see relaybox why {event_id}"
+    ]
+
+
+def test_a_flood_of_failures_is_cut_and_counted(relay: Relay) -> None:
+    relay.settle(*[Failed("no")] * (FAILURES + 20))
+    assert len(relay.said(logging.ERROR)) == FAILURES
+    more, summary = relay.poll(1)
+    assert more == "runner  and 20 more failures"
+    assert "failed 120" in summary
+
+
+def test_retries_are_told_up_to_five_and_then_counted(relay: Relay) -> None:
+    relay.settle(*[RETRIED] * 125)
+    said = relay.said()
+    assert (
+        said
+        == ["runner  again in 2.0 s: order.paid of Order 7 (attempt 1 of 5): 503 Service Unavailable"] * 5
+    )
+    assert relay.poll(1) == ["runner  and 120 more retries", "runner  delivered 0  retried 125  failed 0"]
+    relay.settle(Retried(0.25, "refused", counts=False))
+    assert relay.said() == ["runner  again in 250 ms: order.paid of Order 7 (not counted): refused"]
+
+
+def test_what_was_lost_is_not_counted_as_ours(relay: Relay) -> None:
+    mine, lost = delivery(), delivery()
+    settlements = [Settlement(mine, Delivered()), Settlement(lost, Failed("x"))]
+    relay.observer.settled("runner", settlements, frozenset([lost.id]))
+    assert relay.said(logging.WARNING) == [
+        "runner  lost a lease: another relay took over, and may deliver once more"
+    ]
+    assert "delivered 1  retried 0  failed 0" in relay.poll(1)[0]
+
+
+def test_what_failed_because_relays_died_is_told(relay: Relay) -> None:
+    relay.observer.claimed("runner", Claim(failed=(delivery(),)))
+    assert "the relay died each time it held this event" in relay.said(logging.ERROR)[0]
+    assert "failed 1" in relay.poll(1)[0]
+
+
+def test_a_circuit_is_told_when_it_opens_and_closes_but_not_its_probes(relay: Relay) -> None:
+    relay.observer.circuit("runner", "open", "cannot connect")
+    assert relay.said() == ["runner  circuit open: cannot connect; deliveries wait"]
+    for _ in range(3):
+        assert relay.poll(10, Held("open", 5.0, "cannot connect")) == []
+        # The claim of a probe gets through.
+        assert relay.poll(0) == []
+        relay.observer.circuit("runner", "half_open", "")
+        relay.observer.circuit("runner", "open", "cannot connect")
+        assert relay.said() == []
+    relay.observer.circuit("runner", "open", "503")
+    assert relay.said() == ["runner  circuit open: 503; deliveries wait"]
+    relay.observer.circuit("runner", "half_open", "")
+    relay.observer.circuit("runner", "closed", "")
+    assert relay.said() == ["runner  circuit closed after 30 s"]
+    assert relay.poll(1) + relay.poll(1) == []
+
+
+def test_what_others_change_is_told_too(relay: Relay) -> None:
+    paused = Held("paused", None, "maintenance")
+    said = ["runner  paused: maintenance; go on with relaybox resume runner"]
+    assert relay.poll(1, paused) == said
+    assert relay.poll(1, paused) == []
+    assert relay.poll(60) == ["runner  resumed after 1 min 1 s"]
+    assert relay.poll(1, Held("open", 5.0, "refused")) == ["runner  circuit open: refused; deliveries wait"]
+    assert relay.poll(1) == []
+    assert relay.poll(1) == ["runner  circuit closed after 2.0 s"]
+
+
+def test_trouble_with_the_database_is_told_once_for_all_destinations(relay: Relay) -> None:
+    for _ in range(300):
+        for destination in ("runner", "audit"):
+            relay.observer.trouble(destination, "claim", StoreError("connection refused"))
+        relay.now += 1
+    relay.observer.trouble("runner", "settle", StoreError("the server is starting up"))
+    assert relay.said() == [
+        "database  cannot claim, trying again: connection refused",
+        "database  cannot settle, trying again: the server is starting up",
+    ]
+    # One success among failures is not the end of it.
+    assert relay.poll(1) == []
+    assert relay.poll(2) == ["database  answers again, after 5 min"]
+    assert relay.poll(1) == []
+
+
+def test_trouble_that_is_never_the_same_does_not_flood_the_log(relay: Relay) -> None:
+    for number in range(1000):
+        relay.observer.trouble("runner", "claim", StoreError(f"connection {number} refused"))
+    assert len(relay.said()) == TEXTS
+
+
+def test_a_defect_is_told_with_its_traceback_once_a_minute(relay: Relay) -> None:
+    for _ in range(2):
+        for _ in range(50):
+            relay.observer.trouble("runner", "run", ZeroDivisionError("division by zero"))
+        relay.now += 61
+    assert relay.said() == ["runner  cannot run, trying again: ZeroDivisionError: division by zero"] * 2
+
+
+def test_the_end_tells_what_was_not_told_yet_and_the_sum(relay: Relay) -> None:
+    relay.settle(*[Delivered()] * 3)
+    relay.poll(1)
+    relay.settle(Delivered(), RETRIED)
+    relay.said()
+    relay.now += 3600
+    relay.observer.stopped()
+    last, end = relay.said()
+    assert last.startswith("runner  delivered 1  retried 1  failed 0")
+    assert end == "stopped after 1 h: delivered 4, retried 1, failed 0"
+
+
+def test_records_carry_their_values(relay: Relay) -> None:
+    event_id = uuid4()
+    relay.settle(Failed("no"), Delivered(), event_id=event_id)
+    relay.now += 1
+    relay.observer.extended("runner", NOBODY)
+    relay.observer.claimed("runner", Claim())
+    failed, summary = relay.told()
+    assert failed == {
+        "destination": "runner",
+        "event": "failed",
+        "event_id": str(event_id),
+        "event_type": "order.paid",
+        "attempt": 1,
+        "max_attempts": 5,
+        "error": "no",
+    }
+    assert summary.pop("lag_p50") == summary.pop("lag_p99") >= 0
+    assert summary == {
+        "destination": "runner",
+        "event": "summary",
+        "delivered": 1,
+        "retried": 0,
+        "failed": 1,
+    }
+
+
+def test_names_are_aligned(relay: Relay) -> None:
+    relay.settle(RETRIED, destination="a long name")
+    relay.settle(RETRIED, destination="short")
+    assert relay.said()[1].startswith("short        again in")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0 ms"),
+        (0.0124, "12 ms"),
+        (0.9996, "1.0 s"),
+        (1.25, "1.2 s"),
+        (30, "30 s"),
+        (59.7, "1 min"),
+        (90, "1 min 30 s"),
+        (3600, "1 h"),
+        (3725, "1 h 2 min"),
+        (90_061, "1 d 1 h"),
+        (86_400 + 59, "1 d"),
+    ],
+)
+def test_a_span_is_written_in_two_units_at_most(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_a_text_from_outside_stays_on_its_line() -> None:
+    assert one_line(" a\r\nb\x1b]0;x\x07 ") == "a b ]0;x"
+    assert len(one_line("x" * 100_000)) == 301
+
+
+def test_a_counter_counts_by_destination_and_knows_what_is_held() -> None:
+    counter = Counter()
+    counter.settled("a", [Settlement(delivery(), Delivered()), Settlement(delivery(), RETRIED)], NOBODY)
+    counter.settled("b", [Settlement(delivery(), Failed("x")), Settlement(delivery(), Released())], NOBODY)
+    counter.claimed("b", Claim(failed=(delivery(),)))
+    counter.claimed("a", Claim(held=Held("paused", None)))
+    assert dict(counter.counts) == {"a": Count(1, 1, 0), "b": Count(0, 0, 2)}
+    assert counter.total == Count(1, 1, 2)
+    assert list(counter.held) == ["a"]
+    counter.claimed("a", Claim((delivery(),)))
+    assert not counter.held
