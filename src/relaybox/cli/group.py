@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -10,7 +12,7 @@ from typer.core import TyperGroup
 
 from relaybox.errors import RelayboxError
 
-ANYWHERE = ("--database", "--config")
+ANYWHERE = ("--database", "--config", "--app")
 """Options of ``relaybox`` itself that may also be written after the command."""
 
 
@@ -24,13 +26,32 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error of ours is one line and the status 2."""
         try:
-            return super().invoke(ctx)
+            with told_warnings():
+                return super().invoke(ctx)
         except RelayboxError as error:
             typer.echo(f"relaybox: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
         except Exception as error:
             explain(error)
             raise
+
+
+@contextmanager
+def told_warnings() -> Iterator[None]:
+    """Tell warnings about settings in one line, without the place in our code that they come from."""
+    with warnings.catch_warnings():
+        otherwise = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            from relaybox.config import ConfigWarning
+
+            if issubclass(category, ConfigWarning):
+                typer.echo(f"relaybox: warning: {message}", err=True)
+            else:
+                otherwise(message, category, *where, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 def explain(error: Any) -> None:
@@ -51,7 +72,7 @@ def explain(error: Any) -> None:
 
 
 def global_first(args: Sequence[str]) -> list[str]:
-    """The same arguments with ``--database URL`` and ``--config PATH`` before all others.
+    """The same arguments with ``--database URL``, ``--config PATH`` and ``--app`` before all others.
 
     One without its value stays where it is: in front it would take the command for its value.
     """

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from relaybox.app import Outbox
     from relaybox.config import Settings
 
 Schema: TypeAlias = Annotated[
@@ -27,26 +28,40 @@ class Options:
 
     database: str | None
     config: str | None
+    app: str | None = None
+
+    def outbox(self) -> Outbox:
+        """The application's outbox where one is named, else one made of the settings."""
+        from relaybox.cli.application import load_outbox
+
+        return load_outbox(self)
 
     def settings(self, **flags: str | None) -> Settings:
-        """The settings, from the flags that were given, the environment and the file."""
+        """The settings: the application's where one is named, and the flags before all others."""
+        if self.app is not None or (settings := self.read()).app is not None:
+            settings = self.outbox().settings
+        given: dict[str, Any] = {name: flag for name, flag in flags.items() if flag is not None}
+        return replace(settings, **given)
+
+    def read(self) -> Settings:
+        """The settings without the application: of the flag, the environment and the file."""
         import os
 
         from relaybox.config import Settings
 
-        settings = Settings.load(self._path(), os.environ, self.database)
-        given: dict[str, Any] = {name: flag for name, flag in flags.items() if flag is not None}
-        return replace(settings, **given)
+        return Settings.load(self.path(), os.environ, self.database)
 
     def name_database(self) -> bool:
-        """Whether the flag, the environment or the file says which database it is."""
+        """Whether anything says which database it is, so that it is not the default one."""
         import os
 
-        from relaybox.config import names_database
+        from relaybox.config import DEFAULT_DATABASE, database_source
 
-        return names_database(self._path(), os.environ, self.database)
+        named = database_source(self.path(), os.environ, self.database) is not None
+        return named or self.settings().database != DEFAULT_DATABASE
 
-    def _path(self) -> Path | None:
+    def path(self) -> Path | None:
+        """The file that was given."""
         from pathlib import Path
 
         return None if self.config is None else Path(self.config)
@@ -57,3 +72,8 @@ def options(context: typer.Context) -> Options:
     found = context.find_object(Options)
     assert found is not None
     return found
+
+
+def outbox_of(context: typer.Context) -> Outbox:
+    """The outbox that the command works with: the application's, else one made of the settings."""
+    return options(context).outbox()

@@ -1,0 +1,344 @@
+"""The one door for operators: every question and every action that the command, the web and Django offer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from relaybox.config import Destination
+from relaybox.errors import ConfigError, did_you_mean
+from relaybox.ledger import (
+    EVERYTHING,
+    Attempt,
+    Audit,
+    Choice,
+    Content,
+    Counts,
+    Entry,
+    Filter,
+    Lane,
+    Ledger,
+    Page,
+    Place,
+    Relay,
+    State,
+)
+from relaybox.why import Reason, explain
+
+What: TypeAlias = Filter | Sequence[UUID]
+Progress: TypeAlias = Callable[[int], None]
+
+WINDOWS = 20
+"""How many windows of rows one page of a search looks through before it answers with what it has."""
+
+NAMED = 100
+"""How many ids an audit row names; it counts all of them."""
+
+FAILED: tuple[Choice, ...] = ("failed",)
+FINAL: tuple[Choice, ...] = ("delivered", "completed", "failed", "discarded")
+WAITING: tuple[Choice, ...] = ("failed", "pending", "due", "scheduled", "parked")
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationStats:
+    """One destination: its rows, and whether anything holds it up."""
+
+    name: str
+    configured: bool
+    counts: Counts
+    place: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Where everything is."""
+
+    total: Counts
+    destinations: tuple[DestinationStats, ...]
+    relays: tuple[Relay, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One delivery with what it carries and what went wrong with it."""
+
+    entry: Entry
+    content: Content | None
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an action did, or with ``dry_run`` would have done.
+
+    ``skipped`` rows were named but are not in a state for it (leased, or final); ``unknown`` ids are nowhere.
+    """
+
+    affected: int = 0
+    skipped: int = 0
+    unknown: tuple[UUID, ...] = ()
+
+
+def no_progress(count: int) -> None:
+    """For callers that do not want to know how far it is."""
+
+
+class Admin:
+    """Questions and actions of one operator, on a ledger and with the destinations that are configured."""
+
+    def __init__(self, ledger: Ledger, destinations: Iterable[Destination], actor: str) -> None:
+        self._ledger = ledger
+        self._destinations = {destination.name: destination for destination in destinations}
+        self._lanes = {
+            name: Lane(destination.ordered, destination.on_failed == "block")
+            for name, destination in self._destinations.items()
+        }
+        self._actor = actor
+
+    async def stats(self) -> Stats:
+        """How many rows are where; counts stop at ``ledger.CAP``, so that it never reads the whole table."""
+        names = sorted(self._destinations.keys() | await self._ledger.names())
+        counts = await self._ledger.counts(names)
+        places = await self._ledger.places()
+        destinations = tuple(
+            DestinationStats(name, name in self._destinations, counts[name], places.get(name))
+            for name in names
+        )
+        return Stats(_total(counts.values()), destinations, await self._ledger.relays())
+
+    async def events(
+        self,
+        filter: Filter = EVERYTHING,
+        *,
+        limit: int = 50,
+        cursor: UUID | None = None,
+    ) -> Page:
+        """Deliveries, newest first. A page with a cursor may be short: there was more to look through."""
+        await self._check_filter(filter)
+        found: list[Entry] = []
+        for _ in range(WINDOWS):
+            page = await self._ledger.search(filter, limit - len(found), cursor)
+            found += page.entries
+            cursor = page.cursor
+            if cursor is None or len(found) == limit:
+                break
+        return Page(tuple(found), cursor)
+
+    async def event(self, id_: UUID) -> tuple[Detail, ...]:
+        """The delivery of that id, or every delivery of the event of that id; none where there is no such."""
+        return tuple(
+            [
+                Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
+                for entry in await self._ledger.find(id_)
+            ]
+        )
+
+    async def why(self, id_: UUID) -> tuple[Reason, ...]:
+        """Why each delivery of that id is where it is; none where there is no such."""
+        entries = await self._ledger.find(id_)
+        places = await self._ledger.places()
+        relays = await self._ledger.relays()
+        reasons = []
+        for entry in entries:
+            head = await self._head(entry)
+            reasons.append(explain(entry, places, self._destinations.keys(), relays, head))
+        return tuple(reasons)
+
+    async def retry(self, what: What, *, dry_run: bool = False, progress: Progress = no_progress) -> Done:
+        """Failed deliveries start anew, with all their attempts, at their old place in the order.
+
+        A filter is about failed ones. An id may also name one that backs off: it becomes due now.
+        """
+
+        def ready(entry: Entry) -> bool:
+            return entry.state is State.FAILED or entry.backing_off
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> int:
+            return len(await self._ledger.retry(entries, self._lanes, audit))
+
+        return await self._act("retry", what, FAILED, ready, change, dry_run, progress)
+
+    async def discard(self, what: What, *, dry_run: bool = False, progress: Progress = no_progress) -> Done:
+        """Failed and pending deliveries are given up; the next one of each key becomes due.
+
+        A filter is about failed ones unless its status says otherwise.
+        """
+
+        def ready(entry: Entry) -> bool:
+            return entry.status in ("pending", "failed") and entry.state is not State.SENDING
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> int:
+            return len(await self._ledger.discard(entries, self._lanes, audit))
+
+        return await self._act("discard", what, WAITING, ready, change, dry_run, progress)
+
+    async def replay(
+        self,
+        what: What,
+        *,
+        to: str | None = None,
+        dry_run: bool = False,
+        progress: Progress = no_progress,
+    ) -> Done:
+        """Final deliveries are sent again, each as a new row of the same event, with a header that says so.
+
+        A filter is about delivered ones unless its status says otherwise.
+        """
+        if to is not None:
+            self._check_configured(to)
+
+        def ready(entry: Entry) -> bool:
+            return entry.status != "pending" and (to or entry.destination) in self._destinations
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> int:
+            return len(await self._ledger.replay(entries, to, self._lanes, audit))
+
+        details = {} if to is None else {"to": to}
+        return await self._act("replay", what, FINAL, ready, change, dry_run, progress, **details)
+
+    async def move(
+        self, from_: str, to: str, *, dry_run: bool = False, progress: Progress = no_progress
+    ) -> Done:
+        """Pending and failed deliveries of a destination go to another; failed ones stay failed there.
+
+        What is being sent stays where it is, and is counted as skipped.
+        """
+        await self._check_known(from_)
+        self._check_configured(to)
+        if from_ == to:
+            raise ConfigError(f"to = {to!r}: the rows are there already; name another destination")
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> int:
+            return len(await self._ledger.move(entries, to, self._lanes, audit))
+
+        affected = skipped = 0
+        # The failed ones first: where they block their keys, nothing of those keys must get ahead of them.
+        statuses: tuple[Choice, ...] = ("failed", "pending")
+        for status in statuses:
+            filter = Filter(status=status, destination=from_)
+            audit = Audit(self._actor, "move", {"from": from_, "to": to, "status": status})
+            async for entries in self._walk(filter):
+                changed = len(entries) if dry_run else await change(entries, audit)
+                affected += changed
+                skipped += len(entries) - changed
+                progress(affected)
+        sending = (await self._ledger.counts([from_]))[from_].sending
+        return Done(affected, max(skipped, sending))
+
+    async def pause(self, destination: str, reason: str, until: datetime | None = None) -> None:
+        """Keep every relay from sending there, until that moment or until somebody resumes it."""
+        await self._check_known(destination)
+        details = {"destination": destination, "reason": reason, "until": until}
+        await self._ledger.pause(destination, reason, until, Audit(self._actor, "pause", details))
+
+    async def resume(self, destination: str) -> bool:
+        """End a pause and close an open circuit, so that the next claim goes through; whether one was."""
+        await self._check_known(destination)
+        return await self._ledger.resume(
+            destination, Audit(self._actor, "resume", {"destination": destination})
+        )
+
+    async def _act(
+        self,
+        action: str,
+        what: What,
+        statuses: Sequence[Choice],
+        ready: Callable[[Entry], bool],
+        change: Callable[[Sequence[Entry], Audit], Any],
+        dry_run: bool,
+        progress: Progress,
+        **details: Any,
+    ) -> Done:
+        """Do it batch by batch, to what is ready for it."""
+        unknown: tuple[UUID, ...] = ()
+        if isinstance(what, Filter):
+            what = await self._checked(action, what, statuses)
+            given = {name: value for name, value in asdict(what).items() if value is not None}
+            audit = Audit(self._actor, action, {"filter": given, **details})
+            batches = self._walk(what)
+        else:
+            audit = Audit(self._actor, action, {"ids": list(what[:NAMED]), **details})
+            found = [(id_, await self._ledger.find(id_)) for id_ in what]
+            unknown = tuple(id_ for id_, entries in found if not entries)
+            batches = _once(found)
+        affected = skipped = 0
+        async for entries in batches:
+            chosen = [entry for entry in entries if ready(entry)]
+            changed = len(chosen) if dry_run else await change(chosen, audit) if chosen else 0
+            affected += changed
+            skipped += len(entries) - changed
+            progress(affected)
+        return Done(affected, skipped, unknown)
+
+    async def _walk(self, filter: Filter) -> AsyncIterator[Sequence[Entry]]:
+        """Everything that the filter is true of, each once, oldest first; not what comes in the meantime."""
+        last = await self._ledger.newest()
+        cursor: UUID | None = None
+        while last is not None:
+            page = await self._ledger.walk(filter, cursor, last)
+            if page.entries:
+                yield page.entries
+            if page.cursor is None:
+                break
+            cursor = page.cursor
+
+    async def _checked(self, action: str, filter: Filter, statuses: Sequence[Choice]) -> Filter:
+        await self._check_filter(filter)
+        if filter.status is None:
+            return replace(filter, status=statuses[0])
+        if filter.status not in statuses:
+            raise ConfigError(f"status = {filter.status!r}: {action} takes {', '.join(statuses)}")
+        return filter
+
+    async def _head(self, entry: Entry) -> Entry | None:
+        """The first open row of a delivery's key, where that matters."""
+        if entry.ordering_key is None or entry.status != "pending":
+            return None
+        lane = self._lanes.get(entry.destination, Lane())
+        if not lane.ordered and entry.state is not State.PARKED:
+            return None
+        return await self._ledger.head(entry.destination, entry.ordering_key, block=lane.block)
+
+    async def _check_filter(self, filter: Filter) -> None:
+        if filter.destination is not None:
+            await self._check_known(filter.destination)
+
+    async def _check_known(self, name: str) -> None:
+        """A destination that is configured, or has rows."""
+        if name not in self._destinations:
+            known = self._destinations.keys() | await self._ledger.names()
+            if name not in known:
+                raise _no_destination(name, known)
+
+    def _check_configured(self, name: str) -> None:
+        if name not in self._destinations:
+            raise _no_destination(name, self._destinations)
+
+
+def _no_destination(name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")
+
+
+async def _once(found: Sequence[tuple[UUID, Sequence[Entry]]]) -> AsyncIterator[Sequence[Entry]]:
+    entries = {entry.id: entry for _, entries in found for entry in entries}
+    if entries:
+        yield tuple(entries.values())
+
+
+def _total(counts: Iterable[Counts]) -> Counts:
+    every = list(counts)
+    numbers: Mapping[str, int] = {
+        name: sum(getattr(count, name) for count in every)
+        for name in ("due", "scheduled", "parked", "sending", "delivered", "failed")
+    }
+    times = [count.oldest_pending for count in every if count.oldest_pending is not None]
+    ages = [count.oldest_seconds for count in every if count.oldest_seconds is not None]
+    return Counts(
+        **numbers,
+        oldest_pending=min(times, default=None),
+        oldest_seconds=max(ages, default=None),
+        capped=frozenset[str]().union(*(count.capped for count in every)),
+    )

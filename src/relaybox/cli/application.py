@@ -1,0 +1,75 @@
+"""The outbox that a command works with: the application's own, or one made of the settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+from relaybox.app import Outbox
+from relaybox.cli.options import Options
+from relaybox.config import Settings
+from relaybox.errors import ConfigError
+from relaybox.load import load, told_where
+from relaybox.setting import parse_secret
+
+FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox"
+
+
+def load_outbox(given: Options) -> Outbox:
+    """The outbox of ``--app``, else of ``app`` in the file; without either, one made of the settings."""
+    path = given.app
+    if path is None:
+        settings = given.read()
+        path = settings.app
+        if path is None:
+            # What is not in the application may still name functions of it, as handler:module:function.
+            _search_here()
+            return Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
+    outbox = _application(path, given)
+    if given.database is not None:
+        url = parse_secret(given.database, "database").reveal()
+        outbox.settings = replace(outbox.settings, database=url)
+    return outbox
+
+
+def _application(path: str, given: Options) -> Outbox:
+    _search_here()
+    with _told(given):
+        found = load(path, f"app = {path!r}", FIX)
+        if not isinstance(found, Outbox) and callable(found):
+            found = _called(found, path)
+    if not isinstance(found, Outbox):
+        raise ConfigError(f"app = {path!r}: it is no Outbox but of type {type(found).__name__}; {FIX}")
+    return found
+
+
+def _called(factory: Any, path: str) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise ConfigError(f"app = {path!r}: the call failed: {told_where(error)}") from error
+
+
+def _search_here() -> None:
+    """Find modules where the command is run, as uvicorn and celery do."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+@contextmanager
+def _told(given: Options) -> Iterator[None]:
+    """While the application is imported, an ``Outbox()`` in it sees what the flags say."""
+    flags = {"RELAYBOX_DATABASE": given.database, "RELAYBOX_CONFIG": given.config}
+    before = dict(os.environ)
+    os.environ.update({name: flag for name, flag in flags.items() if flag is not None})
+    try:
+        yield
+    finally:
+        for name in flags:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]

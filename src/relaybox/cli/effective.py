@@ -1,0 +1,132 @@
+"""The settings that count, as they may be shown, each with where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeAlias
+
+from relaybox.app import Outbox
+from relaybox.cli.checks import sink_name
+from relaybox.cli.options import Options
+from relaybox.config import Backoff, Destination, Settings, database_source, find_file
+from relaybox.errors import RelayboxError
+from relaybox.setting import Secret, mask_url
+
+DEFAULT = "default"
+DURATIONS = {"timeout", "lease", "poll_interval", "retention", "base", "cap"}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+
+
+class Shown(NamedTuple):
+    """A setting as it is written in the file, and where it comes from."""
+
+    text: str
+    source: str
+
+    @property
+    def chosen(self) -> bool:
+        """Whether somebody chose it."""
+        return self.source != DEFAULT
+
+
+Tables: TypeAlias = dict[str, dict[str, Shown]]
+
+
+def effective(given: Options) -> Tables:
+    """By the tables of the file: ``relaybox``, ``destinations.NAME`` and ``routes.N``."""
+    outbox = given.outbox()
+    settings, in_file = outbox.settings, _in_file(given)
+    file = str(find_file(given.path(), os.environ))
+    app = given.app or settings.app
+    tables = {"relaybox": _general(settings, in_file, file, f"app {app}")}
+    tables["relaybox"]["database"] = _database(settings, given, in_file, file, f"app {app}")
+    if given.app:
+        tables["relaybox"]["app"] = Shown(_text("app", given.app), "--app")
+    for destination in settings.destinations:
+        source = file if destination in in_file.destinations else f"app {app}"
+        tables[f"destinations.{destination.name}"] = _destination(destination, outbox, source)
+    for number, route in enumerate(settings.routes, 1):
+        source = file if route in in_file.routes else f"app {app}"
+        shown = {"events": route.events, "to": route.to}
+        tables[f"routes.{number}"] = {name: Shown(_text(name, one), source) for name, one in shown.items()}
+    return tables
+
+
+def _in_file(given: Options) -> Settings:
+    """What the file says; an application that does not read it need not have a right one."""
+    try:
+        return given.read()
+    except RelayboxError:
+        return Settings()
+
+
+def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
+    default = Settings()
+    shown = {}
+    for name in (field.name for field in fields(Settings) if field.name not in ("destinations", "routes")):
+        value = getattr(settings, name)
+        source = file if value == getattr(in_file, name) else app
+        shown[name] = Shown(_text(name, value), DEFAULT if value == getattr(default, name) else source)
+    return shown
+
+
+def _database(settings: Settings, given: Options, in_file: Settings, file: str, app: str) -> Shown:
+    sources = {"database": "--database", "database in the file": file, None: DEFAULT}
+    source = database_source(given.path(), os.environ, given.database)
+    # An application that names its database itself goes before the environment and the file.
+    own = settings.database != in_file.database
+    return Shown(_text("database", settings.database), app if own else str(sources.get(source, source)))
+
+
+def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        default = Destination(destination.name, destination.sink, ordered=destination.ordered)
+    shown = {"sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source)}
+    for field in fields(Destination):
+        if field.name in ("name", "sink"):
+            continue
+        value = getattr(destination, field.name)
+        ordinary = not value if field.name == "ordered" else value == getattr(default, field.name)
+        shown[field.name] = Shown(_text(field.name, value), DEFAULT if ordinary else source)
+    return shown
+
+
+def _text(name: str, value: Any) -> str:
+    """The value as TOML writes it; what has no such form is named."""
+    match value:
+        case None:
+            return "none"
+        case Secret():
+            return json.dumps(str(value).removeprefix("Secret(").removesuffix(")"), ensure_ascii=False)
+        case Backoff():
+            inner = (f"{one.name} = {_text(one.name, getattr(value, one.name))}" for one in fields(value))
+            return f"{{ {', '.join(inner)} }}"
+        case bool():
+            return "true" if value else "false"
+        case float() if name in DURATIONS:
+            return f'"{_duration(value)}"'
+        case float() if name == "rate_limit":
+            return f'"{value:g}/s"'
+        case str():
+            return json.dumps(mask_url(value) if "://" in value else value, ensure_ascii=False)
+        case tuple():
+            return f"[{', '.join(_text(name, one) for one in value)}]"
+        case _ if callable(value):
+            return _named(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds * 1000:g}ms" if seconds else "0s"

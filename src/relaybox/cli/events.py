@@ -1,0 +1,168 @@
+"""``relaybox events list``, ``show`` and ``tail``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relaybox.cli.filters import filtered
+from relaybox.cli.operate import ago, complain, parse_id, plain, print_json, print_table, run
+from relaybox.cli.options import Json
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from relaybox.admin import Admin, Detail
+    from relaybox.ledger import Entry, Filter, Page
+
+INTERVAL = 1.0
+"""Seconds between two looks for new events."""
+
+AT_ONCE = 1_000
+"""How many new events one look can show."""
+
+
+@filtered
+def list_events(
+    context: typer.Context,
+    filter: Any,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
+    cursor: Annotated[str | None, typer.Option(metavar="ID", help="Go on where the last page ended.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List deliveries, newest first."""
+    from relaybox.cli.documents import page_document
+
+    start = None if cursor is None else parse_id(cursor)
+    page = run(context, lambda admin: admin.events(filter, limit=limit, cursor=start))
+    if as_json:
+        print_json(page_document(page))
+    else:
+        _show_page(page)
+
+
+def show(
+    context: typer.Context,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")],
+    as_json: Json = False,
+) -> None:
+    """Show everything about an event: its deliveries, payload, headers and failed attempts."""
+    from relaybox.cli.documents import detail_document
+
+    wanted = parse_id(id_)
+    details = run(context, lambda admin: admin.event(wanted))
+    if as_json:
+        print_json([detail_document(detail) for detail in details])
+    if not details:
+        complain(f"no event and no delivery has the id {wanted}; it may have been pruned, or never committed")
+    if not as_json:
+        for number, detail in enumerate(details):
+            typer.echo(("\n" if number else "") + _described(detail))
+
+
+@filtered
+def tail(
+    context: typer.Context,
+    filter: Any,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many. Else Ctrl-C ends it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print new deliveries as they are committed, one a line."""
+    from relaybox.cli.documents import entry_document
+
+    def say(entry: Entry) -> None:
+        if as_json:
+            print_json(entry_document(entry), compact=True)
+        else:
+            typer.echo(_line(entry))
+
+    try:
+        run(context, lambda admin: _follow(admin, filter, limit, say))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable[[Entry], None]) -> None:
+    import asyncio
+
+    page = await admin.events(filter, limit=AT_ONCE)
+    typer.echo("following new events; Ctrl-C ends it", err=True)
+    # What is older than a full page was there before, whatever was pruned from the page since.
+    floor: UUID | None = None
+    said = 0
+    while True:
+        seen = {entry.id for entry in page.entries}
+        if len(page.entries) == AT_ONCE:
+            floor = page.entries[-1].id
+        await asyncio.sleep(INTERVAL)
+        page = await admin.events(filter, limit=AT_ONCE)
+        for entry in reversed(page.entries):
+            if entry.id in seen or (floor is not None and entry.id <= floor):
+                continue
+            say(entry)
+            said += 1
+            if said == limit:
+                return
+
+
+def _show_page(page: Page) -> None:
+    if page.entries:
+        headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
+        print_table(headings, [_cells(entry) for entry in page.entries], range(3))
+    else:
+        typer.echo("no such event" if page.cursor is None else "nothing so far, but that was not all")
+    if page.cursor is not None:
+        typer.echo(f"more: --cursor {page.cursor}")
+
+
+def _cells(entry: Entry) -> list[object]:
+    return [
+        entry.id,
+        entry.state,
+        ago((entry.seen_at - entry.created_at).total_seconds()),
+        entry.destination,
+        entry.event_type,
+        f"{entry.aggregate_type} {entry.aggregate_id}",
+    ]
+
+
+def _line(entry: Entry) -> str:
+    from relaybox.why import at
+
+    moment = at(entry.created_at)
+    aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
+    what = f"{entry.event_type} ({aggregate}) for {entry.destination}: {entry.state}"
+    return plain(f"{moment} {entry.id} {what}")
+
+
+def _described(detail: Detail) -> str:
+    from relaybox.why import at
+
+    entry, content = detail.entry, detail.content
+    lines = [
+        ("delivery", entry.id),
+        ("event", entry.event_id),
+        ("type", entry.event_type),
+        ("aggregate", f"{entry.aggregate_type} {entry.aggregate_id}"),
+        ("destination", entry.destination or "(unrouted)"),
+        ("state", entry.state),
+        ("key", entry.ordering_key),
+        ("position", entry.position),
+        ("attempts", f"{entry.attempts} of {entry.max_attempts}"),
+        ("crashes", entry.crashes or None),
+        ("created", at(entry.created_at)),
+        ("last attempt", entry.last_attempt_at and at(entry.last_attempt_at)),
+        ("next attempt", entry.next_attempt_at and at(entry.next_attempt_at)),
+        ("leased", entry.leased_until and f"by {entry.lease_owner} until {at(entry.leased_until)}"),
+        ("delivered", entry.delivered_at and at(entry.delivered_at)),
+        ("error", entry.error_message),
+        *((f"attempt {one.attempt}", f"{at(one.failed_at)}, {one.relay}: {one.error_message}")
+          for one in detail.attempts),
+    ]  # fmt: skip
+    if content is not None:
+        size = f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
+        lines += [("payload", size if content.payload is None else content.payload)]
+        lines += [("headers", content.headers)]
+    return "\n".join(f"{name:<13}{plain(value)}" for name, value in lines if value is not None)

@@ -1,0 +1,77 @@
+"""The log of a relay on standard error: lines for people, or one JSON object a line for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from relaybox.cli.levels import LogFormat, LogLevel
+
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+_COLOURS = {"debug": _DIM, "info": "\x1b[32m", "warning": "\x1b[33m", "error": "\x1b[31m"}
+_NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-11-15 06:10:50.123 info     runner  delivered 12``, in local time."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback below it where there is one."""
+        level = _NAMES.get(record.levelno, "error")
+        when = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+        said = record.getMessage()
+        if record.exc_info:
+            said += "\n" + self.formatException(record.exc_info)
+        if not self._colour:
+            return f"{when} {level:<7} {said}"
+        return f"{_DIM}{when}{_RESET} {_COLOURS[level]}{level:<7}{_RESET} {said}"
+
+
+class JsonFormatter(logging.Formatter):
+    """``{"time": …, "level": …, "logger": …, "message": …}`` and what the record says as values."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One object on one line."""
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": _NAMES.get(record.levelno, "error"),
+            "logger": record.name,
+            "message": " ".join(record.getMessage().split()),
+            **getattr(record, "relay", {}),
+        }
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False, default=str)
+
+
+def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> logging.Handler:
+    """Write what Relaybox logs to standard error; what others log too, unless the application sees to it."""
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if form == LogFormat.json else TextFormatter(colour=colours(stream)))
+    number = logging.getLevelNamesMapping()[level.upper()]
+    ours, root = logging.getLogger("relaybox"), logging.getLogger()
+    ours.handlers, ours.propagate = [handler], False
+    ours.setLevel(number)
+    if not root.handlers:
+        root.addHandler(handler)
+        # What drivers and clients say when they are debugged may hold what is secret.
+        root.setLevel(max(number, logging.INFO))
+        # The driver and its pool repeat for each connection what the relay tells once.
+        logging.getLogger("psycopg").setLevel(logging.ERROR)
+    # A log that cannot be written must not be the end of what is being sent.
+    logging.raiseExceptions = False
+    return handler
+
+
+def colours(stream: TextIO) -> bool:
+    """Whether to write in colours: on a terminal, unless NO_COLOR says no."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,88 @@
+"""``relaybox status``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from relaybox.cli.operate import ago, plain, print_json, print_table, run
+from relaybox.cli.options import Json
+
+if TYPE_CHECKING:
+    from relaybox.admin import DestinationStats, Stats
+    from relaybox.ledger import Counts
+
+COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
+
+
+def status(context: typer.Context, as_json: Json = False) -> None:
+    """Show how many deliveries wait, are sent and failed, for each destination, and what holds it up."""
+    from relaybox.cli.documents import stats_document
+
+    stats = run(context, lambda admin: admin.stats())
+    if as_json:
+        print_json(stats_document(stats))
+    else:
+        _show(stats)
+
+
+def _show(stats: Stats) -> None:
+    rows = [[_name(one), *_cells(one.counts), _state(one)] for one in stats.destinations]
+    if len(rows) > 1:
+        rows.append(["total", *_cells(stats.total), ""])
+    headings = ["DESTINATION", *(name.upper() for name in COUNTS), "OLDEST", "STATE"]
+    print_table(headings, rows, range(1, len(headings)))
+    for one in stats.destinations:
+        for note in _notes(one):
+            typer.echo(plain(f"{_name(one)}: {note}"))
+    typer.echo(_relays(stats))
+
+
+def _name(one: DestinationStats) -> str:
+    return one.name or "(unrouted)"
+
+
+def _cells(counts: Counts) -> list[str]:
+    numbers = [f"{getattr(counts, name):,}{'+' if name in counts.capped else ''}" for name in COUNTS]
+    return [*numbers, "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)]
+
+
+def _state(one: DestinationStats) -> str:
+    """One word, the one that ``why`` would name first."""
+    if one.place is not None and one.place.paused:
+        return "paused"
+    if one.place is not None and one.place.circuit != "closed":
+        return "circuit"
+    return "ok" if one.configured else "unknown"
+
+
+def _notes(one: DestinationStats) -> Iterator[str]:
+    from relaybox.why import at
+
+    place = one.place
+    if place is not None and place.paused:
+        until = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
+        yield f"paused by {place.paused_by} until {until} ({place.pause_reason or 'no reason given'})"
+    if place is not None and place.circuit != "closed":
+        until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
+        state, reason = place.circuit.replace("_", "-"), place.circuit_reason or "no reason given"
+        yield f"circuit {state}{until} ({reason})"
+    if not one.configured and one.name:
+        yield f"no such destination; configure it, or `relaybox move {one.name} NAME`"
+    elif not one.name:
+        yield "no route takes these; add one, or `relaybox move '' NAME`"
+
+
+def _relays(stats: Stats) -> str:
+    from relaybox.why import is_alive
+
+    alive = [relay for relay in stats.relays if is_alive(relay)]
+    if alive:
+        return plain(f"relays: {', '.join(sorted(relay.name for relay in alive))}")
+    if not stats.relays:
+        return "no relay was ever seen: start one with `relaybox relay`"
+    last = stats.relays[0]
+    silence = ago((last.seen_at - last.last_seen_at).total_seconds())
+    return plain(f"no relay is running: {last.name} was seen {silence} ago")

@@ -1,0 +1,286 @@
+"""The contract of a ledger: what an operator can ask of the tables, and change in them.
+
+Its promises:
+
+- No question costs more than a bounded part of the big table: counts stop at ``CAP``, and a search looks at
+  a window of rows at a time and says where to go on.
+- A change looks again at every row once it holds its lock: what is leased, or was settled in the meantime, is
+  left as it is. The keys of an ordered destination keep their order, and have a head that is due.
+- Every change and its audit row commit together, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+from uuid import UUID
+
+CAP = 10_000
+"""Counts go no further than this."""
+
+BATCH = 1_000
+"""The most rows that one transaction changes."""
+
+
+class State(StrEnum):
+    """Where a delivery is. Each one is in exactly one of these."""
+
+    DUE = "due"
+    SCHEDULED = "scheduled"
+    PARKED = "parked"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    DISCARDED = "discarded"
+
+
+Choice = Literal[
+    "pending", "due", "scheduled", "parked", "sending", "processing", "delivered", "completed", "failed",
+    "discarded",
+]  # fmt: skip
+"""What a search may ask for: a state, its other name, or ``pending``: due, scheduled or parked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of ``outbox_event`` without its payload, as it was at a moment of the database's clock."""
+
+    id: UUID
+    event_id: UUID
+    destination: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    ordering_key: str | None
+    position: int
+    status: str
+    idempotency_key: str
+    attempts: int
+    max_attempts: int
+    crashes: int
+    next_attempt_at: datetime | None
+    leased_until: datetime | None
+    lease_owner: str | None
+    created_at: datetime
+    updated_at: datetime
+    last_attempt_at: datetime | None
+    delivered_at: datetime | None
+    error_message: str | None
+    seen_at: datetime
+
+    @property
+    def state(self) -> State:
+        """Where it was at that moment."""
+        if self.status != "pending":
+            return State(self.status)
+        if self.leased_until is not None and self.leased_until > self.seen_at:
+            return State.SENDING
+        if self.next_attempt_at is None:
+            return State.PARKED
+        return State.DUE if self.next_attempt_at <= self.seen_at else State.SCHEDULED
+
+    @property
+    def backing_off(self) -> bool:
+        """Whether it waits because it was tried before, and not because it was emitted for later."""
+        return self.state is State.SCHEDULED and self.last_attempt_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt that failed."""
+
+    attempt: int
+    failed_at: datetime
+    relay: str
+    error_message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What an event carries, as it is stored: JSON texts, or bytes and their encoding."""
+
+    payload: str | None
+    payload_data: bytes | None
+    payload_encoding: str | None
+    headers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which rows are meant: those that everything given here is true of."""
+
+    status: Choice | None = None
+    destination: str | None = None
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    ordering_key: str | None = None
+    event_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+
+
+EVERYTHING = Filter()
+"""Every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Entries, and where the search goes on; ``None``: it is at its end."""
+
+    entries: tuple[Entry, ...]
+    cursor: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows of one destination are in each state; those in ``capped`` are at least so many."""
+
+    due: int = 0
+    scheduled: int = 0
+    parked: int = 0
+    sending: int = 0
+    delivered: int = 0
+    failed: int = 0
+    oldest_pending: datetime | None = None
+    oldest_seconds: float | None = None
+    """How old that one is, by the database's clock."""
+    capped: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A destination's row: whether it is paused, and its circuit."""
+
+    name: str
+    paused_at: datetime | None
+    paused_until: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    circuit: Literal["closed", "open", "half_open"]
+    circuit_until: datetime | None
+    circuit_reason: str | None
+    seen_at: datetime
+
+    @property
+    def paused(self) -> bool:
+        """Whether it was paused at that moment."""
+        return self.paused_at is not None and (self.paused_until is None or self.paused_until > self.seen_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A relay's last sign of life."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    last_seen_at: datetime
+    leads_until: datetime | None
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a change must know of a configured destination."""
+
+    ordered: bool = True
+    block: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Who changes what, for the audit row; the ledger adds how many rows it were."""
+
+    actor: str
+    action: str
+    details: Mapping[str, Any]
+
+
+class Ledger(Protocol):
+    """Reads the tables for operators, and changes rows for them. See the module's text."""
+
+    async def names(self) -> frozenset[str]:
+        """Every destination that has pending, failed or delivered rows, or a state of its own."""
+        ...
+
+    async def counts(self, names: Collection[str]) -> Mapping[str, Counts]:
+        """How many rows each of these destinations has."""
+        ...
+
+    async def places(self) -> Mapping[str, Place]:
+        """The destinations that have a state of their own."""
+        ...
+
+    async def relays(self) -> tuple[Relay, ...]:
+        """The relays that were seen last, the latest first."""
+        ...
+
+    async def search(self, filter: Filter, limit: int, cursor: UUID | None = None) -> Page:
+        """Entries, newest first. With a cursor and fewer entries than asked for, it is worth going on."""
+        ...
+
+    async def walk(self, filter: Filter, cursor: UUID | None, last: UUID) -> Page:
+        """Entries, oldest first, up to ``last``; at most ``BATCH``."""
+        ...
+
+    async def newest(self) -> UUID | None:
+        """The id of the newest row."""
+        ...
+
+    async def find(self, id_: UUID) -> tuple[Entry, ...]:
+        """The delivery of that id, or every delivery of the event of that id."""
+        ...
+
+    async def content(self, id_: UUID) -> Content | None:
+        """What a delivery carries."""
+        ...
+
+    async def attempts(self, id_: UUID) -> tuple[Attempt, ...]:
+        """The failed attempts of a delivery that are on record, oldest first."""
+        ...
+
+    async def head(self, destination: str, ordering_key: str, *, block: bool) -> Entry | None:
+        """The first open row of a key."""
+        ...
+
+    async def retry(
+        self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
+    ) -> frozenset[UUID]:
+        """Make failed rows pending and due, with all their attempts, and rows that back off due now.
+
+        The ids that were changed come back, from every change.
+        """
+        ...
+
+    async def discard(
+        self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
+    ) -> frozenset[UUID]:
+        """Give up failed and pending rows; the next of each key becomes due."""
+        ...
+
+    async def move(
+        self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
+    ) -> frozenset[UUID]:
+        """Give pending and failed rows to another destination."""
+        ...
+
+    async def replay(
+        self, entries: Sequence[Entry], to: str | None, lanes: Mapping[str, Lane], audit: Audit
+    ) -> Mapping[UUID, UUID]:
+        """Write final rows anew, due now; the new row's id for each one's."""
+        ...
+
+    async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:
+        """Keep every relay from claiming for it."""
+        ...
+
+    async def resume(self, destination: str, audit: Audit) -> bool:
+        """End a pause and close the circuit; whether there was anything to end."""
+        ...

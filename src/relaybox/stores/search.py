@@ -1,0 +1,287 @@
+"""Questions with optional parts, as Core expressions: which rows, how many, and where a search goes on.
+
+No query reads more of the big table than a window. A search goes by an index that leads to few rows where
+there is one; else through the primary key, which is ordered by time, a window of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from relaybox.ledger import CAP, Entry, Filter, Page
+from relaybox.schema import MYSQL, now
+from relaybox.stores.statements import Query, Statements
+from relaybox.stores.steps import Row, Steps
+
+NEAR = 2_000
+"""The rows of one event are made together: so many rows after the first, the last of them is behind."""
+
+SKEW = timedelta(days=1)
+"""An id holds the emitter's time; it is at most so far from the database's."""
+
+COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "seen_at")
+IDS = ("id", "event_id")
+TIMES = (
+    *("next_attempt_at", "leased_until", "created_at", "updated_at"),
+    *("last_attempt_at", "delivered_at", "seen_at"),
+)
+EQUAL = ("destination", "event_type", "aggregate_type", "aggregate_id", "ordering_key")
+
+_COMPILERS: dict[str, Any] = {
+    "postgresql": postgresql.dialect,
+    "mysql": mysql.dialect,
+    "mariadb": mysql.dialect,
+    "sqlite": sqlite.dialect,
+}
+_STYLES = {"format": "format", "qmark": "qmark", "numeric": "numeric_dollar"}
+
+
+class Part(NamedTuple):
+    """Rows that an index leads to: what is true of them, and the order in which the index has them."""
+
+    condition: Any
+    order: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The ids a search is about: after ``above``, up to ``last``, before ``below``."""
+
+    above: UUID | None = None
+    last: UUID | None = None
+    below: UUID | None = None
+    ascending: bool = False
+
+
+class Search:
+    """Builds and runs the questions on one database."""
+
+    def __init__(self, statements: Statements) -> None:
+        self.dialect = statements.dialect
+        self._event = statements.tables.event
+        self._sql = _COMPILERS[self.dialect.name](paramstyle=_STYLES[statements.style])
+        self._split = self.dialect.name in MYSQL
+        # A function that may answer anew for every row is no bound of an index, a subquery is.
+        self._now = sa.select(now()).scalar_subquery()
+
+    def query(self, statement: sa.Select[Any]) -> Query:
+        """The statement for this database's driver."""
+        compiled = statement.compile(dialect=self._sql, compile_kwargs={"render_postcompile": True})
+        return Query(str(compiled), tuple(compiled.params[name] for name in compiled.positiontup or ()))
+
+    def entry(self, row: Row) -> Entry:
+        """A row of ``COLUMNS`` and the database's time as a value."""
+        values = dict(zip((*COLUMNS, "seen_at"), row, strict=True))
+        for name in IDS:
+            values[name] = self.dialect.from_uuid(values[name])
+        for name in TIMES:
+            values[name] = values[name] and self.dialect.from_time(values[name])
+        return Entry(**values)
+
+    def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
+        """The entries that ``filter`` is true of, within the bounds."""
+        if filter.event_id is not None:
+            entries = yield from self.find(filter.event_id, whole=True)
+            narrow: Part | None = Part(self._event.c.id.in_([self._id(e.id) for e in entries]), ())
+        else:
+            bounds = _in_time(filter, bounds)
+            narrow = yield from self._narrow(filter)
+        window = self._window(bounds) if narrow is None else self._part(narrow)
+        columns = window.subquery("w")
+        found = self._select(columns).where(*self._conditions(columns.c, filter))
+        if narrow is not None:
+            found = found.where(*self._within(columns.c, bounds))
+        order = columns.c.id.asc() if bounds.ascending else columns.c.id.desc()
+        [rows] = yield [self.query(found.order_by(order).limit(limit))]
+        entries = tuple(map(self.entry, rows))
+        if len(entries) == limit:
+            return Page(entries, entries[-1].id)
+        ends = [] if narrow is not None else (yield [self.query(self._end(bounds))])[0]
+        return Page(entries, self.dialect.from_uuid(ends[0][0]) if ends else None)
+
+    def find(self, id_: UUID, *, whole: bool = False) -> Steps[tuple[Entry, ...]]:
+        """The delivery of that id, or (``whole``: only) those of the event of that id.
+
+        The first row of an event has the event's id, and its other rows were made right after it. Copies
+        that came later are of the same aggregate, or else among the newest rows.
+        """
+        event, own = self._event.c, self._id(id_)
+        [[*rows]] = yield [self.query(self._select(self._event).where(event.id == own))]
+        if rows and not whole and self.entry(rows[0]).event_id != id_:
+            return (self.entry(rows[0]),)
+        near = sa.select(*self._columns()).where(event.id >= own).order_by(event.id).limit(NEAR)
+        [[*rows]] = yield [self._of_event(near, own)]
+        if not rows:
+            [[*rows]] = yield [self._of_event(self._window(Bounds()), own)]
+        if rows:
+            first = self.entry(rows[0])
+            [[*others]] = yield [self._of_event(self._part(self._aggregate(first)), own)]
+            rows += others
+        entries = {entry.id: entry for entry in map(self.entry, rows)}
+        return tuple(sorted(entries.values(), key=lambda entry: entry.position))
+
+    def newest(self) -> Query:
+        """The id of the newest row."""
+        return self.query(sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(1))
+
+    def count(self, name: str) -> dict[str, Query]:
+        """For each range of a destination's rows: how many, how many of them leased, the oldest, and now."""
+        event = self._event.c
+        pending = self._pending(name)
+        delivered = self._equal(event.status, "delivered") & (event.destination == name)
+        parts = {
+            "due": Part(pending.condition & (event.next_attempt_at <= self._now), pending.order),
+            "scheduled": Part(pending.condition & (event.next_attempt_at > self._now), pending.order),
+            "parked": Part(pending.condition & event.next_attempt_at.is_(None), pending.order),
+            "failed": self._failed(name),
+            "delivered": Part(delivered & event.delivered_at.is_not(None), (event.delivered_at,)),
+        }
+        return {state: self.query(self._count(part)) for state, part in parts.items()}
+
+    def _count(self, part: Part) -> sa.Select[Any]:
+        event = self._event.c
+        window = self._part(part, event.leased_until, event.created_at).subquery("w")
+        leased = sa.case((window.c.leased_until > self._now, 1))
+        columns: list[Any] = [sa.func.count(), sa.func.count(leased), sa.func.min(window.c.created_at)]
+        return sa.select(*columns, now()).select_from(window)
+
+    def _narrow(self, filter: Filter) -> Steps[Part | None]:
+        """The first index that leads to few rows."""
+        for part in self._parts(filter):
+            window = self._part(part, self._event.c.id).subquery("w")
+            [[row]] = yield [self.query(sa.select(sa.func.count()).select_from(window))]
+            if row[0] <= CAP:
+                return part
+        return None
+
+    def _parts(self, filter: Filter) -> Iterator[Part]:
+        event = self._event.c
+        if filter.aggregate_type is not None and filter.aggregate_id is not None:
+            same = (event.aggregate_type == filter.aggregate_type, event.aggregate_id == filter.aggregate_id)
+            yield Part(sa.and_(*same), ())
+        if filter.status == "failed":
+            yield self._failed(filter.destination)
+        elif filter.status in ("pending", "due", "scheduled", "parked", "sending", "processing"):
+            yield self._pending(filter.destination)
+
+    def _aggregate(self, entry: Entry) -> Part:
+        [part] = self._parts(Filter(aggregate_type=entry.aggregate_type, aggregate_id=entry.aggregate_id))
+        return part
+
+    def _failed(self, destination: str | None) -> Part:
+        event = self._event.c
+        column = event.failed_destination if self._split else event.destination
+        first = (column,) if destination is None else ()
+        return Part(self._open(column, destination, "failed"), (*first, event.position))
+
+    def _pending(self, destination: str | None) -> Part:
+        event = self._event.c
+        column = event.due_destination if self._split else event.destination
+        # MariaDB would sort by a name even where it is the same in every row.
+        first = (column,) if destination is None else ()
+        order = (*first, event.next_attempt_at, event.position)
+        return Part(self._open(column, destination, "pending"), order)
+
+    def _open(self, column: Any, destination: str | None, status: str) -> Any:
+        name = column.is_not(None) if destination is None else column == destination
+        return self._equal(self._event.c.status, status) & name
+
+    def _part(self, part: Part, *columns: Any) -> sa.Select[Any]:
+        # In the order of the index, so that the planner has a reason to take it.
+        chosen = columns or self._columns()
+        return sa.select(*chosen).where(part.condition).order_by(*part.order).limit(CAP + 1)
+
+    def _window(self, bounds: Bounds) -> sa.Select[Any]:
+        return self._in_order(sa.select(*self._columns()), bounds).limit(CAP)
+
+    def _end(self, bounds: Bounds) -> sa.Select[Any]:
+        """The id at the end of the window."""
+        return self._in_order(sa.select(self._event.c.id), bounds).offset(CAP - 1).limit(1)
+
+    def _in_order(self, statement: sa.Select[Any], bounds: Bounds) -> sa.Select[Any]:
+        event = self._event.c
+        order = event.id.asc() if bounds.ascending else event.id.desc()
+        return statement.where(*self._within(event, bounds)).order_by(order)
+
+    def _within(self, columns: Any, bounds: Bounds) -> list[Any]:
+        sides = [
+            (bounds.above, columns.id.__gt__),
+            (bounds.last, columns.id.__le__),
+            (bounds.below, columns.id.__lt__),
+        ]
+        return [compare(self._id(side)) for side, compare in sides if side is not None]
+
+    def _conditions(self, columns: Any, filter: Filter) -> Iterator[Any]:
+        for name in EQUAL:
+            if (value := getattr(filter, name)) is not None:
+                yield columns[name] == value
+        if filter.event_id is not None:
+            yield columns.event_id == self._id(filter.event_id)
+        if filter.since is not None:
+            yield columns.created_at >= self.dialect.to_time(filter.since)
+        if filter.until is not None:
+            yield columns.created_at < self.dialect.to_time(filter.until)
+        if filter.error is not None:
+            message = sa.func.lower(columns.error_message, type_=sa.Text)
+            yield message.contains(filter.error.lower(), autoescape=True)
+        if filter.status is not None:
+            yield self._in_state(columns, filter.status)
+
+    def _in_state(self, columns: Any, state: str) -> Any:
+        if state in ("delivered", "completed"):
+            return self._equal(columns.status, "delivered")
+        if state in ("failed", "discarded"):
+            return self._equal(columns.status, state)
+        pending = self._equal(columns.status, "pending")
+        if state in ("sending", "processing"):
+            return pending & (columns.leased_until > now())
+        waiting = pending & (columns.leased_until.is_(None) | (columns.leased_until <= now()))
+        due = columns.next_attempt_at
+        moments = {
+            "pending": sa.true(),
+            "due": due <= now(),
+            "scheduled": due > now(),
+            "parked": due.is_(None),
+        }
+        return waiting & moments[state]
+
+    def _equal(self, column: Any, status: str) -> Any:
+        # Written out: a partial index serves only a condition that can be read before the values are bound.
+        return column == sa.literal(status, literal_execute=True)
+
+    def _of_event(self, window: sa.Select[Any], own: Any) -> Query:
+        columns = window.subquery("w")
+        return self.query(self._select(columns).where(columns.c.event_id == own))
+
+    def _select(self, source: Any) -> sa.Select[Any]:
+        return sa.select(*self._columns(source), now())
+
+    def _columns(self, source: Any = None) -> Sequence[Any]:
+        return [(self._event if source is None else source).c[name] for name in COLUMNS]
+
+    def _id(self, id_: UUID) -> Any:
+        return self.dialect.to_uuid(id_)
+
+
+def _in_time(filter: Filter, bounds: Bounds) -> Bounds:
+    """Bounds that leave out what is surely too old or too new."""
+    above, below = bounds.above, bounds.below
+    if filter.since is not None:
+        first = _first_id(filter.since - SKEW)
+        above = first if above is None else max(above, first)
+    if filter.until is not None:
+        first = _first_id(filter.until + SKEW)
+        below = first if below is None else min(below, first)
+    return replace(bounds, above=above, below=below)
+
+
+def _first_id(moment: datetime) -> UUID:
+    """No id of that millisecond is smaller."""
+    return UUID(int=max(0, int(moment.timestamp() * 1000)) << 80)

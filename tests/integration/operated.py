@@ -1,0 +1,128 @@
+"""An outbox for tests of operators' work: rows in every state, and a look at the tables from beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from relaybox.admin import Admin
+from relaybox.config import Destination, Settings
+from relaybox.emit.row import Call, RowBuilder
+from relaybox.migrations import migrate
+from relaybox.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.parts import open_store
+from relaybox.schema import Tables, make_tables
+from relaybox.store import Claim, Settlement, Want
+from relaybox.stores.dialects import DIALECTS
+from relaybox.stores.ledger import SqlLedger
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.statements import Statements
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+DESTINATIONS = (
+    Destination("shop", "console:", ordered=True),
+    Destination("mail", "console:"),
+    Destination("spare", "console:", ordered=True),
+    Destination("web", "console:"),
+)
+CONFIGURATION = "".join(
+    f"[destinations.{one.name}]\nsink = 'console:'\nordered = {str(one.ordered).lower()}\n"
+    for one in DESTINATIONS
+)
+"""The same, as a file has it."""
+
+GONE = Destination("gone", "console:")
+
+
+class Operated:
+    """A database with an outbox, a store, and an operator."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        migrate(url)
+        self.tables: Tables = make_tables(sa.MetaData())
+        parts = sa.make_url(url)
+        self.engine = sa.create_engine(parts.set(drivername=DRIVERS[parts.drivername]))
+        with self.engine.connect() as connection:
+            self.dialect = DIALECTS[connection.dialect.name]
+        style = "qmark" if self.dialect.name == "sqlite" else "format"
+        self.statements = Statements(self.tables, self.dialect, style)
+        self._builder = RowBuilder(Settings(destinations=[*DESTINATIONS, GONE], unrouted="store"))
+        store = open_store(url, self.tables)
+        assert isinstance(store, SqlStore)
+        self.store = store
+        self.ledger = SqlLedger(store)
+        self.admin = Admin(self.ledger, DESTINATIONS, "tester")
+
+    async def close(self) -> None:
+        await self.store.close()
+        self.engine.dispose()
+
+    def emit(self, *destinations: str, **options: Any) -> UUID:
+        """Commit one event; its id, which is also that of its first delivery. No destination: no route."""
+        arguments = {"aggregate_id": 1, "event_type": "order.paid", "payload": {"total": 42}, **options}
+        call = Call("Order", destinations=destinations or None, **arguments)
+        emission = self._builder.build(call, self.dialect)
+        self.insert(emission.rows)
+        return emission.event_id
+
+    def insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        query = self.statements.insert(rows)
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(query.sql, query.params)
+
+    async def claim(self, destination: str, *, limit: int = 100, lease: float = 60.0) -> Claim:
+        ordered = destination in ("shop", "spare")
+        return await self.store.claim(Want(destination, "relay-1", limit, lease, ordered=ordered))
+
+    async def settle(self, destination: str, outcome: Outcome, *, limit: int = 100) -> None:
+        """Claim what is due there, and settle all of it alike."""
+        claim = await self.claim(destination, limit=limit)
+        assert claim.deliveries
+        settlements = [Settlement(delivery, outcome) for delivery in claim.deliveries]
+        assert not await self.store.settle(settlements)
+
+    async def deliver(self, destination: str) -> None:
+        await self.settle(destination, Delivered())
+
+    async def fail(self, destination: str, error: str = "422 Unprocessable", *, limit: int = 100) -> None:
+        await self.settle(destination, Failed(error), limit=limit)
+
+    async def back_off(self, destination: str, error: str = "500 Internal Server Error") -> None:
+        await self.settle(destination, Retried(3600.0, error))
+
+    def row(self, id_: UUID) -> sa.Row[Any]:
+        [row] = self.rows(id=id_)
+        return row
+
+    def rows(self, **equal: Any) -> Sequence[sa.Row[Any]]:
+        event = self.tables.event
+        columns = [column for column in event.c if "ddl" not in column.info or column.name == "position"]
+        query = sa.select(*columns).filter_by(**equal).order_by(event.c.position)
+        with self.engine.connect() as connection:
+            return connection.execute(query).all()
+
+    def audit(self) -> list[tuple[str, str, Any, int]]:
+        table = self.tables.audit.c
+        query = sa.select(table.actor, table.action, table.details, table.affected).order_by(table.id)
+        with self.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(query)]  # type: ignore[misc]
+
+    def change(self, id_: UUID, **values: Any) -> None:
+        event = self.tables.event
+        with self.engine.begin() as connection:
+            connection.execute(sa.update(event).where(event.c.id == id_).values(**values))
+
+    def beat(self, name: str = "relay-1", *, ago: float = 0) -> None:
+        """A relay's heartbeat, so many seconds ago."""
+        seen = datetime.now(UTC) - timedelta(seconds=ago)
+        values = {"name": name, "host": "here", "pid": 1, "version": "1", "seen_at": seen}
+        with self.engine.begin() as connection:
+            connection.execute(sa.insert(self.tables.relay).values(**values))
+
+    async def kinds(self, id_: UUID) -> list[str]:
+        return [reason.kind for reason in await self.admin.why(id_)]

@@ -1,0 +1,415 @@
+"""The commands of operators, as they are typed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from uuid import UUID, uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from relaybox.cli import app
+from relaybox.outcome import Failed
+from relaybox.store import Settlement
+from tests.integration.operated import CONFIGURATION, Operated
+
+T = TypeVar("T")
+KINDS = ["postgresql-18", "mariadb", "sqlite"]
+SECONDS = 30.0
+
+
+class Relaybox(Protocol):
+    """Runs a command in this process; what it printed, or, with another status than 0, its complaint."""
+
+    def __call__(self, *arguments: object, status: int = 0) -> str: ...
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a configuration."""
+    (tmp_path / "relaybox.toml").write_text(CONFIGURATION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]) -> str:
+    """An SQLite database that the commands use."""
+    url = fresh_database("sqlite")
+    monkeypatch.setenv("RELAYBOX_DATABASE", url)
+    return url
+
+
+@pytest.fixture
+def relaybox() -> Relaybox:
+    def run(*arguments: object, status: int = 0) -> str:
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
+        return done.stderr if status else done.stdout
+
+    return run
+
+
+def on(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
+    """Work on the outbox from beside the command."""
+
+    async def start() -> T:
+        outbox = Operated(url)
+        try:
+            return await work(outbox)
+        finally:
+            await outbox.close()
+
+    return asyncio.run(start())
+
+
+async def in_every_state(outbox: Operated) -> dict[str, UUID]:
+    """One delivery for each answer that ``why`` has."""
+    ids: dict[str, UUID] = {}
+    ids["delivered"] = outbox.emit("mail")
+    await outbox.deliver("mail")
+    ids["failed"] = outbox.emit("mail")
+    await outbox.fail("mail", "422 Unprocessable Entity")
+    ids["discarded"] = outbox.emit("mail")
+    await outbox.admin.discard([ids["discarded"]])
+    ids["backing_off"] = outbox.emit("mail")
+    await outbox.back_off("mail", "500 Internal\nServer Error")
+    ids["scheduled"] = outbox.emit("mail", deliver_at=datetime.now(UTC) + timedelta(hours=1))
+    ids["lease_expired"] = outbox.emit("mail")
+    await outbox.claim("mail")
+    outbox.change(ids["lease_expired"], leased_until=datetime.now(UTC) - timedelta(seconds=5))
+    ids["head"] = outbox.emit("shop", key="k")
+    await outbox.back_off("shop", "busy")
+    ids["parked"] = outbox.emit("shop", key="k")
+    ids["blocking"] = outbox.emit("shop", key="b")
+    ids["blocked"] = outbox.emit("shop", key="b")
+    claim = await outbox.claim("shop")
+    await outbox.store.settle([Settlement(claim.deliveries[0], Failed("broken"))])
+    await outbox.store.release(claim.deliveries[1:])
+    ids["sending"] = outbox.emit("shop", key="s")
+    await outbox.claim("shop")
+    ids["paused"] = outbox.emit("spare")
+    await outbox.admin.pause("spare", "maintenance")
+    ids["circuit_open"] = outbox.emit("web")
+    await outbox.store.open_circuit("web", 3600.0, "connection refused")
+    ids["unknown_destination"] = outbox.emit("gone")
+    ids["due"] = outbox.emit("mail")
+    return ids
+
+
+SENTENCES = {
+    "delivered": r"\(order.paid for mail\) was delivered at TIME, 1 attempt in all",
+    "failed": "failed at TIME after 1 attempt: 422 Unprocessable Entity; "
+    "`relaybox retry ID` or `relaybox discard ID`",
+    "discarded": "was discarded by an operator at TIME",
+    "backing_off": "backs off after attempt 1 of 5, which failed: 500 Internal Server Error; "
+    "the next one is at TIME",
+    "scheduled": "was emitted for later and is due at TIME",
+    "lease_expired": "was held by relay-1 until its lease ran out at TIME with no answer: "
+    "it is claimed again, alone, when a relay runs, but none was ever seen; `relaybox relay`",
+    "parked": "waits behind event ID of its key 'k', which backs off after attempt 1 of 5, "
+    "which failed: busy; the next one is at TIME",
+    "blocked": "waits behind event ID of its key 'b', which failed at TIME after 1 attempt: broken; "
+    "`relaybox retry ID` or `relaybox discard ID`",
+    "sending": "is being sent by relay-1, attempt 1 of 5; its lease runs until TIME",
+    "paused": r"waits because destination 'spare' was paused by tester at TIME \(maintenance\) until "
+    "somebody resumes it; `relaybox resume spare`",
+    "circuit_open": r"waits because the circuit of destination 'web' is open \(connection refused\): "
+    "the next probe comes at TIME; `relaybox resume web` closes it now",
+    "unknown_destination": "waits because no destination is called 'gone'; configure it, "
+    "or give its events to another: `relaybox move gone NAME`",
+    "due": "is due since TIME and is claimed when a relay runs, but none was ever seen; `relaybox relay`",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_why_tells_the_truth(
+    kind: str, relaybox: Relaybox, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fresh_database(kind)
+    monkeypatch.setenv("RELAYBOX_DATABASE", url)
+    ids = on(url, in_every_state)
+    for name, text in SENTENCES.items():
+        [told] = json.loads(relaybox("why", ids[name], "--json"))
+        kind = "parked" if name == "blocked" else name
+        assert (told["why"], told["id"]) == (kind, str(ids[name])), name
+        pattern = text.replace("TIME", r"[-0-9]{10} [:0-9]{8} UTC").replace("ID", "[-0-9a-f]{36}")
+        line = relaybox("why", ids[name])
+        assert re.fullmatch(rf"{ids[name]} .*{pattern}\.\n", line), (name, line)
+    [parked] = json.loads(relaybox("why", ids["parked"], "--json"))
+    assert parked["behind"]["why"] == "backing_off"
+    assert parked["behind"]["id"] == str(ids["head"])
+    [blocked] = json.loads(relaybox("why", ids["blocked"], "--json"))
+    assert (blocked["behind"]["why"], blocked["behind"]["id"]) == ("failed", str(ids["blocking"]))
+    [scheduled] = json.loads(relaybox("why", ids["scheduled"], "--json"))
+    assert timedelta(minutes=59) < datetime.fromisoformat(scheduled["until"]) - datetime.now(UTC)
+
+
+def test_why_says_whether_a_relay_is_there(relaybox: Relaybox, url: str) -> None:
+    async def emit(outbox: Operated) -> UUID:
+        outbox.beat("old", ago=3600)
+        return outbox.emit("mail")
+
+    event = on(url, emit)
+    assert re.search(r"when a relay runs, but the last was seen at [-0-9]{10} ", relaybox("why", event))
+
+    async def beat(outbox: Operated) -> None:
+        outbox.beat("new")
+
+    on(url, beat)
+    assert relaybox("why", event).endswith("is claimed by the next relay that has room.\n")
+
+
+def test_why_tells_of_every_delivery_of_an_event(relaybox: Relaybox, url: str) -> None:
+    async def emit(outbox: Operated) -> UUID:
+        event = outbox.emit("mail", "web", "gone")
+        await outbox.store.open_circuit("web", 0.0, "refused")
+        assert await outbox.store.probe("web", 60.0)
+        return event
+
+    event = on(url, emit)
+    told = json.loads(relaybox("why", event, "--json"))
+    assert [(one["destination"], one["why"]) for one in told] == [
+        ("mail", "due"),
+        ("web", "circuit_half_open"),
+        ("gone", "unknown_destination"),
+    ]
+    assert "is half-open (refused): a probe is on its way" in relaybox("why", event)
+
+
+@pytest.mark.parametrize("command", [("why",), ("events", "show"), ("retry",), ("discard",), ("replay",)])
+def test_an_unknown_id_is_one_line_and_the_status_1(
+    command: tuple[str, ...], relaybox: Relaybox, url: str
+) -> None:
+    on(url, in_every_state)
+    unknown = uuid4()
+    said = relaybox(*command, unknown, status=1)
+    assert said.startswith(f"relaybox: no event and no delivery has the id {unknown}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("why", "42"), "'42' is no id: write the UUID"),
+        (("retry",), "say which: ids, or a filter such as --destination NAME, or --all"),
+        (("retry", "--all", "--destination", "mail"), "say which: "),
+        (("retry", "--all"), "nobody is here to confirm this: add --yes, or --dry-run"),
+        (("move", "gone", "mail"), "nobody is here to confirm this: add --yes"),
+        (("retry", "--status", "delivered", "--yes"), "status = 'delivered': retry takes failed"),
+        (("discard", "--destination", "mial", "-y"), "no destination is called 'mial'; did you mean 'mail'?"),
+        (("pause", "gonne"), "no destination is called 'gonne'; did you mean 'gone'?"),
+        (("replay", "--all", "--to", "gone", "--yes"), "no destination is called 'gone'"),
+        (("events", "list", "--since", "tomorrow"), "--since = 'tomorrow': write a duration such as '30m'"),
+        (("pause", "mail", "--until", "soon"), "--until = 'soon': write a duration"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_the_status_2(
+    arguments: tuple[str, ...], message: str, relaybox: Relaybox, url: str
+) -> None:
+    on(url, in_every_state)
+    said = relaybox(*arguments, status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("sqlite", "prefix = 'x_'"), ("postgresql-18", "schema = 'Ours'")]
+)
+def test_tables_of_other_names_are_served(
+    kind: str,
+    names: str,
+    relaybox: Relaybox,
+    fresh_database: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("RELAYBOX_DATABASE", fresh_database(kind))
+    (tmp_path / "relaybox.toml").write_text(f"[relaybox]\n{names}\n{CONFIGURATION}")
+    relaybox("migrate")
+    assert relaybox("pause", "mail") == "paused mail\n"
+    [mail] = [one for one in json.loads(relaybox("status", "--json"))["destinations"] if one["paused"]]
+    assert mail["name"] == "mail"
+    assert relaybox("resume", "mail") == "resumed mail\n"
+    assert relaybox("retry", "--all", "--yes") == "retried 0\n"
+    assert relaybox("events", "list", "--status", "failed") == "no such event\n"
+    assert relaybox("why", uuid4(), status=1).startswith("relaybox: no event")
+
+
+def test_missing_tables_are_one_line_with_the_fix(relaybox: Relaybox, url: str) -> None:
+    assert relaybox("status", status=2) == "relaybox: the tables are missing: run `relaybox migrate`\n"
+
+
+def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox, url: str) -> None:
+    on(url, in_every_state)
+    stats = json.loads(relaybox("status", "--json"))
+    assert {name: stats[name] for name in ("pending", "processing", "completed", "failed")} == {
+        "pending": 10,
+        "processing": 1,
+        "completed": 1,
+        "failed": 2,
+    }
+    assert stats["oldest_pending"].endswith("+00:00")
+    assert 0 <= stats["oldest_pending_seconds"] < 60
+    by_name = {one["name"]: one for one in stats["destinations"]}
+    assert by_name["spare"]["paused"]["reason"] == "maintenance"
+    assert by_name["web"]["circuit"]["state"] == "open"
+    assert not by_name["gone"]["configured"]
+    text = relaybox("status")
+    assert re.search(r"^mail +2 +2 +0 +0 +1 +1 +\ds +ok *$", text, re.MULTILINE), text
+    assert "spare: paused by tester until somebody resumes it (maintenance)\n" in text
+    assert "gone: no such destination; configure it, or `relaybox move gone NAME`\n" in text
+    assert text.endswith("no relay was ever seen: start one with `relaybox relay`\n")
+
+
+def test_events_list_pages_and_filters(relaybox: Relaybox, url: str) -> None:
+    ids = on(url, in_every_state)
+    first = json.loads(relaybox("events", "list", "--limit", 2, "--json"))
+    assert [event["id"] for event in first["events"]] == [str(ids["due"]), str(ids["unknown_destination"])]
+    rest = json.loads(relaybox("events", "list", "--cursor", first["cursor"], "--json"))
+    assert len(rest["events"]) == len(ids) - 2
+    assert rest["cursor"] is None
+    failed = relaybox("events", "list", "--status", "failed", "--destination", "mail", "--error", "unprocess")
+    assert failed.splitlines()[1].split()[:2] == [str(ids["failed"]), "failed"]
+    assert relaybox("events", "list", "--type", "no.such") == "no such event\n"
+    assert f"more: --cursor {ids['due']}\n" in relaybox("events", "list", "--limit", 1)
+
+
+def test_events_show_has_payload_headers_and_attempts(relaybox: Relaybox, url: str) -> None:
+    ids = on(url, in_every_state)
+    [shown] = json.loads(relaybox("events", "show", ids["backing_off"], "--json"))
+    assert (shown["payload"], shown["headers"], shown["state"]) == ({"total": 42}, {}, "scheduled")
+    assert [one["error_message"] for one in shown["failed_attempts"]] == ["500 Internal\nServer Error"]
+    text = relaybox("events", "show", ids["backing_off"])
+    assert re.search(r"^attempt 1 +[-0-9]{10} [:0-9]{8} UTC, relay-1: 500 Internal�Server Error$", text, re.M)
+    assert '\npayload      {"total":42}\n' in text
+
+
+def test_text_of_others_cannot_steer_the_terminal(relaybox: Relaybox, url: str) -> None:
+    async def emit(outbox: Operated) -> UUID:
+        event = outbox.emit("mail", event_type="a\x1b[31m[bold]b", aggregate_id="\x9b2J")
+        await outbox.fail("mail", "\x1b]0;owned\x07")
+        return event
+
+    event = on(url, emit)
+    for command in (("why", event), ("events", "show", event), ("events", "list")):
+        said = relaybox(*command)
+        assert "a�[31m[bold]b" in said
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", said)
+
+
+def test_actions_say_what_they_did(relaybox: Relaybox, url: str) -> None:
+    ids = on(url, in_every_state)
+    assert relaybox("retry", "--all", "--dry-run") == "would have retried 2\n"
+    assert json.loads(relaybox("retry", ids["failed"], "--json")) == {
+        "retried": 1,
+        "skipped": 0,
+        "unknown": [],
+        "dry_run": False,
+    }
+    assert relaybox("retry", ids["failed"], status=1).startswith(
+        "relaybox: 1 left as they are: neither failed"
+    )
+    assert relaybox("retry", ids["backing_off"]) == "retried 1\n"
+    assert relaybox("discard", "--all", "--yes") == "discarded 1\n"
+    assert relaybox("discard", "--destination", "shop", "--yes") == "discarded 0\n"
+    assert json.loads(relaybox("replay", ids["delivered"], "--to", "web", "--json"))["replayed"] == 1
+    assert relaybox("move", "gone", "mail", "--dry-run") == "would have moved 1\n"
+    assert json.loads(relaybox("move", "gone", "mail", "--yes", "--json"))["moved"] == 1
+    assert relaybox("pause", "mail", "--until", "1h").startswith("paused mail until 20")
+    assert relaybox("resume", "mail") == "resumed mail\n"
+    assert relaybox("resume", "mail") == "mail was not paused, and its circuit is closed\n"
+    assert json.loads(relaybox("resume", "web", "--json")) == {"destination": "web", "resumed": True}
+
+    async def audit(outbox: Operated) -> list[tuple[str, str, Any, int]]:
+        return outbox.audit()
+
+    done = [(action, affected) for _, action, _, affected in on(url, audit)]
+    assert done[2:] == [
+        ("retry", 1), ("retry", 1), ("discard", 1), ("replay", 1), ("move", 1), ("pause", 1), ("resume", 1),
+        ("resume", 1),
+    ]  # fmt: skip
+
+
+def test_moving_says_what_is_being_sent_and_is_done(relaybox: Relaybox, url: str) -> None:
+    on(url, in_every_state)
+    done = CliRunner().invoke(app, ["move", "shop", "spare", "--yes"])
+    assert (done.exit_code, done.stdout) == (0, "moved 4\n")
+    assert done.stderr == "relaybox: 1 left as they are: being sent at this moment\n"
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """The two ends of a terminal."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
+def test_bulk_work_asks_on_a_terminal(
+    answer: str, status: int, left: int, relaybox: Relaybox, url: str, terminal: tuple[int, int]
+) -> None:
+    on(url, in_every_state)
+    ours, theirs = terminal
+    os.write(ours, f"{answer}\n".encode())
+    command = [sys.executable, "-m", "relaybox", "retry", "--all"]
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout.startswith("retry 2 deliveries? [y/N]: ")) == (status, True), done
+    assert len(json.loads(relaybox("events", "list", "--status", "failed", "--json"))["events"]) == left
+
+
+def test_a_terminal_gets_a_table_without_colours_where_they_are_unwanted(
+    url: str, terminal: tuple[int, int]
+) -> None:
+    on(url, in_every_state)
+    ours, theirs = terminal
+    command = [sys.executable, "-m", "relaybox", "status"]
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "80"}
+    done = subprocess.run(command, stdin=theirs, stdout=theirs, env=environment, timeout=SECONDS)
+    shown = os.read(ours, 65536).decode()
+    assert done.returncode == 0
+    assert re.search(r"^.*mail +2 +2 +0 +0 +1 +1 +\ds +ok *\r$", shown, re.MULTILINE), shown
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", shown)
+    assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines())) <= 90
+
+
+def start_tail(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "relaybox", "events", "tail", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "following new events; Ctrl-C ends it\n"
+    return process
+
+
+def test_tail_prints_new_events_and_ends_after_its_limit(url: str) -> None:
+    on(url, in_every_state)
+    process = start_tail("--limit", "2", "--json", "--destination", "mail")
+
+    async def emit(outbox: Operated) -> list[UUID]:
+        return [outbox.emit("mail"), outbox.emit("shop"), outbox.emit("mail")]
+
+    first, _, last = on(url, emit)
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [str(first), str(last)]
+
+
+def test_ctrl_c_ends_a_tail_with_the_status_0(url: str) -> None:
+    on(url, in_every_state)
+    process = start_tail()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out, err) == (0, "", "")

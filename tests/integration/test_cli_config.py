@@ -1,0 +1,380 @@
+"""What is wrong is said before anything starts; ``relaybox init``, ``config`` and ``--app``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relaybox.migrations import migrate
+from tests.integration.project import Project
+from tests.integration.shop import Shop
+
+APP = """
+from relaybox import Outbox, Route, Destination
+
+outbox = Outbox(destinations=[Destination("audit", "console:")], routes=[Route("*", to="audit")])
+number = 3
+
+def make():
+    return outbox
+
+def fail():
+    raise RuntimeError("no such tenant")
+
+@outbox.handler("order.*", name="on_order")
+def on_order(event):
+    print(f"on_order {event.payload}")
+"""
+TOML = """
+[destinations.runner]
+{settings}
+
+[[routes]]
+events = "*"
+to = "runner"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def migrated(project: Project) -> Project:
+    """With an application, and tables in ``relaybox.db``."""
+    project.write("shop.py", APP)
+    migrate(f"sqlite:///{project.directory}/relaybox.db")
+    return project
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('sink = "console:"\ntimeout = "soon"', "destination 'runner': timeout = 'soon': write a duration"),
+        ('sink = "console:"\ntimout = "1s"', "destination 'runner' has no setting 'timout'; did you mean"),
+        (
+            'sink = "htps://example.org"',
+            "destination 'runner': sink has no known scheme: 'htps'; did you mean",
+        ),
+        ('sink = "https:///events"', "destination 'runner': sink = 'https:///events': name a host"),
+        (
+            'sink = "https://me:hush@[::1/x"',
+            "destination 'runner': sink = 'https://***@[::1/x' is not a valid",
+        ),
+        ('sink = "kafka://localhost/events"', "destination 'runner': no relay of this release can send to"),
+        (
+            'sink = "https://example.org"\nsecret = "env:NOWHERE"',
+            "destination 'runner': secret: env:NOWHERE is missing or empty; set the variable NOWHERE",
+        ),
+        (
+            'sink = "console:"\nauth = "file:nowhere"',
+            "destination 'runner': auth: file:nowhere is missing or empty; write the secret into nowhere",
+        ),
+        (
+            'sink = "handler:nowhere:on_order"',
+            "destination 'runner': sink = 'handler:nowhere:on_order': there is no module 'nowhere' in ",
+        ),
+        (
+            'sink = "handler:shop:on_ordr"',
+            "destination 'runner': sink = 'handler:shop:on_ordr': shop has no 'on_ordr'; did you mean",
+        ),
+        (
+            'sink = "handler:shop:number"',
+            "destination 'runner': sink = 'handler:shop:number': it is no function",
+        ),
+        (
+            'sink = "handler:"',
+            "destination 'runner': sink = 'handler:': it is not module:name; write handler:",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_the_status_2(settings: str, message: str, migrated: Project) -> None:
+    migrated.write("relaybox.toml", TOML.format(settings=settings))
+    said = migrated.run("relay", status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        (
+            "shop",
+            "app = 'shop': it is not module:name; write where the application's Outbox is, such as --app",
+        ),
+        ("shopp:outbox", "app = 'shopp:outbox': there is no module 'shopp' in "),
+        ("shop:outbux", "app = 'shop:outbux': shop has no 'outbux'; did you mean 'outbox'?"),
+        ("shop:number", "app = 'shop:number': it is no Outbox but of type int; "),
+        ("shop:fail", "app = 'shop:fail': the call failed: RuntimeError: no such tenant (shop.py, line 11)"),
+        (
+            "needy:outbox",
+            "app = 'needy:outbox': needy cannot be imported: ModuleNotFoundError: No module named 'absent' "
+            "(needy.py, line 1)",
+        ),
+        (
+            "wrong:outbox",
+            "app = 'wrong:outbox': wrong cannot be imported: ConfigError: database = 'oracle://***@host/db': "
+            "write one of",
+        ),
+        ("broken:outbox", "app = 'broken:outbox': broken cannot be imported: SyntaxError: "),
+        (
+            "leaves:outbox",
+            "app = 'leaves:outbox': leaves cannot be imported: SystemExit: 3 (leaves.py, line 2)",
+        ),
+    ],
+)
+def test_a_wrong_app_is_one_line_and_the_status_2(app: str, message: str, migrated: Project) -> None:
+    migrated.write("needy.py", "import absent\n")
+    migrated.write("broken.py", "outbox = = 1\n")
+    migrated.write("wrong.py", "from relaybox import Outbox\noutbox = Outbox('oracle://me:hush@host/db')\n")
+    migrated.write("leaves.py", "import sys\nsys.exit(3)\n")
+    said = migrated.run("relay", "--app", app, status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("relay",), "no destinations are configured: add a [destinations.NAME] table to relaybox.toml, or "),
+        (("drain",), "no destinations are configured: "),
+        (("relay", "--patience", "soon"), "--patience = 'soon': write a duration"),
+        (
+            ("relay", "--app", "shop:outbox", "--database", "postgresql://me:hush@127.0.0.1:1/db"),
+            "postgresql://***@127.0.0.1:1/db: ",
+        ),
+        (
+            ("relay", "--app", "shop:outbox", "--database", "mysql://me:hush@127.0.0.1:1/db"),
+            "mysql://***@127.0.0.1:1/db: ",
+        ),
+        (
+            ("relay", "--app", "shop:outbox", "--database", "sqlite:///other.db"),
+            "sqlite:///other.db: the tables are missing: run `relaybox migrate`",
+        ),
+        (
+            ("relay", "--app", "shop:outbox", "--database", "sqlite://"),
+            "database = 'sqlite://': it is in memory, where no other process sees it; name a file",
+        ),
+    ],
+)
+def test_what_a_relay_cannot_start_with_is_one_line_and_the_status_2(
+    arguments: tuple[str, ...], message: str, migrated: Project
+) -> None:
+    said = migrated.run(*arguments, status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+    assert "hush" not in said
+    assert "127.0.0.1:1" not in said or "start it, or choose another with --database" in said
+
+
+@pytest.mark.parametrize(
+    ("package", "settings", "message"),
+    [
+        ("aiohttp", 'sink = "https://x.org"', "destination 'runner': aiohttp is not installed: pip install"),
+        ("psycopg", 'sink = "console:"', "psycopg is not installed: pip install 'relaybox[postgres]'"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_fix(
+    package: str, settings: str, message: str, migrated: Project
+) -> None:
+    migrated.write("relaybox.toml", TOML.format(settings=settings))
+    migrated.write(f"{package}.py", f"raise ModuleNotFoundError('none', name='{package}')\n")
+    database = "postgresql://127.0.0.1:1/db" if package == "psycopg" else "sqlite:///relaybox.db"
+    said = migrated.run("relay", "--database", database, status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "sqlite"])
+def test_tables_that_are_missing_or_older_are_named_with_the_fix(
+    kind: str, project: Project, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
+    assert "the tables are missing: run `relaybox migrate`" in project.run(
+        "relay", "--database", url, status=2
+    )
+    project.run("migrate", "--database", url)
+    newer = "from relaybox import cli, migrations; migrations.NEWEST = 2; cli.main()"
+    said = project.run("relay", "--database", url, status=2, command=(sys.executable, "-c", newer))
+    assert "the tables are at version 1 and this release needs 2: run `relaybox migrate`" in said
+    assert said.count("\n") == 1
+
+
+def test_a_doubtful_setting_is_a_line_and_no_error(migrated: Project) -> None:
+    migrated.write("relaybox.toml", TOML.format(settings='sink = "console:"\nlease = "10s"'))
+    code = "import sys; from relaybox import cli; sys.stderr = sys.stdout; cli.main()"
+    said = migrated.run("drain", command=(sys.executable, "-c", code)).splitlines()
+    assert said[0].startswith(
+        "relaybox: warning: destination 'runner': lease 10s is shorter than timeout 30s"
+    )
+    assert said[1].startswith("DESTINATION")
+
+
+def test_the_app_is_the_flags_then_the_files(migrated: Project) -> None:
+    migrated.write("other.py", APP.replace("audit", "other"))
+    migrated.write("relaybox.toml", '[relaybox]\napp = "other:outbox"\n')
+
+    def destinations(*arguments: str) -> list[str]:
+        shown = json.loads(migrated.run("config", "show", "--json", *arguments))
+        return [name for name in shown if name.startswith("destinations.")]
+
+    assert destinations() == ["destinations.other", "destinations.on_order"]
+    assert destinations("--app", "shop:outbox") == ["destinations.audit", "destinations.on_order"]
+    assert destinations("--app", "shop:make") == ["destinations.audit", "destinations.on_order"]
+
+
+def test_the_flags_reach_the_applications_outbox(migrated: Project) -> None:
+    migrated.write("fixed.py", "from relaybox import Outbox\noutbox = Outbox('sqlite:///fixed.db')\n")
+    migrated.write("named.toml", '[relaybox]\ndatabase = "sqlite:///named.db"\nprefix = "n_"\n')
+
+    def database(*arguments: str, **env: str) -> tuple[str, str]:
+        shown = json.loads(migrated.run("config", "show", "--json", *arguments, **env))
+        return tuple(shown["relaybox"]["database"].values())
+
+    assert database("--app", "fixed:outbox") == ('"sqlite:///fixed.db"', "app fixed:outbox")
+    flag = ("--database", "sqlite:///flag.db")
+    for app in ("fixed:outbox", "shop:outbox"):
+        assert database("--app", app, *flag) == ('"sqlite:///flag.db"', "--database")
+    named = ("--app", "shop:outbox", "--config", "named.toml")
+    assert database(*named) == ('"sqlite:///named.db"', "named.toml")
+    assert database("--app", "shop:outbox", RELAYBOX_CONFIG="named.toml") == database(*named)
+    environment = database("--app", "shop:outbox", RELAYBOX_DATABASE="sqlite:///e.db")
+    assert environment == ('"sqlite:///e.db"', "RELAYBOX_DATABASE")
+    migrated.run("migrate", "--app", "fixed:outbox")
+    assert (migrated.directory / "fixed.db").exists()
+
+
+def test_init_writes_what_works(project: Project) -> None:
+    assert project.run("init").splitlines()[0] == "wrote relaybox.toml"
+    assert [path.name for path in project.directory.iterdir()] == ["relaybox.toml"]
+    project.run("migrate")
+    assert project.run("config", "check").splitlines() == [
+        "ok    settings  relaybox.toml",
+        "ok    console   console:",
+        "ok    database  sqlite:///relaybox.db, tables at version 1",
+    ]
+    project.write(
+        "emit.py",
+        "import sqlite3\nfrom relaybox import Outbox\n"
+        "with sqlite3.connect('relaybox.db') as connection:\n"
+        "    connection.execute('BEGIN')\n"
+        "    Outbox().emit(connection, 'Order', 1, 'order.paid', {'total': 42})\n",
+    )
+    project.run("emit.py", command=(sys.executable,))
+    said = project.run("drain")
+    assert "console: order.paid Order/1" in said
+    assert '{"total":42}' in said
+
+
+def test_init_overwrites_only_when_told_to(project: Project) -> None:
+    project.write("relaybox.toml", "mine")
+    assert project.run("init", status=2) == "relaybox: relaybox.toml exists already; --force overwrites it\n"
+    assert project.read("relaybox.toml") == "mine"
+    project.run("init", "--force")
+    assert "[destinations.console]" in project.read("relaybox.toml")
+
+
+def test_init_leaves_pyproject_alone(project: Project) -> None:
+    project.write("pyproject.toml", "[tool.relaybox]\n")
+    assert "has a [tool.relaybox] table already" in project.run("init", status=2)
+    assert "by hand" in project.run("init", "--config", "pyproject.toml", "--force", status=2)
+    assert project.read("pyproject.toml") == "[tool.relaybox]\n"
+
+
+def test_init_writes_the_database_it_is_given(project: Project) -> None:
+    def database(*arguments: str, **env: str) -> str:
+        said = project.run("init", "--force", *arguments, **env)
+        assert "hush" not in said
+        lines = project.lines("relaybox.toml")
+        return next(line for line in lines if line.startswith("database = "))
+
+    assert database() == 'database = "sqlite:///relaybox.db"'
+    assert database(DATABASE_URL="sqlite:///x.db") == 'database = "env:DATABASE_URL"'
+    assert database("--database", "env:SHOP_DB") == 'database = "env:SHOP_DB"'
+    given = database("--database", 'postgres://me:hush"\\@host/db')
+    assert given == 'database = "postgresql://me:hush\\"\\\\@host/db"'
+    assert 'database = "postgresql://***@host/db"' in project.run("config", "show")
+    assert "database is not a URL" in project.run("init", "--force", "--database", "shop", status=2)
+
+
+def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> None:
+    migrated.write(
+        "relaybox.toml",
+        '[relaybox]\nprefix = "x_"\n'
+        + TOML.format(
+            settings='sink = "https://me:hush@x.org/?t=hush"\nsecret = "hush"\nauth = "file:token"\n'
+            'rate_limit = "90/m"\nbackoff = { base = "90s" }\nretention = 0\nallow = ["10.0.0.0/8"]'
+        ),
+    )
+    shown = migrated.run("config", "show")
+    assert "hush" not in shown
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines == [
+        "[relaybox]",
+        'database = "sqlite:///relaybox.db" # default',
+        'prefix = "x_" # relaybox.toml',
+        "",
+        "[destinations.runner]",
+        'sink = "https://***@x.org/?***" # relaybox.toml',
+        'backoff = { base = "90s", cap = "1h", factor = 2, jitter = 0.1 } # relaybox.toml',
+        'rate_limit = "1.5/s" # relaybox.toml',
+        'retention = "0s" # relaybox.toml',
+        'secret = "…" # relaybox.toml',
+        'auth = "file:token" # relaybox.toml',
+        'allow = ["10.0.0.0/8"] # relaybox.toml',
+        "",
+        "[routes.1]",
+        'events = ["*"] # relaybox.toml',
+        'to = ["runner"] # relaybox.toml',
+        "",
+        lines[-1],
+    ]
+    assert lines[-1].endswith("more are at their defaults; --all shows them")
+    assert 'timeout = "30s"' in migrated.run("config", "show", "--all")
+    everything = json.loads(migrated.run("config", "show", "--json"))
+    assert everything["destinations.runner"]["lease"] == {"text": '"1m"', "source": "default"}
+
+
+def test_check_tells_all_that_is_wrong(project: Project) -> None:
+    project.write(
+        "relaybox.toml",
+        TOML.format(settings='sink = "https://x.org"\nsecret = "env:NOWHERE"')
+        + '[destinations.well]\nsink = "console:"\n[destinations.ill]\nsink = "handler:nowhere:x"\n',
+    )
+    wrong = project.run("config", "check", status=2).splitlines()
+    assert [line.split()[:2] for line in wrong] == [
+        ["wrong", "runner"],
+        ["wrong", "ill"],
+        ["wrong", "database"],
+    ]
+    code = "import sys; from relaybox import cli; sys.stderr = sys.stdout; cli.main()"
+    project.run("migrate")
+    project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
+    well = json.loads(project.run("config", "check", "--json", command=(sys.executable, "-c", code)))
+    assert well["ok"]
+    assert [one["what"] for one in well["checks"]] == ["settings", "runner", "database"]
+    project.write("relaybox.toml", "[relaybox\n")
+    assert project.run("config", "check", status=2).startswith("wrong settings  relaybox.toml cannot be read")
+
+
+def test_check_notes_a_destination_that_no_route_leads_to(migrated: Project) -> None:
+    migrated.write("relaybox.toml", '[destinations.lonely]\nsink = "console:"\n')
+    assert "lonely    console: (no route leads to it)" in migrated.run("config", "check")
+
+
+def test_an_emitted_event_reaches_the_function_that_the_file_names(migrated: Project) -> None:
+    migrated.write("relaybox.toml", TOML.format(settings='sink = "handler:shop:on_order"'))
+    shop = Shop(f"sqlite:///{migrated.directory}/relaybox.db")
+    shop.outbox.handler("order.*", name="runner")(print)
+    shop.emit(1)
+    shop.engine.dispose()
+    script = str(Path(sys.executable).with_name("relaybox"))
+    assert "on_order {'n': 0}" in migrated.run("drain", command=(script,))

@@ -1,0 +1,128 @@
+"""The order in which reasons are told, without a database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from relaybox.ledger import Entry, Place, Relay, State
+from relaybox.why import SILENT, explain
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+LATER, EARLIER = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
+ENTRY = Entry(
+    id=UUID(int=1),
+    event_id=UUID(int=1),
+    destination="shop",
+    aggregate_type="Order",
+    aggregate_id="1",
+    event_type="order.paid",
+    ordering_key="k",
+    position=1,
+    status="pending",
+    idempotency_key="1",
+    attempts=0,
+    max_attempts=5,
+    crashes=0,
+    next_attempt_at=EARLIER,
+    leased_until=None,
+    lease_owner=None,
+    created_at=EARLIER,
+    updated_at=EARLIER,
+    last_attempt_at=None,
+    delivered_at=None,
+    error_message=None,
+    seen_at=NOW,
+)
+CLOSED = Place("shop", None, None, None, None, "closed", None, None, NOW)
+PAUSED = replace(CLOSED, paused_at=EARLIER, paused_by="ann", pause_reason="tea")
+OPEN = replace(CLOSED, circuit="open", circuit_until=LATER, circuit_reason="refused")
+RELAY = Relay("r", "h", 1, "1", EARLIER, NOW, None, NOW)
+HEAD = replace(ENTRY, id=UUID(int=9), event_id=UUID(int=9), position=0)
+
+
+def kind(entry: Entry, place: Place = CLOSED, head: Entry | None = None, known: str = "shop") -> str:
+    return explain(entry, {"shop": place}, {known}, [RELAY], head).kind
+
+
+def text(entry: Entry, place: Place = CLOSED, relays: tuple[Relay, ...] = (RELAY,)) -> str:
+    return explain(entry, {"shop": place}, {"shop"}, relays).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"status": "delivered", "delivered_at": NOW}, "delivered"),
+        ({"status": "failed"}, "failed"),
+        ({"status": "discarded"}, "discarded"),
+        ({"leased_until": LATER, "lease_owner": "r"}, "sending"),
+    ],
+)
+def test_what_is_final_or_being_sent_is_so_whatever_holds_its_destination(
+    changes: dict[str, Any], expected: str
+) -> None:
+    entry = replace(ENTRY, **changes)
+    assert kind(entry, replace(PAUSED, circuit="open"), HEAD, known="other") == expected
+
+
+def test_a_pause_comes_before_a_circuit_before_an_unknown_name_before_the_key_before_the_time() -> None:
+    waiting = replace(ENTRY, next_attempt_at=LATER)
+    both = replace(OPEN, paused_at=EARLIER, paused_by="ann")
+    assert kind(waiting, both, HEAD, known="other") == "paused"
+    assert kind(waiting, OPEN, HEAD, known="other") == "circuit_open"
+    assert kind(waiting, CLOSED, HEAD, known="other") == "unknown_destination"
+    assert kind(waiting, CLOSED, HEAD) == "parked"
+    assert kind(waiting, CLOSED, waiting) == "scheduled"
+    assert kind(ENTRY, CLOSED, ENTRY) == "due"
+
+
+def test_a_pause_that_is_over_holds_nothing() -> None:
+    assert kind(ENTRY, replace(PAUSED, paused_until=NOW)) == "due"
+    assert kind(ENTRY, replace(PAUSED, paused_until=LATER)) == "paused"
+
+
+def test_what_is_held_and_not_due_says_both() -> None:
+    told = text(replace(ENTRY, next_attempt_at=LATER), PAUSED)
+    assert told.endswith("`relaybox resume shop`; it is not due before 2026-01-01 13:00:00 UTC either")
+
+
+def test_a_parked_row_with_nothing_before_it_waits_for_the_sweep() -> None:
+    parked = replace(ENTRY, next_attempt_at=None)
+    assert parked.state is State.PARKED
+    reason = explain(parked, {}, {"shop"}, [RELAY], parked)
+    assert (reason.kind, reason.behind) == ("parked", None)
+    assert "will be made due by a relay's next sweep" in reason.text
+
+
+def test_an_open_circuit_whose_time_is_over_waits_for_its_probe() -> None:
+    assert "the next probe is due now" in text(ENTRY, replace(OPEN, circuit_until=EARLIER))
+    assert "the next probe comes at 2026-01-01 13:00:00 UTC" in text(ENTRY, OPEN)
+
+
+def test_an_event_without_a_route_says_so() -> None:
+    reason = explain(replace(ENTRY, destination=""), {}, {"shop"}, [RELAY])
+    assert reason.kind == "unrouted"
+    assert "no route takes its event type" in reason.text
+
+
+def test_a_lease_that_ran_out_is_told_with_who_held_it() -> None:
+    reason = explain(replace(ENTRY, leased_until=EARLIER, lease_owner="r"), {}, {"shop"}, [RELAY])
+    assert reason.kind == "lease_expired"
+    assert "was held by r until its lease ran out at 2026-01-01 11:00:00 UTC" in reason.text
+
+
+def test_crashes_are_told() -> None:
+    assert "is claimed alone, because its relay died 2 times, by" in text(replace(ENTRY, crashes=2))
+    failed = replace(ENTRY, status="failed", attempts=5, crashes=6, error_message="the relay died 6 times")
+    assert "after 5 attempts; its relay died 6 times: the relay died 6 times" in text(failed)
+
+
+def test_a_silent_relay_is_none() -> None:
+    silent = replace(RELAY, last_seen_at=NOW - SILENT)
+    assert "no relay" not in text(ENTRY)
+    assert "the last was seen at 2026-01-01 11:59:45 UTC" in text(ENTRY, relays=(silent,))
+    assert "none was ever seen" in text(ENTRY, relays=())
