@@ -1,0 +1,223 @@
+"""What a test holds of an outbox: look at what was emitted, deliver it, and make destinations fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, Unpack
+
+import sqlalchemy as sa
+
+from relaybox.app import Outbox
+from relaybox.errors import ConfigError, StoreError
+from relaybox.event import Event
+from relaybox.migrations import rendered
+from relaybox.parts import run
+from relaybox.schema import Tables, now
+from relaybox.sinks.memory import MemorySink
+from relaybox.testing.emitted import EmittedEvent, Reader, check_lasting, note_if_locked, own_connection
+from relaybox.testing.expectation import Expectation, Wanted, found_instead, not_found
+from relaybox.testing.rehearsal import Drained, Stage, Stages, Tally, Trouble, failure
+
+_UNSEEN = (
+    "another connection does not see what an open transaction emitted: commit it, or pass session=, a session"
+    " or connection to look through"
+)
+
+
+class OutboxProbe:
+    """An outbox during one test. Destinations that are no functions are captured in memory, unless they are
+    in ``real`` (``None``: all are).
+    """
+
+    def __init__(self, outbox: Outbox, real: Collection[str] | None = ()) -> None:
+        self._outbox = outbox
+        self._stages = Stages(real)
+        self._reader = Reader(outbox)
+        for name in real or ():
+            self._stage(name)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While the block runs, every relay of the outbox sends as this test says."""
+        before, self._outbox._sink_of = self._outbox._sink_of, self._stages.sink_of
+        try:
+            yield
+        finally:
+            self._outbox._sink_of = before
+
+    def assert_emitted(
+        self,
+        event_type: str = "*",
+        *,
+        session: Any = None,
+        count: int | None = None,
+        **wanted: Unpack[Wanted],
+    ) -> list[EmittedEvent]:
+        """The events of this test that are as said, oldest first; fails if there is none, or not ``count``.
+
+        ``event_type`` is a pattern, as in a route. ``session`` is a session or connection to look through,
+        and is flushed; without one, only what is committed is seen. For the rest see ``Wanted``.
+        """
+        __tracebackhide__ = True
+        expected = self._expect(event_type, wanted)
+        return self._found(expected, self._reader.read(session), count, session)
+
+    async def aassert_emitted(
+        self,
+        event_type: str = "*",
+        *,
+        session: Any = None,
+        count: int | None = None,
+        **wanted: Unpack[Wanted],
+    ) -> list[EmittedEvent]:
+        """``assert_emitted``, where ``session`` is asynchronous."""
+        __tracebackhide__ = True
+        expected = self._expect(event_type, wanted)
+        return self._found(expected, await self._reader.aread(session), count, session)
+
+    def refute_emitted(self, event_type: str = "*", *, session: Any = None, **wanted: Unpack[Wanted]) -> None:
+        """Fail where an event of this test is as said; without arguments, where there is any."""
+        __tracebackhide__ = True
+        _refute(self._expect(event_type, wanted), self._reader.read(session))
+
+    async def arefute_emitted(
+        self, event_type: str = "*", *, session: Any = None, **wanted: Unpack[Wanted]
+    ) -> None:
+        """``refute_emitted``, where ``session`` is asynchronous."""
+        __tracebackhide__ = True
+        _refute(self._expect(event_type, wanted), await self._reader.aread(session))
+
+    async def adrain(self, *, ignore_backoff: bool = False) -> Drained:
+        """Deliver what is committed and due, then return; what it did, and nothing is asserted.
+
+        ``ignore_backoff``: what waits for its next attempt, or behind an open circuit, is due now.
+        """
+        check_lasting(self._outbox.settings.database)
+        if ignore_backoff:
+            await asyncio.to_thread(self._execute, _no_backoff(self._outbox.tables))
+        tally = Tally()
+        try:
+            await self._outbox.relay(observers=[tally]).drain()
+        except (StoreError, ExceptionGroup) as raised:
+            if (error := _store_error(raised)) is None:
+                raise
+            note_if_locked(error)
+            raise error from None
+        return tally.drained
+
+    def drain(self, *, ignore_backoff: bool = False) -> Drained:
+        """``adrain``, from synchronous code."""
+        if _in_loop():
+            raise ConfigError("drain() inside a running event loop: write `await outbox.adrain()`")
+        return run(self.adrain(ignore_backoff=ignore_backoff))
+
+    def fail_next(self, destination: str, trouble: Trouble, *, times: int = 1) -> None:
+        """Make the next ``times`` deliveries to a destination fail, after those that were to fail already.
+
+        ``trouble`` is an HTTP status, with the meaning it has for webhooks, or what a handler may raise:
+        ``Retry``, ``Reject``, ``Unavailable`` or another exception, as a class or an instance.
+        """
+        if times < 1:
+            raise ConfigError(f"fail_next: times={times}: give 1 or more")
+        self._stage(destination).failures.extend([failure(trouble)] * times)
+
+    def capture(self, destination: str) -> MemorySink:
+        """Keep deliveries to a destination in memory from now on, also where it is a function."""
+        stage = self._stage(destination)
+        if stage.captured is None:
+            stage.captured = MemorySink()
+        return stage.captured
+
+    def sent(self, destination: str) -> list[Event]:
+        """The events that were delivered to a destination in this test, whatever its sink."""
+        return list(self._stage(destination).sent)
+
+    def clear(self) -> None:
+        """Delete every committed row of this outbox's tables, and with them circuits and pauses."""
+        check_lasting(self._outbox.settings.database)
+        tables = self._outbox.tables
+        self._execute(
+            [sa.delete(getattr(tables, each.name)) for each in fields(tables) if each.name != "migration"]
+        )
+
+    async def aclear(self) -> None:
+        """``clear``, without holding up the event loop."""
+        await asyncio.to_thread(self.clear)
+
+    def _stage(self, name: str) -> Stage:
+        return self._stages.of(name, self._outbox.settings.destinations)
+
+    def _expect(self, event_type: str, wanted: Wanted) -> Expectation:
+        if "destination" in wanted:
+            # A name that does not exist would make every refute_emitted pass.
+            self._stage(wanted["destination"])
+        return Expectation(event_type, **wanted)
+
+    def _found(
+        self, expected: Expectation, events: Sequence[EmittedEvent], count: int | None, session: Any
+    ) -> list[EmittedEvent]:
+        __tracebackhide__ = True
+        found = [event for event in events if not expected.differences(event)]
+        if len(found) == count or (found and count is None):
+            return found
+        message = not_found(expected, events, found, count)
+        raise AssertionError("\n".join([message, *self._hints(events, session)]))
+
+    def _hints(self, events: Sequence[EmittedEvent], session: Any) -> Iterator[str]:
+        if not events:
+            where = "committed" if session is None else "in sight of the session"
+            yield f"nothing is {where} that was emitted since the test began"
+        if session is None:
+            yield f"hint: {_UNSEEN}"
+        for destination in self._outbox.settings.destinations:
+            if destination.retention == 0 and self.sent(destination.name):
+                name = destination.name
+                what = "has retention = 0, so that its rows are deleted when they are delivered"
+                yield f"hint: {name} {what}: look before drain(), or at outbox.sent({name!r})"
+
+    def _execute(self, statements: Sequence[sa.Executable]) -> None:
+        database = self._outbox.settings.database
+        with own_connection(database) as execute:
+            for text in rendered(_dialect(database), lambda engine: [engine.execute(s) for s in statements]):
+                execute(text)
+
+
+def _refute(expected: Expectation, events: Sequence[EmittedEvent]) -> None:
+    __tracebackhide__ = True
+    found = [event for event in events if not expected.differences(event)]
+    if found:
+        raise AssertionError(found_instead(expected, found))
+
+
+def _no_backoff(tables: Tables) -> list[sa.Update]:
+    event, destination = tables.event, tables.destination
+    waits = (event.c.status == "pending") & event.c.last_attempt_at.is_not(None)
+    return [
+        sa.update(event).where(waits, event.c.next_attempt_at > now()).values(next_attempt_at=now()),
+        sa.update(destination).where(destination.c.circuit == "open").values(circuit_until=now()),
+    ]
+
+
+def _dialect(database: str) -> Any:
+    return database.partition(":")[0]
+
+
+def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError | None:
+    """What the database said, if that is what ended the lanes."""
+    if isinstance(raised, StoreError):
+        return raised
+    found = (
+        _store_error(each) for each in raised.exceptions if isinstance(each, StoreError | ExceptionGroup)
+    )
+    return next(filter(None, found), None)
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
