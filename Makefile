@@ -12,8 +12,8 @@ $(ENV): pyproject.toml constraints.txt scripts/env
 	@PYTHON='$(PYTHON)' scripts/env
 	@touch $@
 
-demo: ## Run the demonstration
-	@echo 'demo: not built yet (needs the relay)' >&2; exit 1
+demo: $(ENV) ## Show it: a relay that is killed, a receiver that goes down, and nothing is lost
+	@.venv/bin/relaybox demo
 
 test: $(ENV) ## Run every test
 	.venv/bin/pytest

@@ -1,0 +1,128 @@
+"""What the database committed, compared with what a destination acknowledged: pure, so that it can be tried
+on histories that went wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from relaybox.demo.journal import Change, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Something was away, from one moment until everything flowed again."""
+
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the committed changes at one destination, or at all of them together.
+
+    ``calm`` and ``disturbed`` are the seconds from commit to first acknowledgement: ``disturbed`` of those
+    that were under way during an outage.
+    """
+
+    committed: int = 0
+    delivered: int = 0
+    lost: int = 0
+    phantom: int = 0
+    out_of_order: int = 0
+    duplicates: int = 0
+    calm: tuple[float, ...] = field(default=(), repr=False)
+    disturbed: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing was lost, made up or turned round. Duplicates are no fault: they are told apart."""
+        return not (self.lost or self.phantom or self.out_of_order)
+
+    def __add__(self, other: Verdict) -> Verdict:
+        return Verdict(
+            self.committed + other.committed,
+            self.delivered + other.delivered,
+            self.lost + other.lost,
+            self.phantom + other.phantom,
+            self.out_of_order + other.out_of_order,
+            self.duplicates + other.duplicates,
+            self.calm + other.calm,
+            self.disturbed + other.disturbed,
+        )
+
+    def summary(self) -> dict[str, int | float | None]:
+        """The line of JSON."""
+        latencies = (*self.calm, *self.disturbed)
+        return {
+            "committed": self.committed,
+            "delivered": self.delivered,
+            "lost": self.lost,
+            "phantom": self.phantom,
+            "out_of_order": self.out_of_order,
+            "duplicates": self.duplicates,
+            "p50_ms": milliseconds(latencies, 0.5),
+            "p99_ms": milliseconds(latencies, 0.99),
+        }
+
+
+def compare(
+    committed: Iterable[Change],
+    receipts: Sequence[Receipt],
+    times: Mapping[str, float],
+    outages: Sequence[Outage] = (),
+) -> Verdict:
+    """The verdict on one destination.
+
+    ``receipts`` stand in the order of arrival; ``times`` says by reference when a change was committed.
+    A receipt of anything that is not exactly a committed change is a phantom.
+    """
+    real = set(committed)
+    first: dict[Change, float] = {}
+    for receipt in receipts:
+        if receipt.change in real:
+            first.setdefault(receipt.change, receipt.at)
+    phantoms = sum(receipt.change not in real for receipt in receipts)
+    calm, disturbed = _latencies(first, times, outages)
+    return Verdict(
+        committed=len(real),
+        delivered=len(first),
+        lost=len(real) - len(first),
+        phantom=phantoms,
+        out_of_order=_out_of_order(first),
+        duplicates=len(receipts) - phantoms - len(first),
+        calm=calm,
+        disturbed=disturbed,
+    )
+
+
+def _out_of_order(arrivals: Iterable[Change]) -> int:
+    """How many arrived for the first time when a later change of their order had arrived already."""
+    latest: dict[int, int] = {}
+    late = 0
+    for change in arrivals:
+        late += change.number < latest.get(change.order, 0)
+        latest[change.order] = max(change.number, latest.get(change.order, 0))
+    return late
+
+
+def _latencies(
+    first: Mapping[Change, float], times: Mapping[str, float], outages: Sequence[Outage]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    parts: tuple[list[float], list[float]] = ([], [])
+    for change, arrived in first.items():
+        # The receiver may be quicker than the shop, which looks at the clock only after its commit. A shop
+        # that was ended half-way may have left no time at all.
+        committed = min(times.get(change.ref, arrived), arrived)
+        touched = any(committed < outage.end and arrived > outage.begin for outage in outages)
+        parts[touched].append(arrived - committed)
+    return tuple(parts[False]), tuple(parts[True])
+
+
+def milliseconds(latencies: Sequence[float], part: float) -> float | None:
+    """The latency that this part of all is no slower than; nothing where there is none."""
+    if not latencies:
+        return None
+    return round(1000 * sorted(latencies)[math.ceil(part * len(latencies)) - 1], 1)

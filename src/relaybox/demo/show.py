@@ -1,0 +1,202 @@
+"""What one sees of the demo: live on a terminal, in plain lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from relaybox.demo.check import Verdict, milliseconds
+
+PLAIN_WIDTH = 100
+LINE_EVERY = 2.0
+"""Seconds between two lines of progress where there is no terminal."""
+NAME_WIDTH, BAR_WIDTH = 7, 20
+STYLES = {"good": "green", "bad": "bold red", "waiting": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One part of the demo as it is now; ``mood`` is good, bad or waiting."""
+
+    name: str
+    state: str
+    mood: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar(Line):
+    """A destination, and how many events have arrived there."""
+
+    arrived: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything as it is now."""
+
+    elapsed: float
+    doing: str
+    committed: int
+    lines: Sequence[Line]
+    bars: Sequence[Bar]
+
+
+class Screen(Protocol):
+    """Where the demo is shown."""
+
+    def say(self, elapsed: float, text: str, mood: str = "") -> None:
+        """Something happened."""
+        ...
+
+    def update(self, view: View) -> None:
+        """This is how things are."""
+        ...
+
+
+class Lines:
+    """Plain lines, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+
+    def say(self, elapsed: float, text: str, mood: str = "") -> None:
+        """One line."""
+        self._console.print(f"{elapsed:5.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, view: View) -> None:
+        """A line from time to time."""
+        if view.elapsed < self._next:
+            return
+        self._next = view.elapsed + LINE_EVERY
+        arrived = ", ".join(f"{bar.name} {bar.arrived}" for bar in view.bars)
+        self.say(view.elapsed, f"    {view.committed} events committed; arrived: {arrived}")
+
+
+class Dashboard:
+    """A picture that is redrawn, for terminals."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._story: list[Text] = []
+        self._picture: RenderableType = ""
+
+    def say(self, elapsed: float, text: str, mood: str = "") -> None:
+        """One more line under the picture."""
+        self._story.append(Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (text, STYLES.get(mood, ""))))
+        self._draw()
+
+    def update(self, view: View) -> None:
+        """Draw it."""
+        title = Text.assemble(("relaybox demo", "bold"), f" · {view.doing} · {view.elapsed:.1f} s")
+        parts = Group(_lines(view.lines), _bars(view.bars, view.committed))
+        self._picture = Panel(parts, title=title, title_align="left", padding=(0, 1))
+        self._draw()
+
+    def _draw(self) -> None:
+        self._live.update(Group(self._picture, *self._story), refresh=True)
+
+
+def console() -> Console:
+    """Standard output, wide enough also where it is no terminal."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+@contextmanager
+def screen(console: Console) -> Iterator[Screen]:
+    """The kind of screen that fits the console."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield Dashboard(live)
+
+
+def _lines(lines: Sequence[Line]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(min_width=NAME_WIDTH, style="bold")
+    for line in lines:
+        grid.add_row(line.name, Text(line.state, STYLES[line.mood]))
+    return grid
+
+
+def _bars(bars: Sequence[Bar], committed: int) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(min_width=NAME_WIDTH, style="bold")
+    grid.add_column()
+    grid.add_column(justify="right")
+    for bar in bars:
+        style = "red" if bar.mood == "bad" else "green" if bar.arrived >= committed else "yellow"
+        progress = ProgressBar(
+            total=max(committed, 1),
+            completed=bar.arrived,
+            width=BAR_WIDTH,
+            complete_style=style,
+            finished_style=style,
+        )
+        again = f"; {bar.duplicates} twice" if bar.duplicates else ""
+        state = Text(bar.state + again, STYLES[bar.mood])
+        grid.add_row(bar.name, progress, f"{bar.arrived}/{committed}", state)
+    return grid
+
+
+def result_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
+    """What arrived, a line for each destination."""
+    table = _table("What arrived, compared with what the database holds")
+    for name in ("committed", "delivered", "lost", "phantom", "out of\norder", "duplicates"):
+        table.add_column(name, justify="right")
+    for name, verdict in {**verdicts, "all": total}.items():
+        faults = (verdict.lost, verdict.phantom, verdict.out_of_order)
+        table.add_row(
+            name,
+            str(verdict.committed),
+            str(verdict.delivered),
+            *(Text(str(fault), style="bold red" if fault else "green") for fault in faults),
+            str(verdict.duplicates),
+            style="bold" if verdict is total else "",
+        )
+    return table
+
+
+def latency_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
+    """How long it took, and which part of that was an outage's doing."""
+    table = _table("Milliseconds from commit to acknowledgement")
+    for name in ("p50", "p99", "outside\noutages", "\np50", "\np99", "in an\noutage", "\np50", "\np99"):
+        table.add_column(name, justify="right")
+    for name, verdict in {**verdicts, "all": total}.items():
+        table.add_row(
+            name,
+            *_percentiles((*verdict.calm, *verdict.disturbed)),
+            *(str(len(verdict.calm)), *_percentiles(verdict.calm)),
+            *(str(len(verdict.disturbed)), *_percentiles(verdict.disturbed)),
+            style="bold" if verdict is total else "",
+        )
+    return table
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
+    table.add_column("destination")
+    return table
+
+
+def _percentiles(latencies: Sequence[float]) -> Iterator[str]:
+    return (_number(milliseconds(latencies, part)) for part in (0.5, 0.99))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
