@@ -42,6 +42,10 @@ class Unreachable(Unavailable):
     """There is nobody there (refused, DNS, TLS): one such answer opens the circuit."""
 
 
+class Throttled(Unavailable):
+    """The destination is sent more than it takes (429): that is no event's doing."""
+
+
 class Gone(Unavailable):
     """The destination said that it will not come back (410): it is paused."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 
 from relaybox.config import Destination, Settings
+from relaybox.emit.reroute import StoredRouter
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.load import load
 from relaybox.maintenance.caretaker import Caretaker
@@ -62,7 +63,10 @@ def open_relay(
     store = open_store(settings.database, tables)
     clock, me = MonotonicClock(), this_process()
     upkeep = SqlUpkeep(store)
-    caretaker = Caretaker(upkeep, settings.destinations, me, clock, lambda: datetime.now(UTC), died)
+    router = StoredRouter(settings) if settings.routes else None
+    caretaker = Caretaker(
+        upkeep, settings.destinations, me, clock, lambda: datetime.now(UTC), died, router, bell.call
+    )
     shared = Shared(
         store=store,
         wake=open_wake(settings),

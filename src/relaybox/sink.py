@@ -100,13 +100,14 @@ class OneByOne:
 
         async def work() -> None:
             # Each worker that gets a place begins the next: where deliveries never wait, the first does all.
-            begins_next = True
-            while queue:
-                async with self._places:
-                    if begins_next and len(queue) > 1:
+            async with self._places:
+                if len(queue) > 1:
+                    workers.create_task(work())
+                while queue:
+                    await self._run(queue.pop(), deliveries, answers, progress)
+                    if self._places.crowded and queue:
                         workers.create_task(work())
-                    begins_next = False
-                    await self._run(queue.pop() if queue else [], deliveries, answers, progress)
+                        return
 
         async with asyncio.TaskGroup() as workers:
             workers.create_task(work())
@@ -160,6 +161,11 @@ class Places:
         """Let in so many from now on; whoever is in stays."""
         self._limit = limit
         self._let_in()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more in than the limit allows by now."""
+        return self._taken > self._limit
 
     async def __aenter__(self) -> None:
         if self._taken < self._limit:

@@ -7,6 +7,8 @@ The database's clock decides who is alive, who leads and what is old; clocks of 
   transaction the term is checked and held, and where it is over nothing is done and ``None`` comes back.
 - Whatever is removed or made due is a batch of at most ``limit`` rows, found by an index, in one short
   transaction that steps over rows which somebody else has locked. Pending and failed rows are never removed.
+- An event that a route takes leaves its unrouted row for one row at each of its destinations, in one
+  transaction: it is everywhere or nowhere, once.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 Place = TypeVar("Place")
+Turn: TypeAlias = tuple[datetime, int]
+"""A row's place in the order of what is due: when, and its position."""
 History = Literal["idempotency", "stats", "audit"]
 """The tables that are pruned by age alone."""
 
@@ -59,6 +63,45 @@ class Minute:
     retried: int
     failed: int
     lag: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An event that no route took, as it is stored. ``scheduled``: it is not to be delivered yet."""
+
+    event_id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str | None
+    payload_data: bytes | None
+    payload_encoding: str | None
+    headers: str
+    ordering_key: str | None
+    idempotency_key: str
+    max_attempts: int
+    scheduled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an event goes, with what differs from destination to destination."""
+
+    destination: str
+    ordering_key: str | None
+    max_attempts: int
+
+
+class Router(Protocol):
+    """Knows the routes."""
+
+    def takes(self, event_type: str) -> bool:
+        """Whether any route takes such events: of the others no more than their type is read."""
+        ...
+
+    def targets(self, event: Waiting) -> Sequence[Target]:
+        """Where the event goes now, in the order of the routes; nowhere: it goes on waiting."""
+        ...
 
 
 class Upkeep(Protocol):
@@ -115,6 +158,14 @@ class Upkeep(Protocol):
 
     async def unpark(self, term: int, destination: str, limit: int) -> int | None:
         """Make parked rows due, whatever their keys: the destination is not ordered; how many it were."""
+        ...
+
+    async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
+        """Look at the next ``limit`` unrouted events, and give those to their destinations that are taken.
+
+        They arrive there in the order of their positions. Where somebody has locked one of them it raises
+        and routes none of its batch: to step over it would let the next of its key get ahead.
+        """
         ...
 
     async def record(self, minutes: Sequence[Minute]) -> None:

@@ -13,6 +13,11 @@ from typing import Protocol
 class Wake(Protocol):
     """Lets the lanes of a relay sleep until there may be something to do."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether it hears of events that other processes commit."""
+        ...
+
     async def wait(self, destination: str, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the destination was woken since the last wait; whether it was.
 

@@ -23,7 +23,7 @@ import pytest
 from relaybox.config import Destination
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Gone, Reject, Retry, Unavailable, Unreachable
+from relaybox.outcome import Delivered, Gone, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.signature import verify
 from relaybox.sink import Answer
 from relaybox.sinks.http import HttpSink, retry_after
@@ -122,7 +122,8 @@ async def test_a_large_body_arrives_whole() -> None:
     [
         ([200, 201, 202, 204, 206, 299], Delivered),
         ([400, 409, 413, 415, 422], Reject),
-        ([301, 302, 303, 304, 307, 308, 399, 401, 403, 404, 407, 429, 502, 503, 504], Unavailable),
+        ([301, 302, 303, 304, 307, 308, 399, 401, 403, 404, 407, 502, 503, 504], Unavailable),
+        ([429], Throttled),
         ([410], Gone),
         ([402, 405, 406, 408, 411, 418, 423, 425, 428, 431, 451, 500, 501, 505, 507, 511, 599, 700], Retry),
     ],

@@ -96,7 +96,9 @@ class RowBuilder:
                     event_type,
                     *payload,
                     headers,
-                    _ordering_key(call, aggregate, destination),
+                    own_key(call, event_id)
+                    if destination is None
+                    else ordering_key(call, aggregate, destination),
                     call.idempotency_key or str(event_id),
                     _max_attempts(call, destination),
                     deliver_at,
@@ -167,8 +169,19 @@ def _max_attempts(call: Call, destination: Destination | None) -> int:
     return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
 
 
-def _ordering_key(call: Call, aggregate: tuple[str, str], destination: Destination | None) -> str | None:
-    if destination is None or not destination.ordered:
+def own_key(call: Call, event_id: UUID) -> str | None:
+    """What is kept of ``key`` while no destination is known: null where it was left out.
+
+    An event that asked for no order has a key that is no other's.
+    """
+    if call.key is ...:
+        return None
+    return str(event_id) if call.key is None else _fitting(_text("key", call.key, 10_000))
+
+
+def ordering_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
+    """The key under which this event is ordered at a destination; None: it needs no order there."""
+    if not destination.ordered:
         return None
     key = call.key if call.key is not ... else _strategy_key(call, aggregate, destination)
     if key is None:

@@ -1,10 +1,10 @@
-"""Upkeep as one task beside the lanes: every relay is seen and counts; the leader prunes and sweeps."""
+"""Upkeep as one task beside the lanes: a relay is seen and counts; the leader prunes, sweeps and routes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -15,13 +15,14 @@ from relaybox.maintenance.membership import Membership, nobody
 from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.prune import Prune
 from relaybox.maintenance.round import Round
+from relaybox.maintenance.route import Reroute, Wake
 from relaybox.maintenance.sweep import Sweep
 from relaybox.maintenance.tally import Tally
 from relaybox.relay.clock import Clock
-from relaybox.upkeep import Member, Upkeep
+from relaybox.upkeep import Member, Router, Upkeep
 
-RENEW, PRUNE, SWEEP, FLUSH = 5.0, 60.0, 30.0, 10.0
-"""Seconds between two runs of a job."""
+RENEW, PRUNE, SWEEP, FLUSH, ROUTE = 5.0, 60.0, 30.0, 10.0, 2.0
+"""Seconds between two runs of a job; whoever routes keeps an interval of its own within a term."""
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +30,22 @@ Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
-    """What a single run did: the rounds of prune and sweep; None where another relay leads."""
+    """What a single run did: the rounds of its jobs; None where another relay leads."""
 
     pruned: Round | None = None
     swept: Round | None = None
+    routed: Round | None = None
+
+
+def wake_nobody(destinations: Iterable[str]) -> None:
+    """Whoever polls finds it."""
 
 
 class Caretaker:
-    """Does the upkeep of one relay. Its ``tally`` is to be among the relay's observers."""
+    """Does the upkeep of one relay. Its ``tally`` is to be among the relay's observers.
+
+    ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something.
+    """
 
     def __init__(
         self,
@@ -46,6 +55,8 @@ class Caretaker:
         clock: Clock,
         host_time: Callable[[], datetime],
         died: Callable[[str], bool] = nobody,
+        router: Router | None = None,
+        wake: Wake = wake_nobody,
     ) -> None:
         self._upkeep = upkeep
         self._clock = clock
@@ -55,6 +66,7 @@ class Caretaker:
         self.leadership = Leadership(upkeep, member.name, clock)
         self._prune = Prune(upkeep, destinations, clock, self._rest)
         self._sweep = Sweep(upkeep, destinations, clock, self._rest)
+        self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
         self._stopping = asyncio.Event()
         self._troubled: set[str] = set()
 
@@ -71,6 +83,8 @@ class Caretaker:
             jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
             jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
             jobs.create_task(self._every(SWEEP, "sweep", self._led(self._sweep)))
+            if self._reroute:
+                jobs.create_task(self._every(ROUTE, "route", self._led(self._reroute)))
             jobs.create_task(self._every(FLUSH, "write statistics", self._flush))
         await self._try("write statistics", self._flush)
         await self._try("resign", self.leadership.resign)
@@ -89,7 +103,9 @@ class Caretaker:
         async with asyncio.TaskGroup() as jobs:
             renewing = jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
             try:
-                return Chores(await self._prune(term), await self._sweep(term))
+                pruned, swept = await self._prune(term), await self._sweep(term)
+                routed = None if self._reroute is None else await self._reroute.round(term)
+                return Chores(pruned, swept, routed)
             finally:
                 renewing.cancel()
                 await self._try("resign", self.leadership.resign)

@@ -22,6 +22,7 @@ class Batch:
         self.until = until
         self.probing = probing
         self.token = deliveries[0].lease_token
+        self.begun: set[int] = set()
         self.answered: set[int] = set()
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
@@ -31,6 +32,10 @@ class Batch:
     def unanswered(self) -> list[Delivery]:
         """What is neither answered nor lost."""
         return [delivery for at, delivery in self.unsettled.items() if at not in self.answered]
+
+    def unbegun(self) -> list[Delivery]:
+        """What was not sent."""
+        return [delivery for delivery in self.unanswered() if delivery.position not in self.begun]
 
 
 class InFlight:

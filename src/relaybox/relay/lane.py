@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -20,6 +20,7 @@ from relaybox.event import Delivery
 from relaybox.observe import Observer
 from relaybox.outcome import Released, Retry
 from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.breaker import Breaker
 from relaybox.relay.clock import Clock
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
@@ -30,6 +31,8 @@ from relaybox.store import Claim, DeadLetter, Held, Settlement, Store, Want
 from relaybox.wake import Wake
 
 SHORTEST_POLL = 0.01
+SHORTEST_POLL_WHEN_TOLD = 0.25
+"""Where a wake tells of most events, polling only finds those that nobody told of."""
 LEASE_LEFT_TO_BEGIN = 0.1
 """The part of its lease that a delivery must have left when its send begins."""
 PROBE_MARGIN = 10.0
@@ -73,6 +76,7 @@ class Lane:
         self._clock = shared.clock
         self._dead_letter = dead_letter
         self._circuit = Circuit()
+        self._breaker = Breaker(self.name, shared.owner, self._store, self._observer, self._circuit)
         self._policy = Policy(destination, self._circuit, shared.random)
         self._sizing = Sizing(destination)
         self._in_flight = InFlight(self._changed)
@@ -86,8 +90,8 @@ class Lane:
         self._room = asyncio.Event()
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
-        self._examining: asyncio.Task[None] | None = None
         self._idle_for = SHORTEST_POLL
+        self._longest_rest = destination.poll_interval
         self._raises = False
         self._stop = asyncio.Event()
 
@@ -107,11 +111,13 @@ class Lane:
             try:
                 async with self._beside():
                     ending = self._tasks.create_task(self._end(patience))
+                    examining = self._tasks.create_task(self._examine_now_and_then())
                     while not self._stopping:
                         if not await self._round():
                             await self._rest()
                     await ending
                     await self._finish(patience)
+                    examining.cancel()
             except Exception as error:
                 # A defect of ours, or of a sink: what was held runs out, and the others do not notice.
                 self._observer.trouble(self.name, "run", error)
@@ -124,14 +130,15 @@ class Lane:
         self._raises = True
         async with self._beside():
             while not self._stopping:
-                alone = self._is_empty()
+                alone = not len(self._in_flight)
                 claim = await self._step()
                 old = any(delivery.created_at <= since for delivery in claim.deliveries)
                 if old or claim.failed or claim.parked:
                     continue
-                if alone:
+                if alone and not await self._examine():
                     break
-                await self._until_changed()
+                if len(self._in_flight):
+                    await self._until_changed()
             await self._until_empty()
 
     async def once(self) -> int:
@@ -140,6 +147,9 @@ class Lane:
         async with self._beside():
             claim = await self._step()
             await self._until_empty()
+            if not claim.deliveries:
+                await self._examine()
+                await self._until_empty()
             return len(claim.deliveries)
 
     @asynccontextmanager
@@ -153,9 +163,8 @@ class Lane:
             try:
                 yield
             finally:
-                for task in (*beside, *self._sends, self._examining):
-                    if task is not None:
-                        task.cancel()
+                for task in (*beside, *self._sends):
+                    task.cancel()
 
     async def _round(self) -> bool:
         """One step; whether it is worth taking the next at once."""
@@ -171,15 +180,13 @@ class Lane:
         if self._closing_down is not None:
             await self._closing_down
         concurrency = self._shared.share(self._destination.concurrency)
-        if self._stopping or not concurrency:
+        if self._stopping or not concurrency or self._settler.in_trouble:
             return Claim()
         self._sink.limit(concurrency)
-        claim, until = await self._claim(self._sizing.rows, suspects=self._examining is None)
+        claim, until = await self._claim(self._sizing.rows, suspects=False)
         if claim.held is not None and _probe_is_due(claim.held):
             return await self._probe(claim.held)
-        if claim.deliveries and claim.deliveries[0].suspect:
-            self._examining = self._tasks.create_task(self._examine(claim, until))
-        elif claim.deliveries:
+        if claim.deliveries:
             idle = not self._sends
             batch = self._begin(claim.deliveries, until)
             self._sizing.learn(len(claim.deliveries), batch.bytes, idle=idle)
@@ -206,8 +213,9 @@ class Lane:
             if self._raises:
                 raise
             self._observer.trouble(self.name, "claim", error)
-            self._idle_for = 2 * destination.poll_interval
+            self._longest_rest = self._idle_for = 2 * destination.poll_interval
             return Claim(), until
+        self._longest_rest = destination.poll_interval
         self._observer.claimed(self.name, claim)
         return claim, until
 
@@ -225,7 +233,9 @@ class Lane:
         try:
             answers = await self._sink.send(batch.deliveries, Sending(self, batch))
             pairs = list(zip(batch.deliveries, answers, strict=True))
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             self._observer.trouble(self.name, "send", error)
             pairs = [(delivery, Retry(describe(error))) for delivery in batch.deliveries]
         for delivery, answer in pairs:
@@ -247,11 +257,14 @@ class Lane:
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         """Whether a delivery may be sent now."""
         left = batch.until - self._clock.now()
-        return (
+        may = (
             not self._halted.is_set()
             and left > LEASE_LEFT_TO_BEGIN * self._destination.lease
             and delivery.position in batch.unsettled
         )
+        if may:
+            batch.begun.add(delivery.position)
+        return may
 
     def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
         """Decide what becomes of a delivery, and have it settled."""
@@ -270,32 +283,11 @@ class Lane:
 
     async def _close_down(self, opening: Opening) -> None:
         """Tell all relays that the circuit is open; go on when nothing is being sent any more."""
-        await self._write(opening, probed=False)
+        await self._breaker.open(opening)
+        await self._give_back_unbegun()
         if self._sends:
             await asyncio.wait(self._sends)
         self._resume()
-
-    async def _write(self, opening: Opening | None, *, probed: bool) -> None:
-        """Write the circuit's new state; ``None``: the probe got through."""
-        try:
-            done = await self._change(opening, probed)
-        except StoreError as error:
-            self._observer.trouble(self.name, "change the circuit", error)
-            return
-        if done and opening is not None:
-            self._observer.circuit(self.name, "paused" if opening.gone else "open", opening.reason)
-        elif done:
-            self._observer.circuit(self.name, "closed", "")
-
-    async def _change(self, opening: Opening | None, probed: bool) -> bool:
-        if opening is None:
-            return await self._store.close_circuit(self.name)
-        if not opening.gone:
-            seconds = self._circuit.pause(opening.asked)
-            return await self._store.open_circuit(self.name, seconds, opening.reason, probed=probed)
-        if probed:
-            await self._store.close_circuit(self.name)
-        return await self._store.pause(self.name, self._shared.owner, opening.reason)
 
     def _resume(self) -> None:
         self._opening = self._closing_down = None
@@ -308,50 +300,57 @@ class Lane:
         The delivery is not the one that failed last, if there is another. Of the others it is the one that
         failed least: what opened the circuit may be as many events, and these may be poison.
         """
-        claim, until = await self._claim(THRESHOLD + 1, probe=True)
-        chosen = _choose(claim.deliveries, self._circuit)
-        if chosen is None:
-            return Claim(failed=claim.failed)
-        rest = [delivery for delivery in claim.deliveries if delivery is not chosen]
-        try:
-            mine = await self._store.probe(self.name, self._destination.timeout + PROBE_MARGIN)
-        except StoreError as error:
-            self._observer.trouble(self.name, "probe", error)
-            mine = False
-        await self._release(rest if mine else claim.deliveries)
-        if not mine:
-            return Claim()
-        self._observer.circuit(self.name, "half_open", "")
-        batch = self._begin([chosen], until, probing=True)
-        await batch.done.wait()
-        if batch.tried:
-            await self._write(self._opening, probed=True)
-        else:
-            await self._store.open_circuit(self.name, 0.0, held.reason or "", probed=True)
-        self._resume()
+        async with AsyncExitStack() as lock:
+            await lock.enter_async_context(self._shared.quarantine)
+            claim, until = await self._claim(THRESHOLD + 1, probe=True)
+            chosen = _choose(claim.deliveries, self._circuit)
+            if chosen is None:
+                return Claim(failed=claim.failed)
+            if not chosen.suspect:
+                await lock.aclose()
+            mine = await self._breaker.may_probe(self._destination.timeout + PROBE_MARGIN)
+            if not mine:
+                await self._release(claim.deliveries)
+                return Claim()
+            await self._release([delivery for delivery in claim.deliveries if delivery is not chosen])
+            await self._send_probe(chosen, until, held.reason or "")
         return Claim((chosen,))
 
-    async def _examine(self, claim: Claim, until: float) -> None:
-        """Send suspects, each alone, while other batches go on; of all lanes one at a time.
+    async def _send_probe(self, delivery: Delivery, until: float, reason: str) -> None:
+        batch = self._begin([delivery], until, probing=True)
+        await batch.done.wait()
+        if not batch.tried:
+            await self._breaker.put_back(reason)
+        elif self._opening is None:
+            await self._breaker.close()
+        else:
+            await self._breaker.open(self._opening, probed=True)
+        self._resume()
 
-        While another is in flight this one is given back: its death would be counted.
+    async def _examine_now_and_then(self) -> None:
+        """Look for suspects when the lane begins, and then often enough that none waits for long."""
+        while True:
+            await self._examine()
+            await self._clock.sleep(max(self._destination.poll_interval, self._destination.lease / 10))
+
+    async def _examine(self) -> bool:
+        """Send the suspects that stand first in line, each alone, while other batches go on.
+
+        Of all lanes one at a time, from the claim on: whatever else is leased when one of them kills the
+        process was in a batch, whose death is not counted. Whether there was one.
         """
-        try:
-            if self._shared.quarantine.locked():
-                await self._release(claim.deliveries)
-                claim = Claim()
-            suspect = True
-            while suspect and not self._stopping:
-                async with self._shared.quarantine:
-                    if not claim.deliveries:
-                        claim, until = await self._claim(1)
-                    if claim.deliveries:
-                        await self._begin(claim.deliveries, until).done.wait()
-                suspect = any(delivery.suspect for delivery in claim.deliveries)
-                claim = Claim()
-        finally:
-            self._examining = None
-            self._changed()
+        found, suspect = False, True
+        while suspect:
+            async with self._shared.quarantine:
+                if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
+                    break
+                claim, until = await self._claim(1)
+                batch = self._begin(claim.deliveries, until) if claim.deliveries else None
+                suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
+                if suspect and batch is not None:
+                    await batch.done.wait()
+            found |= suspect
+        return found
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         """Give back what was not tried; if that fails, the leases run out."""
@@ -365,7 +364,14 @@ class Lane:
     async def _end(self, patience: float) -> None:
         """When asked to stop: the round that is under way may itself wait for what is being sent."""
         await self._stop.wait()
+        await self._give_back_unbegun()
         await self._give_up(patience)
+
+    async def _give_back_unbegun(self) -> None:
+        """Nothing more is begun: another relay may have what was not."""
+        left = [delivery for batch in self._in_flight for delivery in batch.unbegun()]
+        self._in_flight.drop(left)
+        await self._release(left)
 
     async def _give_up(self, patience: float) -> None:
         """Wait for what is being sent, and give the rest back."""
@@ -390,7 +396,10 @@ class Lane:
     async def _rest(self) -> None:
         """Sleep until woken, for longer each time that nothing is found."""
         seconds = self._idle_for
-        self._idle_for = min(2 * seconds, self._destination.poll_interval)
+        if self._shared.wake.alive:
+            seconds = max(seconds, SHORTEST_POLL_WHEN_TOLD)
+        seconds = min(seconds, self._longest_rest)
+        self._idle_for = 2 * seconds
         if await self._shared.wake.wait(self.name, seconds):
             self._idle_for = SHORTEST_POLL
 
@@ -413,11 +422,8 @@ class Lane:
             # The next of each key is due now.
             self._shared.wake.wake(self.name)
 
-    def _is_empty(self) -> bool:
-        return not len(self._in_flight) and self._examining is None
-
     async def _until_empty(self) -> None:
-        while not self._is_empty():
+        while len(self._in_flight):
             await self._until_changed()
 
     async def _until_changed(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from relaybox.config import Destination
 from relaybox.errors import StoreError
@@ -11,6 +13,10 @@ from relaybox.event import Delivery
 from relaybox.observe import Observer
 from relaybox.relay.clock import Clock
 from relaybox.store import DeadLetter, Settlement, Store
+
+GAP = 0.01
+"""Seconds between the beginnings of two settles, unless there is enough for the next one."""
+ENOUGH = 100
 
 
 class Settler:
@@ -33,20 +39,37 @@ class Settler:
         self._settled = settled
         self._waiting: list[Settlement] = []
         self._news = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._began = -math.inf
+        self.in_trouble = False
+        """Whether the database has not taken the last outcomes yet: a claim might get the same rows again."""
 
     def add(self, settlement: Settlement) -> None:
         """Settle this with the next statement."""
         self._waiting.append(settlement)
         self._news.set()
+        if len(self._waiting) >= ENOUGH:
+            self._enough.set()
 
     async def run(self) -> None:
         """Settle whatever is added, for ever."""
         while True:
             await self._news.wait()
+            await self._gather()
             self._news.clear()
+            self._enough.clear()
+            self._began = self._clock.now()
             settlements, self._waiting = self._waiting, []
             await self._settle(settlements)
             self._settled([delivery for delivery, _ in settlements])
+
+    async def _gather(self) -> None:
+        """Right after the last settle, let some more come: many small statements are the dearest."""
+        left = self._began + GAP - self._clock.now()
+        if left > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._enough.wait()
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         """Until the database takes it: what was delivered must not be delivered again."""
@@ -59,8 +82,10 @@ class Settler:
                     dead_letter=self._dead_letter,
                 )
             except StoreError as error:
+                self.in_trouble = True
                 self._observer.trouble(destination.name, "settle", error)
                 await self._clock.sleep(2 * destination.poll_interval)
             else:
+                self.in_trouble = False
                 self._observer.settled(destination.name, settlements, lost)
                 return

@@ -13,8 +13,7 @@ import asyncio
 import io
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from importlib.metadata import version
@@ -76,16 +75,17 @@ class HttpSink(OneByOne):
         request = self._request(delivery)
         answer: Answered | None = None
         try:
-            with _translated(self._url, self._destination.timeout):
-                async with asyncio.timeout(self._destination.timeout):
-                    self._guard.check_host(self._url.raw_host or "")
-                    async with self._open().post(self._url, **request) as response:
-                        answer = Answered(response)
-                        await answer.read(response)
-        except (Retry, Unavailable):
+            async with asyncio.timeout(self._destination.timeout):
+                self._guard.check_host(self._url.raw_host or "")
+                async with self._open().post(self._url, **request) as response:
+                    answer = Answered(response)
+                    await answer.read(response)
+        except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
             # A status that came is the answer, whatever became of the rest.
             if answer is None:
-                raise
+                raise _explained(error, self._url, self._destination.timeout) from None
         if answer is not None and answer.status // 100 != 2:
             await self._fail(answer)
 
@@ -197,32 +197,27 @@ def clean(text: str, secrets: Iterable[str]) -> str:
     return line if len(line) <= _EXCERPT else f"{line[:_EXCERPT]}…"
 
 
-@contextmanager
-def _translated(url: URL, timeout: float) -> Iterator[None]:
-    """Turns what a request may raise into answers that show neither the URL nor what is secret."""
+def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavailable:
+    """What a request raised, as an answer that shows neither the URL nor what is secret."""
     where = f"{shown(url.raw_host or '')}:{url.port}"
-    try:
-        yield
-    except TimeoutError:
-        raise Unavailable(f"no answer from {where} within {timeout:g}s") from None
-    except aiohttp.ClientConnectorDNSError as error:
-        raise Unreachable(f"DNS knows no address of {where}: {_cause(error)}") from None
-    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
-        raise Unreachable(f"TLS with {where} failed: {_cause(error)}") from None
-    except aiohttp.ClientConnectorError as error:
-        raise Unreachable(f"cannot connect to {where}: {_cause(error)}") from None
-    except aiohttp.ClientResponseError as error:
-        raise Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}") from None
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientOSError):
-        raise Retry(f"{where} closed the connection before its answer was complete") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise Retry(f"the request to {where} failed: {type(error).__name__}") from None
-    except asyncio.CancelledError:
-        if being_cancelled():
-            raise
-        raise Retry(f"the request to {where} was given up: the sink is closed") from None
+    match error:
+        case asyncio.CancelledError():
+            return Retry(f"the request to {where} was given up: the sink is closed")
+        case TimeoutError():
+            return Unavailable(f"no answer from {where} within {timeout:g}s")
+        case aiohttp.ClientConnectorDNSError():
+            return Unreachable(f"DNS knows no address of {where}: {_cause(error)}")
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+            return Unreachable(f"TLS with {where} failed: {_cause(error)}")
+        case aiohttp.ClientConnectorError():
+            return Unreachable(f"cannot connect to {where}: {_cause(error)}")
+        case aiohttp.ClientResponseError():
+            return Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}")
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | aiohttp.ClientOSError():
+            return Retry(f"{where} closed the connection before its answer was complete")
+    return Retry(f"the request to {where} failed: {type(error).__name__}")
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     return clean(getattr(inner, "strerror", None) or str(inner), ())

@@ -21,8 +21,14 @@ from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
 T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
-CONNECT_SECONDS = 10
-"""Unless the URL says otherwise."""
+CONNECT = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""Unless the URL says otherwise: a server that is gone without a word is noticed within seconds."""
 
 
 def open_store(url: str, tables: Tables, *, connections: int = 2) -> SqlStore:
@@ -75,7 +81,7 @@ class Psycopg:
 
     async def _connect(self) -> Connection:
         options: dict[str, Any] = {
-            "connect_timeout": CONNECT_SECONDS,
+            **CONNECT,
             **conninfo_to_dict(self._url),
             "autocommit": True,
         }

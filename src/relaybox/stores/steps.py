@@ -25,7 +25,7 @@ from relaybox.stores.statements import Query, Statements
 T = TypeVar("T")
 Row: TypeAlias = Sequence[Any]
 Steps: TypeAlias = Generator[list[Query], list[list[Row]], T]
-Claimed: TypeAlias = tuple[list[Row], int]
+Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
 
 ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
@@ -36,7 +36,9 @@ _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class Claiming(Protocol):
-    """How one kind of database leases rows: the rows of ``Delivery`` and how many others were parked."""
+    """How one kind of database leases rows: those of ``Delivery``, how many others were parked, and the
+    destination's own row where nothing was leased.
+    """
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """Lease due rows, whatever their keys."""
@@ -58,21 +60,18 @@ class StoreSteps:
     def claim(self, want: Want) -> Steps[Claim]:
         """Lease due rows, and fail the one whose relays died in all of its attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
-        rows, parked = yield from claim(want)
+        rows, parked, places = yield from claim(want)
         deliveries = tuple(map(self.dialect.delivery, rows))
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
             yield from self.settle([buried], want.on_failed, want.dead_letter)
             return Claim(failed=deliveries, parked=parked)
-        held = None if deliveries or parked else (yield from self._held(want))
+        held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
 
-    def _held(self, want: Want) -> Steps[Held | None]:
-        [rows] = yield [self.statements("read_destination", destination=want.destination)]
-        if not rows:
-            return None
-        paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, now = rows[0]
+    def _held(self, want: Want, place: Row) -> Held | None:
+        paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, now = place
         if paused_at is not None and (paused_until is None or paused_until > now):
             return Held("paused", self._seconds(now, paused_until), pause_reason)
         if circuit != "closed" and not want.probe:
@@ -190,8 +189,8 @@ class OneStatement:
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """One statement."""
-        [rows] = yield [self._sql("claim", limit=want.limit, **_lease(want))]
-        return sorted(rows, key=_position), 0
+        rows, places = yield [self._sql("claim", limit=want.limit, **_lease(want)), self._place(want)]
+        return sorted(rows, key=_position), 0, places
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """The lock is a statement of its own so that the next one sees what was committed before it.
@@ -202,12 +201,15 @@ class OneStatement:
         block = want.on_failed == "block"
         claim = self._sql("claim_ordered", limit=want.limit, block=block, **_lease(want))
         while True:
-            locked, rows = yield [lock, claim]
+            locked, rows, places = yield [lock, claim, self._place(want)]
             if locked:
                 break
             yield [self._sql("ensure_destination", destination=want.destination)]
         claimed = [row[1:] for row in rows if row[1] is not None]
-        return sorted(claimed, key=_position), rows[0][0]
+        return sorted(claimed, key=_position), rows[0][0], places
+
+    def _place(self, want: Want) -> Query:
+        return self._sql("read_destination", destination=want.destination)
 
 
 class Stepwise:
@@ -221,7 +223,7 @@ class Stepwise:
         """Lock due rows, lease them, read them."""
         [rows] = yield [self._sql("due_locked", limit=want.limit, **_line(want))]
         take = ordering.unordered(list(map(Candidate._make, rows)))
-        return (yield from self._take(want, take)), 0
+        return (yield from self._take(want, take, 0))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
@@ -229,7 +231,7 @@ class Stepwise:
         [rows] = yield [self._sql("due", limit=want.limit, **_line(want))]
         window = list(map(Candidate._make, rows))
         if not window:
-            return [], 0
+            return (yield from self._take(want, [], 0))
         heads = yield from self._heads(want, window)
         runs = yield from self._runs(want, heads)
         members = [row for run in runs.values() for row in run]
@@ -237,7 +239,7 @@ class Stepwise:
         choice = ordering.choose(window, heads, runs, {row.id for row in locked if row.free}, want.limit)
         if choice.park:
             yield [self._sql("park", ids=choice.park)]
-        return (yield from self._take(want, choice.take)), len(choice.park)
+        return (yield from self._take(want, choice.take, len(choice.park)))
 
     def _lock_destination(self, destination: str) -> Steps[None]:
         lock = self._sql("lock_destination", destination=destination)
@@ -275,13 +277,15 @@ class Stepwise:
         [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
         return list(map(Candidate._make, rows))
 
-    def _take(self, want: Want, ids: list[Any]) -> Steps[list[Row]]:
+    def _take(self, want: Want, ids: list[Any], parked: int) -> Steps[Claimed]:
+        """Lease the rows and read them; without any, read why there may be none."""
         if not ids:
-            return []
+            [places] = yield [self._sql("read_destination", destination=want.destination)]
+            return [], parked, places
         token = self._dialect.to_uuid(uuid4())
         lease = self._sql("lease", ids=ids, token=token, owner=want.owner, seconds=want.lease)
         _, rows = yield [lease, self._sql("read", ids=ids)]
-        return rows
+        return rows, parked, []
 
 
 def _keys(settlements: Sequence[Settlement]) -> dict[str, list[str]]:

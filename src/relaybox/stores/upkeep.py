@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from uuid_utils.compat import uuid7
 
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row, Steps
 from relaybox.stores.upkeep_statements import templates
-from relaybox.upkeep import Beat, History, Member, Minute, Slice
+from relaybox.upkeep import Beat, History, Member, Minute, Router, Slice, Turn, Waiting
 
 FORGOTTEN = timedelta(days=1)
 """After so long a member that was not seen is forgotten."""
 OLDEST = 100 * 365 * 86_400.0
 """Seconds; every database can take them from its clock."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-_json = msgspec.json.Encoder()
+ROUTED = 100
+"""Events given to their destinations in one transaction; all of them are read with their payloads."""
+# Every database reads a UUID from its 32 digits.
+_json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class SqlUpkeep:
@@ -88,6 +93,27 @@ class SqlUpkeep:
     async def unpark(self, term: int, destination: str, limit: int) -> int | None:
         """Make parked rows due, whatever their keys."""
         return await self._run(lambda: self._unpark(term, destination, limit))
+
+    async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
+        """Look at the next unrouted events, and give those to their destinations that are taken.
+
+        What a route says is asked for between two transactions: it may be the application's own function.
+        """
+        seen = await self._run(lambda: self._unrouted(term, after, limit))
+        if seen is None:
+            return None
+        wanted = sorted((position, id_) for id_, _, position, event_type in seen if router.takes(event_type))
+        ids, changed = [id_ for _, id_ in wanted], 0
+        for start in range(0, len(ids), ROUTED):
+            waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
+            routed = await self._run(partial(self._route, term, _targets(waiting, router)))
+            if routed is None:
+                return None
+            changed += routed
+        if len(seen) < limit:
+            return Slice(changed, None)
+        _, due, position, _ = seen[-1]
+        return Slice(changed, (self._dialect.from_time(due), position))
 
     async def record(self, minutes: Sequence[Minute]) -> None:
         """Write what was counted."""
@@ -239,6 +265,38 @@ class SqlUpkeep:
             yield [self._sql("make_due", ids=[row[0] for row in found])]
         return len(found) if led else None
 
+    def _unrouted(self, term: int, after: Turn | None, limit: int) -> Steps[list[Row] | None]:
+        if after is None:
+            page = self._sql("unrouted", limit=limit)
+        else:
+            since, position = self._dialect.to_time(after[0]), after[1]
+            page = self._sql("unrouted_after", since=since, position=position, limit=limit)
+        led, rows = yield [self._fence(term), page]
+        return rows if led else None
+
+    def _waiting(self, ids: Sequence[Any]) -> Steps[list[tuple[Any, Waiting]]]:
+        [rows] = yield [self._sql("waiting", ids=self._ids(ids))]
+        return [(id_, Waiting(self._dialect.from_uuid(event_id), *rest)) for id_, event_id, *rest in rows]
+
+    def _route(self, term: int, targets: Sequence[dict[str, Any]]) -> Steps[int | None]:
+        """All is judged once more under the locks: an operator may have been there in the meantime."""
+        if not targets:
+            return 0
+        if self._dialect.one_statement:
+            route = self._sql("route", term=term, targets=_json.encode(targets).decode())
+            led, gone = yield [self._fence(term), route]
+            return len(gone) if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        [found] = yield [self._sql("lock_unrouted", ids=list({target["id"]: None for target in targets}))]
+        ids = [row[0] for row in found]
+        if ids:
+            targets = [target for target in targets if target["id"] in ids]
+            route = self._sql("route", targets=_json.encode(targets).decode())
+            yield [route, self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
+        return len(ids)
+
     def _lock(self, destination: str) -> list[Query]:
         """The lock under which claims and settles of an ordered destination come one after the other."""
         statements = ("ensure_destination", "lock_destination")
@@ -249,6 +307,23 @@ class SqlUpkeep:
 
     def _count(self, result: Sequence[Row]) -> int:
         return len(result) if self._dialect.one_statement else int(result[0][0])
+
+
+def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dict[str, Any]]:
+    """A record for each row that is to be made; ``line`` keeps those of one event in the order given."""
+    return [
+        {
+            "id": id_,
+            "copy": uuid7(),
+            "line": line,
+            "destination": target.destination,
+            "max_attempts": target.max_attempts,
+            # Left out where there is none: null is a text to some JSON functions.
+            **({} if target.ordering_key is None else {"ordering_key": target.ordering_key}),
+        }
+        for id_, event in waiting
+        for line, target in enumerate(router.targets(event))
+    ]
 
 
 def _ago(age: float) -> float:

@@ -32,6 +32,12 @@ SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until
     "walk_attempts": """
 SELECT delivery_id, (SELECT e.id FROM {event} e WHERE e.id = a.delivery_id) FROM {attempt} a
 WHERE delivery_id > :after ORDER BY delivery_id LIMIT :limit""",
+    "unrouted": "{unrouted} {in_turn}",
+    "unrouted_after": "{unrouted} AND {beyond} {in_turn}",
+    "waiting": """
+SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload, payload_data, payload_encoding,
+    headers, ordering_key, idempotency_key, max_attempts, next_attempt_at > {now}
+FROM {event} {by_id} WHERE {listed_ids} ORDER BY position""",
     "stuck": """
 SELECT k.ordering_key FROM {keys}
 WHERE (SELECT status = 'pending' AND next_attempt_at IS NULL AND {unleased} FROM {event}
@@ -58,6 +64,14 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
 SELECT destination FROM {event} WHERE status = 'delivered' AND destination > :after
 ORDER BY destination, delivered_at LIMIT 1""",
 }
+
+UNROUTED = """
+SELECT id, next_attempt_at, position, event_type FROM {event} {by_due}
+WHERE {due} = '' AND status = 'pending' AND {unleased}"""
+# What was emitted for later stays so; where there is an order, it is that of the routing.
+ROUTED = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
+    e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key, s.max_attempts,
+    CASE WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END, e.created_at"""
 
 REMOVE = """
 , gone AS (DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM old)))
@@ -99,6 +113,17 @@ DELETE FROM {audit} WHERE ctid = ANY (ARRAY(
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased} AND {led}
     FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
+        "route": """
+WITH s AS MATERIALIZED (SELECT * FROM {targets}), taken AS MATERIALIZED (
+    SELECT * FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM s)) AND {still_unrouted} AND {led}
+    ORDER BY id FOR UPDATE OF {event_alias} NOWAIT
+), copies AS (
+    INSERT INTO {event} ({inserted}, created_at)
+    SELECT {routed} FROM s JOIN taken e ON e.id = s.id ORDER BY e.position, s.line
+), forgotten AS (
+    DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM taken))
+)
+DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM taken)) RETURNING id""",
         "unpark": """
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     SELECT id FROM {event}
@@ -122,6 +147,11 @@ WHERE id IN (:ids) AND status = 'discarded' AND updated_at < {later} {skip_locke
 SELECT event_type, idempotency_key FROM {idempotency} WHERE created_at < {later}
 ORDER BY created_at LIMIT :limit {skip_locked}""",
     "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids)",
+    "lock_unrouted": """
+SELECT id FROM {event} {by_id} WHERE id IN (:ids) AND {still_unrouted} ORDER BY id {lock_now}""",
+    "route": """
+INSERT INTO {event} ({inserted}, created_at)
+SELECT {routed} FROM {targets} {join} {event} e {by_id} ON e.id = s.id ORDER BY e.position, s.line""",
 }
 
 SQLITE = (
@@ -181,12 +211,56 @@ SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
 WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased}""",
 }
 
+# Said without naming what is pending: an index that holds all of it would look like the shorter way.
+STILL_UNROUTED = "destination = '' AND status NOT IN ('delivered', 'failed', 'discarded') AND {unleased}"
+WORDS = {
+    "{unrouted}": UNROUTED,
+    "{in_turn}": "ORDER BY next_attempt_at, position LIMIT :limit",
+    "{routed}": ROUTED,
+    "{still_unrouted}": STILL_UNROUTED,
+}
+POSTGRESQL_WORDS = WORDS | {
+    "{by_due}": "",
+    "{beyond}": "(next_attempt_at, position) > (:since, :position)",
+    "{listed_ids}": "id = ANY (CAST(:ids AS uuid[]))",
+    "{targets}": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
+        ordering_key text, max_attempts int, line int)""",
+}
+SQLITE_WORDS = POSTGRESQL_WORDS | {
+    "{lock_now}": "",
+    "{listed_ids}": "id IN (:ids)",
+    "{targets}": """(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.copy') AS copy,
+    json_extract(value, '$.destination') AS destination,
+    json_extract(value, '$.ordering_key') AS ordering_key,
+    json_extract(value, '$.max_attempts') AS max_attempts, json_extract(value, '$.line') AS line
+FROM json_each(:targets)) AS s""",
+}
+MYSQL_WORDS = WORDS | {
+    "{by_due}": "FORCE INDEX ({due_index})",
+    "{lock_now}": "FOR UPDATE NOWAIT",
+    # It reads no range of an index from a comparison of rows.
+    "{beyond}": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
+    "{listed_ids}": "id IN (:ids)",
+    "{targets}": """JSON_TABLE(:targets, '$[*]' COLUMNS (
+    id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
+    copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy',
+    destination VARCHAR(100) CHARACTER SET utf8mb4 PATH '$.destination',
+    ordering_key VARCHAR(255) CHARACTER SET utf8mb4 PATH '$.ordering_key',
+    max_attempts INT PATH '$.max_attempts', line INT PATH '$.line')) s""",
+}
+
 _TEXTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
+_WORDS = {
+    "postgresql": POSTGRESQL_WORDS,
+    "mysql": MYSQL_WORDS,
+    "mariadb": MYSQL_WORDS,
+    "sqlite": SQLITE_WORDS,
+}
 
 
 def templates(dialect: str, tables: Tables) -> dict[str, str]:
     """The texts for one database."""
-    words = {"{remove}": REMOVE, "{led}": LED, "{due_index}": _due_index(tables)}
+    words = _WORDS[dialect] | {"{remove}": REMOVE, "{led}": LED, "{due_index}": _due_index(tables)}
     texts = dict(_TEXTS[dialect])
     for word, meaning in words.items():
         texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}

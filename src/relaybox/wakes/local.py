@@ -62,6 +62,8 @@ def _rouse(sleeper: asyncio.Future[None]) -> None:
 class LocalWake:
     """A ``Wake`` (see there) for the lanes of one loop, woken from any thread of the process."""
 
+    alive = False
+
     def __init__(self) -> None:
         self._flags: dict[str, _Flag] = {}
         self._all_woken = False

@@ -1,0 +1,73 @@
+"""Where a stored event goes that no route took when it was emitted: as if it were emitted now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from relaybox.codec import decode
+from relaybox.config import Destination, Settings
+from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, ordering_key
+from relaybox.routing import Routes
+from relaybox.upkeep import Target, Waiting
+
+
+class StoredRouter:
+    """A ``Router`` (see there) by the routes and destinations of one outbox."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._routes = Routes(settings.routes)
+        self._destinations = {destination.name: destination for destination in settings.destinations}
+
+    def takes(self, event_type: str) -> bool:
+        """Whether any route takes such events."""
+        return bool(self._routes.destinations(event_type))
+
+    def targets(self, event: Waiting) -> Sequence[Target]:
+        """Where the event goes now; raises what a key's function raises, or what ``emit`` would."""
+        names = self._routes.destinations(event.event_type)
+        targets = _targets(event, [self._destinations[name] for name in names])
+        # What is ordered has no time of its own: it would hold up its key. So its event waits here.
+        if event.scheduled and any(target.ordering_key is not None for target in targets):
+            return ()
+        return targets
+
+
+def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target]:
+    # A payload that cannot be read is no obstacle where nobody asks for it.
+    asked = any(destination.ordered and callable(destination.ordering) for destination in destinations)
+    call = stored_call(event, payload=asked)
+    aggregate = event.aggregate_type, event.aggregate_id
+    return [
+        Target(
+            destination.name,
+            ordering_key(call, aggregate, destination),
+            call.max_attempts or destination.max_attempts,
+        )
+        for destination in destinations
+    ]
+
+
+def stored_call(event: Waiting, *, payload: bool = True) -> Call:
+    """The call that emitted the event, as far as its row tells.
+
+    The aggregate's id is text, the payload what its JSON says, and ``max_attempts`` of the default is as if
+    it had not been given.
+    """
+    headers: dict[str, Any] = msgspec.json.decode(event.headers)
+    tenant = headers.get("tenant")
+    stored = (event.payload, event.payload_data, event.payload_encoding)
+    own = str(event.event_id)
+    return Call(
+        event.aggregate_type,
+        event.aggregate_id,
+        event.event_type,
+        decode(*stored) if payload else None,
+        idempotency_key=None if event.idempotency_key == own else event.idempotency_key,
+        key=... if event.ordering_key is None else None if event.ordering_key == own else event.ordering_key,
+        headers=headers,
+        tenant=tenant if isinstance(tenant, str) else None,
+        max_attempts=None if event.max_attempts == DEFAULT_MAX_ATTEMPTS else event.max_attempts,
+    )

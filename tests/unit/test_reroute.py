@@ -1,0 +1,269 @@
+"""Where an event goes that was stored without a route: the same rows as if it were emitted now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from relaybox.config import Destination, Route, Settings
+from relaybox.emit.reroute import StoredRouter, stored_call
+from relaybox.emit.row import Call, RowBuilder, ordering_key
+from relaybox.errors import InvalidField, StoreError
+from relaybox.maintenance.caretaker import Caretaker
+from relaybox.maintenance.round import Round
+from relaybox.maintenance.route import INTERVAL, Reroute
+from relaybox.stores.dialects import POSTGRESQL
+from relaybox.stores.statements import INSERTED
+from relaybox.upkeep import Beat, Member, Router, Slice, Target, Turn, Waiting
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def by_customer(call: Call) -> str | None:
+    return str(call.payload["customer"]) if call.payload["customer"] else None
+
+
+ORDERINGS: list[Any] = ["aggregate", "tenant", "event_type", "none", by_customer]
+DESTINATIONS = [
+    *(Destination(f"by {n}", "console:", ordered=True, ordering=o) for n, o in enumerate(ORDERINGS)),
+    Destination("plain", "console:", max_attempts=8),
+]
+ROUTE = Route("order.*", to=[destination.name for destination in DESTINATIONS])
+CALLS = [
+    Call("Order", 7, "order.paid", {"customer": 3}, tenant="ü"),
+    Call("Order", "o" * 255, "order.paid.v2", {"customer": None}, tenant="t", headers={"a": 1}),
+    Call("Order", UUID(int=7), "order.paid", {"customer": 1}, key="k" * 1000, max_attempts=9),
+    Call("Order", 7, "order.paid", {"customer": 1}, key=None, idempotency_key="once"),
+]
+
+
+def stored(call: Call, *, scheduled: bool = False, **changed: Any) -> Waiting:
+    """The row of an event that no route takes."""
+    [row] = RowBuilder(Settings(unrouted="store")).build(call, POSTGRESQL).rows
+    values = dict(zip(INSERTED, row, strict=True)) | changed
+    del values["id"], values["destination"], values["next_attempt_at"]
+    values["event_id"] = UUID(values["event_id"])
+    return Waiting(**values, scheduled=scheduled)
+
+
+def emitted(call: Call, settings: Settings) -> list[Target]:
+    rows = [
+        dict(zip(INSERTED, row, strict=True)) for row in RowBuilder(settings).build(call, POSTGRESQL).rows
+    ]
+    return [Target(row["destination"], row["ordering_key"], row["max_attempts"]) for row in rows]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_stored_event_gets_the_keys_and_attempts_that_emit_would_give_it(call: Call) -> None:
+    settings = Settings(destinations=DESTINATIONS, routes=[ROUTE])
+    targets = StoredRouter(settings).targets(stored(call))
+    assert list(targets) == emitted(call, settings)
+    assert len(targets) == len(DESTINATIONS)
+
+
+def test_the_key_of_a_destination_without_order_is_none() -> None:
+    call = Call("Order", 1, "order.paid", {}, key="k")
+    assert ordering_key(call, ("Order", "1"), Destination("plain", "console:")) is None
+    assert ordering_key(call, ("Order", "1"), Destination("one", "console:", ordered=True)) == "k"
+
+
+def test_a_key_that_emit_would_refuse_is_refused_before_it_is_stored() -> None:
+    with pytest.raises(InvalidField, match="key"):
+        stored(Call("Order", 1, "order.paid", {}, key=""))
+
+
+def test_the_call_is_told_by_its_row() -> None:
+    call = Call("Order", 7, "order.paid", {"a": [1]}, headers={"h": 1}, tenant="t", max_attempts=3)
+    told = stored_call(stored(call))
+    assert told == Call(
+        "Order", "7", "order.paid", {"a": [1]}, headers={"h": 1, "tenant": "t"}, tenant="t", max_attempts=3
+    )
+    assert stored_call(stored(Call("Order", 7, "order.paid", b"\0"))).payload == b"\0"
+
+
+def test_a_payload_that_cannot_be_read_is_no_obstacle_where_no_key_needs_it() -> None:
+    event = stored(CALLS[0], payload=None, payload_data=b"?", payload_encoding="of the future")
+    plain = Settings(destinations=DESTINATIONS, routes=[Route("*", to="plain")])
+    assert [target.destination for target in StoredRouter(plain).targets(event)] == ["plain"]
+    with pytest.raises(ValueError, match="of the future"):
+        StoredRouter(Settings(destinations=DESTINATIONS, routes=[ROUTE])).targets(event)
+
+
+def test_what_is_scheduled_waits_only_where_it_would_hold_up_a_key() -> None:
+    event = stored(CALLS[0], scheduled=True)
+    for to, count in (("plain", 1), (["plain", "by 0"], 0), (["plain", "by 3"], 2)):
+        router = StoredRouter(Settings(destinations=DESTINATIONS, routes=[Route("order.*", to=to)]))
+        assert router.takes("order.paid")
+        assert len(router.targets(event)) == count
+        assert not router.takes("nobody.asked")
+
+
+# The job
+
+
+class Clock:
+    """Time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        self.time += seconds
+
+
+class FakeUpkeep:
+    """Asks the router for each of ``events``, and answers with the next of ``slices``."""
+
+    def __init__(self) -> None:
+        self.asked: list[Turn | None] = []
+        self.events: list[Waiting] = []
+        self.slices: list[Slice[Turn] | Exception | None] = []
+
+    async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
+        self.asked.append(after)
+        for event in self.events:
+            router.targets(event)
+        answer = self.slices.pop(0) if self.slices else Slice(0, None)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def beat(self, member: Member, live: float) -> Beat:
+        return Beat((member.name,), NOON)
+
+    async def lead(self, name: str, seconds: float) -> int | None:
+        return 1
+
+    async def kept(self) -> tuple[str, ...]:
+        return ()
+
+    async def prune_history(self, *args: Any) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **options: Any) -> Slice[Any]:
+            return Slice(0, None)
+
+        return call
+
+
+class FakeRouter:
+    """Sends everything to ``mail``, but for what it cannot tell."""
+
+    def takes(self, event_type: str) -> bool:
+        return True
+
+    def targets(self, event: Waiting) -> Sequence[Target]:
+        if event.event_type == "order.odd":
+            raise KeyError("customer")
+        return [Target("mail", None, 5)]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def upkeep() -> Any:
+    return FakeUpkeep()
+
+
+async def going_on(seconds: float) -> bool:
+    return True
+
+
+async def test_a_new_term_begins_with_a_round_and_then_there_is_an_interval(
+    clock: Clock, upkeep: Any
+) -> None:
+    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
+    counts = []
+    for term, passes in ((1, 0.0), (1, INTERVAL - 1), (1, 1.0), (2, 0.0), (2, 0.0)):
+        clock.time += passes
+        await job(term)
+        counts.append(len(upkeep.asked))
+    assert counts == [1, 1, 2, 3, 3]
+
+
+async def test_a_round_that_failed_is_tried_again_at_once(clock: Clock, upkeep: Any) -> None:
+    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
+    upkeep.slices = [StoreError("away")]
+    with pytest.raises(StoreError):
+        await job(1)
+    assert await job(1) == Round(0)
+    assert len(upkeep.asked) == 2
+
+
+async def test_a_walk_goes_on_where_the_last_batch_was_also_after_a_failure(
+    clock: Clock, upkeep: Any
+) -> None:
+    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
+    turn = (NOON, 7)
+    upkeep.slices = [Slice(3, turn), StoreError("away"), Slice(2, None)]
+    with pytest.raises(StoreError):
+        await job(1)
+    assert await job(1) == Round(2)
+    assert upkeep.asked == [None, turn, turn]
+
+
+async def test_a_round_under_a_term_that_is_over_says_so(clock: Clock, upkeep: Any) -> None:
+    upkeep.slices = [None]
+    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
+    assert await job(1) == Round(0, done=False, led=False)
+
+
+async def test_lanes_are_woken_after_each_batch_that_has_something_for_them(
+    clock: Clock, upkeep: Any
+) -> None:
+    woken: list[list[str]] = []
+    job = Reroute(upkeep, FakeRouter(), lambda names: woken.append(sorted(names)), clock, going_on)
+    await job.round(1)
+    assert woken == []
+    upkeep.events = [stored(CALLS[0])]
+    upkeep.slices = [Slice(1, (NOON, 1)), StoreError("perhaps committed")]
+    with pytest.raises(StoreError):
+        await job.round(1)
+    assert woken == [["mail"], ["mail"]]
+
+
+async def test_what_cannot_be_routed_is_said_once_and_again_when_it_is_another(
+    clock: Clock, upkeep: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
+    odd = [stored(Call("Order", n, "order.odd", {})) for n in range(3)]
+    with caplog.at_level(logging.WARNING):
+        for events in (odd[:2], odd[:2], odd[2:], []):
+            upkeep.events = events
+            await job.round(1)
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("2 events stay unrouted")
+    assert str(odd[0].event_id) in first
+    assert "KeyError: 'customer'" in first
+    assert second.startswith("1 event stays unrouted")
+
+
+async def test_the_caretaker_routes_soon_after_its_start_and_with_the_other_jobs(
+    clock: Clock, upkeep: Any
+) -> None:
+    me = Member(f"host:1:{uuid4()}", "host", 1, "0.1.0")
+    here = Caretaker(upkeep, [], me, clock, lambda: NOON, router=FakeRouter())
+    assert (await here.once()).routed == Round(0)
+    assert (await Caretaker(upkeep, [], me, clock, lambda: NOON).once()).routed is None
+    upkeep.asked.clear()
+    task = asyncio.create_task(here.run())
+    async with asyncio.timeout(5):
+        while not upkeep.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        here.stop()
+        await task
+    assert upkeep.asked[0] is None
