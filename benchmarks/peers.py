@@ -1,4 +1,4 @@
-"""Other outboxes in their best documented configuration; ``make bench`` installs them from the package index."""
+"""Other outboxes in their best documented configuration; ``make bench`` installs them."""
 
 from __future__ import annotations
 

@@ -312,6 +312,13 @@ class Settings:
             raise wrong(setting, destination.name, "name another destination, not itself")
         if destination.dead_letter is not None:
             _check_exists(setting, destination.dead_letter, names)
+        following = {one.name: one.dead_letter for one in self.destinations}
+        seen, name = {destination.name}, destination.dead_letter
+        while name is not None:
+            if name in seen:
+                raise wrong(setting, destination.dead_letter, "what fails would go round in a circle; end it")
+            seen.add(name)
+            name = following.get(name)
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import socket
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -209,3 +211,12 @@ def _arguments(url: sa.URL) -> tuple[Sequence[Any], Mapping[str, Any]]:
 def _wrong_options(url: str) -> ConfigError:
     fix = "the driver does not take it so; see its documentation for what may stand after the question mark"
     return ConfigError(f"database = {mask_url(url)!r}: {fix}")
+
+
+def hang_up(fileno: int) -> None:
+    """Make whoever waits for an answer on this connection see its end.
+
+    A driver that is cancelled may wait for the server once more; one whose connection has ended does not.
+    """
+    with suppress(OSError), socket.socket(fileno=os.dup(fileno)) as end:
+        end.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import random
+import re
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -85,6 +86,7 @@ def open_relay(
             await sink.close()
         await shared.wake.close()
         await store.close()
+        _ours.discard(me.name)
 
     return Relay(lanes, shared, caretaker, partial(bell.serving, shared.wake, destinations), close, patience)
 
@@ -92,20 +94,29 @@ def open_relay(
 def this_process() -> Member:
     """A relay of this process. No two have the same name, not even one after the other."""
     host, pid = socket.gethostname(), os.getpid()
-    name = f"{host[:150]}:{pid}:{secrets.token_hex(4)}"
+    name = f"{host[:150]}:{pid}:{_namespace()}-{secrets.token_hex(4)}"
     _ours.add(name)
     return Member(name, host[:255], pid, version("relaybox"))
 
 
 _ours: set[str] = set()
-"""The relays of this process, for all that it has made."""
+"""The relays of this process that were made and not closed."""
+
+
+def _namespace() -> str:
+    """What tells two processes apart that have the same number in two containers."""
+    try:
+        return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return ""
 
 
 def died(name: str) -> bool:
     """Whether a relay of this name ran on this host, in a process that has ended."""
-    host, pid, _ = name.rsplit(":", 2)
-    if host != socket.gethostname()[:150]:
+    match = re.fullmatch(r"(.*):([0-9]+):([0-9a-f]*)-[0-9a-f]+", name, re.DOTALL)
+    if match is None or (match[1], match[3]) != (socket.gethostname()[:150], _namespace()):
         return False
+    pid = match[2]
     if int(pid) == os.getpid():
         return name not in _ours
     try:

@@ -9,6 +9,8 @@ from relaybox.config import Backoff
 
 def delay(backoff: Backoff, attempts: int, random: Callable[[], float]) -> float:
     """Seconds to wait after the ``attempts``-th attempt; ``random`` gives numbers from 0 to 1."""
+    if not backoff.base:
+        return 0.0
     try:
         full = min(backoff.cap, backoff.base * backoff.factor ** (attempts - 1))
     except OverflowError:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from relaybox.errors import PayloadError
 from relaybox.event import Delivery
@@ -96,6 +96,7 @@ class OneByOne:
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
+        sender = asyncio.current_task()
         queue = _runs(deliveries)[::-1]
 
         async def work() -> None:
@@ -104,7 +105,14 @@ class OneByOne:
                 if len(queue) > 1:
                     workers.create_task(work())
                 while queue:
-                    await self._run(queue.pop(), deliveries, answers, progress)
+                    for index in queue.pop():
+                        delivery = deliveries[index]
+                        if not progress.begin(delivery):
+                            break
+                        answers[index] = answer = await self._answer(delivery, sender)
+                        progress.report(delivery, answer)
+                        if not isinstance(answer, Delivered):
+                            break
                     if self._places.crowded and queue:
                         workers.create_task(work())
                         return
@@ -116,24 +124,7 @@ class OneByOne:
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def _run(
-        self,
-        indexes: list[int],
-        deliveries: Sequence[Delivery],
-        answers: list[Answer],
-        progress: Progress,
-    ) -> None:
-        """Send the deliveries of one key, one after the other, up to the first that does not arrive."""
-        for index in indexes:
-            delivery = deliveries[index]
-            if not progress.begin(delivery):
-                return
-            answers[index] = answer = await self._answer(delivery)
-            progress.report(delivery, answer)
-            if not isinstance(answer, Delivered):
-                return
-
-    async def _answer(self, delivery: Delivery) -> Answer:
+    async def _answer(self, delivery: Delivery, sender: asyncio.Task[Any] | None) -> Answer:
         try:
             await self.deliver(delivery)
         except (Retry, Reject, Unavailable) as answer:
@@ -143,8 +134,13 @@ class OneByOne:
         except Exception as error:
             return Retry(describe(error))
         except asyncio.CancelledError as error:
-            if being_cancelled():
+            if sender is None or sender.cancelling():
                 raise
+            # Not whoever called: what was called cancelled itself, or what it waited for.
+            while being_cancelled():
+                sending = asyncio.current_task()
+                assert sending is not None
+                sending.uncancel()
             return Retry(describe(error))
         return Delivered()
 

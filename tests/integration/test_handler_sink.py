@@ -21,7 +21,7 @@ from relaybox.event import Event
 from relaybox.outcome import Delivered, Reject, Retry, Unavailable, Unreachable
 from relaybox.sink import Answer
 from relaybox.sinks.handler import HandlerSink
-from relaybox.testing.sink_contract import make_delivery
+from relaybox.testing.sink_contract import deliveries, make_delivery
 
 
 @asynccontextmanager
@@ -266,7 +266,7 @@ def test_a_handler_that_hangs_does_not_hold_up_the_exit_of_the_process() -> None
         import asyncio, threading
         from relaybox.config import Destination
         from relaybox.sinks.handler import HandlerSink
-        from relaybox.testing.sink_contract import make_delivery
+        from relaybox.testing.sink_contract import deliveries, make_delivery
 
         def handler(event):
             threading.Event().wait()
@@ -306,3 +306,16 @@ async def test_after_a_send_is_cancelled_nothing_more_is_tried() -> None:
         with pytest.raises(asyncio.CancelledError):
             await sending
     assert len(tried) == 1
+
+
+async def test_a_handler_that_cancels_its_own_task_is_answered_with_a_retry() -> None:
+    async def handler(event: Event) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    sink = HandlerSink(Destination("runner", "handler:"), handler)
+    batch = deliveries(3)
+    answers = await sink.send(batch)
+    assert [type(answer) for answer in answers] == [Retry] * 3

@@ -234,14 +234,17 @@ async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(
 
 def test_a_relay_is_known_to_have_died_when_its_process_has_ended() -> None:
     me = this_process().name
-    host, pid, _ = me.rsplit(":", 2)
+    host, pid, tail = me.rsplit(":", 2)
+    same_place = tail.partition("-")[0]
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert not died(me)
-    assert not died(f"another host:{ended.pid}:0000")
-    assert not died(f"{host}:1:0000")
-    assert died(f"{host}:{ended.pid}:0000")
-    assert died(f"{host}:{pid}:0000"), "it had this process's number before"
+    assert not died(f"another host:{ended.pid}:{same_place}-00")
+    assert not died(f"{host}:{ended.pid}:another container-00")
+    assert not died(f"{host}:1:{same_place}-00")
+    assert not died("a name of another form")
+    assert died(f"{host}:{ended.pid}:{same_place}-00")
+    assert died(f"{host}:{pid}:{same_place}-00"), "it had this process's number before"
 
 
 async def test_leases_of_a_slow_function_are_extended(fresh_database: Callable[[str], str]) -> None:

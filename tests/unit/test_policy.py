@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -225,18 +226,23 @@ def test_the_event_that_failed_last_is_remembered_for_the_probe() -> None:
     assert (circuit.times(last), circuit.times(uuid4())) == (1, 0)
 
 
-def learn(sizing: Sizing, rows: int, *, size: int = 300, idle: bool = True, times: int = 1) -> int:
+def learn(sizing: Sizing, rows: int, *, size: int = 300, rate: float = 1e6, times: int = 1) -> int:
+    """A claim each tenth of a second, beside which so many events a second were answered."""
     for _ in range(times):
-        sizing.learn(rows, rows * size, idle=idle)
+        sizing.learn(rows, rows * size, int(rate / 10), next(TENTHS))
     return sizing.rows
 
 
-def test_claims_grow_while_the_sink_is_faster_and_shrink_again() -> None:
+TENTHS = (n / 10 for n in itertools.count(1))
+
+
+def test_a_claim_grows_to_what_the_sink_takes_in_a_tenth_of_a_second_and_shrinks_again() -> None:
     sizing = Sizing(Destination("runner", "memory:", batch_size=100))
+    learn(sizing, 100, rate=0)
     assert [learn(sizing, sizing.rows) for _ in range(5)] == [200, 400, 800, LARGEST, LARGEST]
-    assert learn(sizing, LARGEST, idle=False) == LARGEST // 2
-    assert learn(sizing, 3) == LARGEST // 4
-    assert learn(sizing, 0, times=9) == 100
+    assert learn(sizing, 100, rate=4000, times=5) == 400
+    assert learn(sizing, 100, rate=500) == 200
+    assert learn(sizing, 3, rate=5, times=9) == 100
     assert sizing.in_flight == 100 * BATCHES_IN_FLIGHT
 
 

@@ -29,6 +29,9 @@ from relaybox.sink import Answer
 LONGEST_AFTER = 3600.0
 """No destination can ask to be left alone for longer than this."""
 
+SHORTEST_WAIT = 0.25
+"""Seconds: what does not count could otherwise go on without a pause and without an end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -68,6 +71,7 @@ class Policy:
                 return outcome, opening
             case Retry():
                 return self._retry(answer, delivery), None
+        return self._retry(Retry(f"the sink answered {answer!r}"[:200]), delivery), None
 
     def _retry(self, answer: Retry | Unavailable, delivery: Delivery) -> Outcome:
         if delivery.attempts >= delivery.max_attempts:
@@ -84,7 +88,8 @@ class Policy:
         reason, asked = _reason(answer, "unavailable"), seconds_asked(answer)
         # After the outage nobody should have to wait for longer than a circuit stays open.
         backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), LONGEST_PAUSE)
-        outcome = Retried(backoff if asked is None else asked, reason, counts=False)
+        after = max(backoff if asked is None else asked, SHORTEST_WAIT)
+        outcome = Retried(after, reason, counts=False)
         if isinstance(answer, Gone):
             return outcome, Opening(reason, gone=True)
         who = delivery.event_id if delivery.ordering_key is None else delivery.ordering_key

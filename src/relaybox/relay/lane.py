@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -26,7 +26,7 @@ from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
 from relaybox.relay.settle import Settler
 from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
-from relaybox.sink import Answer, Sink, describe
+from relaybox.sink import Answer, Sink, being_cancelled, describe
 from relaybox.store import Claim, DeadLetter, Held, Settlement, Store, Want
 from relaybox.wake import Wake
 
@@ -90,6 +90,7 @@ class Lane:
         self._room = asyncio.Event()
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
+        self._answered = 0
         self._idle_for = SHORTEST_POLL
         self._longest_rest = destination.poll_interval
         self._raises = False
@@ -103,6 +104,7 @@ class Lane:
         """Claim and begin nothing more; ``run`` returns when what is being sent is settled."""
         self._stop.set()
         self._halted.set()
+        self._room.set()
         self._shared.wake.wake(self.name)
 
     async def run(self, patience: float) -> None:
@@ -111,13 +113,17 @@ class Lane:
             try:
                 async with self._beside():
                     ending = self._tasks.create_task(self._end(patience))
-                    examining = self._tasks.create_task(self._examine_now_and_then())
+                    others = [
+                        self._tasks.create_task(self._examine_now_and_then()),
+                        self._tasks.create_task(self._keep_to_share()),
+                    ]
                     while not self._stopping:
                         if not await self._round():
                             await self._rest()
                     await ending
                     await self._finish(patience)
-                    examining.cancel()
+                    for task in others:
+                        task.cancel()
             except Exception as error:
                 # A defect of ours, or of a sink: what was held runs out, and the others do not notice.
                 self._observer.trouble(self.name, "run", error)
@@ -130,16 +136,22 @@ class Lane:
         self._raises = True
         async with self._beside():
             while not self._stopping:
-                alone = not len(self._in_flight)
+                alone = not self._has_old(since)
                 claim = await self._step()
                 old = any(delivery.created_at <= since for delivery in claim.deliveries)
                 if old or claim.failed or claim.parked:
                     continue
                 if alone and not await self._examine():
                     break
-                if len(self._in_flight):
+                if self._has_old(since):
                     await self._until_changed()
             await self._until_empty()
+
+    def _has_old(self, since: datetime) -> bool:
+        """Whether something is in flight that was there before."""
+        return any(
+            delivery.created_at <= since for batch in self._in_flight for delivery in batch.unsettled.values()
+        )
 
     async def once(self) -> int:
         """One round: claim, send, settle; how many deliveries it was."""
@@ -187,9 +199,9 @@ class Lane:
         if claim.held is not None and _probe_is_due(claim.held):
             return await self._probe(claim.held)
         if claim.deliveries:
-            idle = not self._sends
             batch = self._begin(claim.deliveries, until)
-            self._sizing.learn(len(claim.deliveries), batch.bytes, idle=idle)
+            self._sizing.learn(len(claim.deliveries), batch.bytes, self._answered, self._clock.now())
+            self._answered = 0
         return claim
 
     async def _claim(self, limit: int, *, probe: bool = False, suspects: bool = True) -> tuple[Claim, float]:
@@ -219,39 +231,42 @@ class Lane:
         self._observer.claimed(self.name, claim)
         return claim, until
 
-    def _begin(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
-        """Send what was claimed, in a task of its own."""
+    def _begin(
+        self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False, turn: bool = False
+    ) -> Batch:
+        """Send what was claimed, in a task of its own; ``turn``: it has had its place in the line."""
         batch = Batch(deliveries, until, probing=probing)
         self._in_flight.add(batch)
-        task = self._tasks.create_task(self._send(batch))
+        task = self._tasks.create_task(self._send(batch, turn))
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
         return batch
 
-    async def _send(self, batch: Batch) -> None:
-        await self._await_turn(batch)
+    async def _send(self, batch: Batch, turn: bool) -> None:
+        if not turn:
+            await self._await_turn(len(batch.deliveries))
         try:
             answers = await self._sink.send(batch.deliveries, Sending(self, batch))
             pairs = list(zip(batch.deliveries, answers, strict=True))
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
             self._observer.trouble(self.name, "send", error)
             pairs = [(delivery, Retry(describe(error))) for delivery in batch.deliveries]
         for delivery, answer in pairs:
             if delivery.position not in batch.answered:
                 self.answer(batch, delivery, answer)
 
-    async def _await_turn(self, batch: Batch) -> None:
-        """Wait for the batch's places in the line that all relays share."""
+    async def _await_turn(self, count: int) -> None:
+        """Wait for so many places in the line that all relays share."""
         rate = self._destination.rate_limit
         if rate is None:
             return
         try:
-            seconds = await self._store.reserve(self.name, len(batch.deliveries), rate)
+            seconds = await self._store.reserve(self.name, count, rate)
         except StoreError as error:
             self._observer.trouble(self.name, "reserve", error)
-            seconds = len(batch.deliveries) / rate
+            seconds = count / rate
         await self._unless_halted(seconds)
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
@@ -269,6 +284,7 @@ class Lane:
     def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
         """Decide what becomes of a delivery, and have it settled."""
         batch.answered.add(delivery.position)
+        self._answered += 1
         if delivery.position not in batch.unsettled:
             return
         batch.tried |= not isinstance(answer, Released)
@@ -300,25 +316,28 @@ class Lane:
         The delivery is not the one that failed last, if there is another. Of the others it is the one that
         failed least: what opened the circuit may be as many events, and these may be poison.
         """
-        async with AsyncExitStack() as lock:
-            await lock.enter_async_context(self._shared.quarantine)
-            claim, until = await self._claim(THRESHOLD + 1, probe=True)
-            chosen = _choose(claim.deliveries, self._circuit)
-            if chosen is None:
-                return Claim(failed=claim.failed)
-            if not chosen.suspect:
-                await lock.aclose()
-            mine = await self._breaker.may_probe(self._destination.timeout + PROBE_MARGIN)
-            if not mine:
-                await self._release(claim.deliveries)
-                return Claim()
-            await self._release([delivery for delivery in claim.deliveries if delivery is not chosen])
-            await self._send_probe(chosen, until, held.reason or "")
+        claim, until = await self._claim(THRESHOLD + 1, probe=True, suspects=False)
+        if claim.deliveries or claim.parked:
+            return await self._probe_with(claim, until, held)
+        async with self._shared.quarantine:
+            claim, until = await self._claim(1, probe=True)
+            return await self._probe_with(claim, until, held)
+
+    async def _probe_with(self, claim: Claim, until: float, held: Held) -> Claim:
+        chosen = _choose(claim.deliveries, self._circuit)
+        if chosen is None:
+            return claim
+        mine = await self._breaker.may_probe(self._destination.timeout + PROBE_MARGIN)
+        if not mine:
+            await self._release(claim.deliveries)
+            return Claim()
+        await self._release([delivery for delivery in claim.deliveries if delivery is not chosen])
+        await self._send_probe(chosen, until, held.reason or "")
         return Claim((chosen,))
 
     async def _send_probe(self, delivery: Delivery, until: float, reason: str) -> None:
         batch = self._begin([delivery], until, probing=True)
-        await batch.done.wait()
+        await self._until_done(batch)
         if not batch.tried:
             await self._breaker.put_back(reason)
         elif self._opening is None:
@@ -326,6 +345,12 @@ class Lane:
         else:
             await self._breaker.open(self._opening, probed=True)
         self._resume()
+
+    async def _keep_to_share(self) -> None:
+        """As relays come and go, also while nothing is claimed."""
+        while True:
+            self._sink.limit(self._shared.share(self._destination.concurrency))
+            await self._clock.sleep(1.0)
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
@@ -341,14 +366,16 @@ class Lane:
         """
         found, suspect = False, True
         while suspect:
+            # Before the lock: others do not wait for this destination's line.
+            await self._await_turn(1)
             async with self._shared.quarantine:
                 if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
                     break
                 claim, until = await self._claim(1)
-                batch = self._begin(claim.deliveries, until) if claim.deliveries else None
+                batch = self._begin(claim.deliveries, until, turn=True) if claim.deliveries else None
                 suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
                 if suspect and batch is not None:
-                    await batch.done.wait()
+                    await self._until_done(batch)
             found |= suspect
         return found
 
@@ -411,8 +438,9 @@ class Lane:
             return
 
     async def _until_there_is_room(self) -> None:
-        while len(self._in_flight) + self._sizing.rows > self._sizing.in_flight or (
-            self._in_flight.bytes >= BYTES_IN_FLIGHT
+        while not self._stopping and (
+            len(self._in_flight) + self._sizing.rows > self._sizing.in_flight
+            or self._in_flight.bytes >= BYTES_IN_FLIGHT
         ):
             await self._until_changed()
 
@@ -421,6 +449,13 @@ class Lane:
         if self._destination.ordered:
             # The next of each key is due now.
             self._shared.wake.wake(self.name)
+
+    async def _until_done(self, batch: Batch) -> None:
+        """Until it is settled; not for ever, where the relay stops and the database is away."""
+        while not (batch.done.is_set() or (self._stopping and self._settler.in_trouble)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._destination.poll_interval):
+                    await batch.done.wait()
 
     async def _until_empty(self) -> None:
         while len(self._in_flight):
@@ -458,5 +493,8 @@ def _choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None
         event_id = delivery.event_id
         return event_id == circuit.failed_last, circuit.times(event_id), delivery.position
 
-    heads = {delivery.ordering_key or delivery.id: delivery for delivery in reversed(deliveries)}
+    heads = {
+        delivery.id if delivery.ordering_key is None else delivery.ordering_key: delivery
+        for delivery in reversed(deliveries)
+    }
     return min(heads.values(), key=suspicion, default=None)

@@ -64,7 +64,9 @@ class Relay:
     async def run_once(self) -> int:
         """One round of every lane: claim, send, settle. How many deliveries it was."""
         async with self._closing():
-            return sum(await asyncio.gather(*(lane.once() for lane in self._lanes)))
+            async with asyncio.TaskGroup() as group:
+                rounds = [group.create_task(lane.once()) for lane in self._lanes]
+            return sum(task.result() for task in rounds)
 
     async def __aenter__(self) -> Self:
         """Run beside the block, as in the lifespan of an ASGI application, whose signals are its own."""

@@ -14,7 +14,7 @@ from relaybox.observe import Observer
 from relaybox.relay.clock import Clock
 from relaybox.store import DeadLetter, Settlement, Store
 
-GAP = 0.01
+GAP = 0.02
 """Seconds between the beginnings of two settles, unless there is enough for the next one."""
 ENOUGH = 100
 

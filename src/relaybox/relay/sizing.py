@@ -1,4 +1,4 @@
-"""How much to claim at once: bounded in rows and in bytes, more while the sink is faster than the claims."""
+"""How much to claim at once: what the sink takes in a tenth of a second, bounded in rows and in bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ LARGEST = 1000
 BATCHES_IN_FLIGHT = 4
 BYTES_IN_FLIGHT = 32 * 2**20
 PARTS_OF_A_SECOND = 10
-"""A batch of a destination with a rate limit is what may leave in a tenth of a second."""
 
 
 class Sizing:
@@ -21,6 +20,7 @@ class Sizing:
             by_rate = max(1, int(destination.rate_limit / PARTS_OF_A_SECOND))
             self._smallest = self._largest = min(self._smallest, by_rate)
         self._rows = self._smallest
+        self._learned_at = 0.0
         self._bytes_a_row = 0.0
 
     @property
@@ -35,11 +35,11 @@ class Sizing:
         """How many rows may be in flight."""
         return BATCHES_IN_FLIGHT * self.rows
 
-    def learn(self, rows: int, size: int, *, idle: bool) -> None:
-        """A claim got so many rows and bytes; ``idle``: nothing was left to send when it came."""
+    def learn(self, rows: int, size: int, answered: int, now: float) -> None:
+        """A claim got so many rows and bytes, and so many were ``answered`` since the last one."""
         if rows:
             self._bytes_a_row += (size / rows - self._bytes_a_row) / 2
-        if idle and rows >= self.rows:
-            self._rows = min(2 * self._rows, self._largest)
-        else:
-            self._rows = max(self._smallest, self._rows // 2)
+        seconds, self._learned_at = now - self._learned_at, now
+        soon = answered / max(seconds, 0.001) / PARTS_OF_A_SECOND
+        step = min(max(round(soon), self._rows // 2), 2 * self._rows)
+        self._rows = min(max(step, self._smallest), self._largest)

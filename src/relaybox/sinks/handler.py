@@ -23,6 +23,7 @@ from relaybox.errors import ConfigError, shorten
 from relaybox.event import Delivery, Event
 from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import OneByOne, describe
+from relaybox.sinks.deadline import Block, Deadline
 
 Handler = Callable[[Event], Any]
 
@@ -35,21 +36,21 @@ class HandlerSink(OneByOne):
         self.abandoned = 0
         """How many threads were left to a handler that had not returned."""
         self._handler = handler
-        self._timeout = destination.timeout
+        self._deadline = Deadline(destination.timeout)
         self._call = self._call_in_loop if _is_async(destination.name, handler) else self._call_in_thread
         self._idle: list[_Worker] = []
 
     async def deliver(self, delivery: Delivery) -> None:
         """Call the handler; returns where it does."""
         event = event_of(delivery)
-        deadline = asyncio.timeout(self._timeout)
+        block = self._deadline()
         try:
-            await self._call(event, deadline)
+            await self._call(event, block)
         except (Retry, Reject, Unavailable, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
-            if deadline.expired():
-                raise Retry(f"handler took longer than {self._timeout:g}s") from None
+            if block.expired:
+                raise Retry(f"handler took longer than {self._deadline.seconds:g}s") from None
             raise Retry(describe(error)) from error
 
     async def close(self) -> None:
@@ -57,18 +58,18 @@ class HandlerSink(OneByOne):
         while self._idle:
             self._idle.pop().stop()
 
-    async def _call_in_loop(self, event: Event, deadline: asyncio.Timeout) -> None:
+    async def _call_in_loop(self, event: Event, block: Block) -> None:
         work = self._handler(event)
         try:
             waits_for = _step(work.send, None)
         except StopIteration:
-            # It never waited, so that it needed no deadline, which costs more than many a handler.
+            # It never waited, and so it needs no deadline.
             return
-        async with deadline:
+        with block:
             await _resumed(work, waits_for)
 
-    async def _call_in_thread(self, event: Event, deadline: asyncio.Timeout) -> None:
-        async with deadline:
+    async def _call_in_thread(self, event: Event, block: Block) -> None:
+        with block:
             await self._work_in_thread(event)
 
     async def _work_in_thread(self, event: Event) -> None:

@@ -35,6 +35,7 @@ except ImportError:
 
 from relaybox.sinks.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.credentials import parse_url, read_credentials
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.status import classify, phrase_of
 
 LONGEST_RETRY_AFTER = 3600.0
@@ -68,6 +69,7 @@ class HttpSink(OneByOne):
         self._guard = Guard(destination.name, destination.allow)
         self._lookup = lookup
         self._user_agent = f"relaybox/{version('relaybox')}"
+        self._deadline = Deadline(destination.timeout)
         self._session: aiohttp.ClientSession | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -75,7 +77,7 @@ class HttpSink(OneByOne):
         request = self._request(delivery)
         answer: Answered | None = None
         try:
-            async with asyncio.timeout(self._destination.timeout):
+            with self._deadline():
                 self._guard.check_host(self._url.raw_host or "")
                 async with self._open().post(self._url, **request) as response:
                     answer = Answered(response)
@@ -159,6 +161,8 @@ class Answered:
             if not chunk:
                 return
             self._body += chunk
+            if response.content.at_eof():
+                return
         response.close()
 
     def reason(self, secrets: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -22,19 +23,24 @@ T = TypeVar("T")
 DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
 TRIES = 5
 
+MYSQL_SESSION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+# A transaction, and its locks, whose process was stopped in the midst of it is ended.
+MARIADB_SESSION = "SET SESSION tx_isolation = 'READ-COMMITTED', SESSION idle_transaction_timeout = 5"
+
 
 def open_store(url: str, tables: Tables, *, connections: int = 2, mariadb: bool = True) -> SqlStore:
     """A store that holds at most ``connections`` connections."""
     dialect = MARIADB if mariadb else MYSQL
     statements = Statements(tables, dialect, "format")
     steps = StoreSteps(statements, dialect, Stepwise(statements, dialect))
-    return SqlStore(steps, Asyncmy(url, connections))
+    return SqlStore(steps, Asyncmy(url, connections, mariadb))
 
 
 class Asyncmy:
     """A pool of asyncmy connections."""
 
-    def __init__(self, url: str, connections: int) -> None:
+    def __init__(self, url: str, connections: int, mariadb: bool) -> None:
+        self._mariadb = mariadb
         self._url = make_url(url).set(drivername="mysql+asyncmy")
         self._connections = connections
         self._pool: Any = None
@@ -66,8 +72,12 @@ class Asyncmy:
             except StopIteration as end:
                 await connection.commit()
                 return end.value  # type: ignore[no-any-return]
+            except asyncio.CancelledError:
+                # Not asked to roll back: the server may be what does not answer.
+                connection.close()
+                raise
             except BaseException:
-                # A connection that broke, or whose caller was cancelled, has rolled back by closing.
+                # A connection that broke has rolled back by closing.
                 with suppress(MySQLError):
                     await connection.rollback()
                 raise
@@ -79,7 +89,7 @@ class Asyncmy:
                 **{"charset": "utf8mb4", **options},
                 minsize=0,
                 maxsize=self._connections,
-                init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+                init_command=MARIADB_SESSION if self._mariadb else MYSQL_SESSION,
             )
         return self._pool
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -11,6 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
 
+from relaybox.connect import hang_up
 from relaybox.errors import StoreError
 from relaybox.schema import Tables
 from relaybox.stores.dialects import POSTGRESQL
@@ -29,6 +31,9 @@ CONNECT = {
     "tcp_user_timeout": 20_000,
 }
 """Unless the URL says otherwise: a server that is gone without a word is noticed within seconds."""
+
+ANSWER_SECONDS = 60.0
+"""A server that has not answered by then is taken to be gone."""
 
 
 def open_store(url: str, tables: Tables, *, connections: int = 2) -> SqlStore:
@@ -56,11 +61,14 @@ class Psycopg:
         try:
             async with self._places:
                 connection = self._idle.pop() if self._idle else await self._connect()
+                timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _hang_up, connection)
                 try:
                     result = await self._drive(connection, begin())
                 except BaseException:
                     await connection.close()
                     raise
+                finally:
+                    timer.cancel()
                 self._idle.append(connection)
                 return result
         except psycopg.Error as error:
@@ -97,3 +105,8 @@ class Psycopg:
             cursors = [await connection.execute(query.sql, query.params) for query in queries]
             await connection.execute("COMMIT")
         return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
+
+
+def _hang_up(connection: Connection) -> None:
+    with suppress(psycopg.Error):
+        hang_up(connection.fileno())

@@ -93,7 +93,10 @@ class StoreSteps:
         """Write outcomes; the ids whose lease was lost are the result."""
         deleted: list[Settlement] = []
         kept: list[Settlement] = []
-        settlements = list({(s.delivery.id, s.delivery.lease_token): s for s in settlements}.values())
+        # Positions, because to hash and compare ids takes long.
+        settlements = list(
+            {(s.delivery.position, s.delivery.lease_token.int): s for s in settlements}.values()
+        )
         for settlement in settlements:
             (deleted if settlement.outcome == DELETED else kept).append(settlement)
         keys = _keys(settlements)
@@ -164,7 +167,7 @@ class StoreSteps:
                     **({"copy": uuid7()} if copy and isinstance(outcome, Failed) else {}),
                 }
                 # In the order of ids, so that no two statements wait for each other's rows.
-                for delivery, outcome in sorted(settlements, key=lambda s: s.delivery.id)
+                for delivery, outcome in sorted(settlements, key=lambda s: s.delivery.id.int)
             ]
         ).decode()
 

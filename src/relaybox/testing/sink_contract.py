@@ -24,7 +24,7 @@ import pytest
 
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
-from relaybox.sink import Answer, Sink
+from relaybox.sink import Answer, Regardless, Sink
 
 Trouble = Literal["retry", "reject", "unavailable", "crash"]
 
@@ -74,6 +74,15 @@ class SinkContract:
             Delivered, Retry, Delivered, Reject, Unavailable, Delivered,
         ]  # fmt: skip
         assert sorted(harness.received()) == sorted(event_ids(batch))
+
+    async def test_what_may_not_begin_is_not_sent(self, harness: SinkHarness) -> None:
+        class Only(Regardless):
+            def begin(self, delivery: Delivery) -> bool:
+                return delivery is batch[1]
+
+        batch = deliveries(3)
+        assert await harness.sink.send(batch, Only()) == [Released(), Delivered(), Released()]
+        assert harness.received() == [batch[1].event_id]
 
     async def test_a_send_of_nothing_is_answered_with_nothing(self, harness: SinkHarness) -> None:
         assert list(await harness.sink.send([])) == []

@@ -129,13 +129,18 @@ class Bell:
     def call(self, destinations: Iterable[str]) -> None:
         """Wake the relays that serve these destinations."""
         left = called = frozenset(destinations)
-        # A copy, because relays come and go in other threads.
-        for wake, served in list(self._relays.items()):
+        for wake, served in self._snapshot():
             for name in served & called:
                 wake.wake(name)
             left -= served
         if left and self._beyond is not None:
             self._beyond.call(left)
+
+    def _snapshot(self) -> list[tuple[Wake, frozenset[str]]]:
+        """Relays come and go in other threads, also in the midst of a copy."""
+        while True:
+            with suppress(RuntimeError):
+                return list(self._relays.items())
 
     def close(self) -> None:
         """Close what calls the relays beyond."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -26,6 +24,7 @@ from psycopg import AsyncConnection, Connection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus
 
+from relaybox.connect import hang_up
 from relaybox.setting import mask_url
 from relaybox.wakes.fork import renew_after_fork
 from relaybox.wakes.local import LocalWake
@@ -341,6 +340,5 @@ class ListeningWake:
 
 
 def _hang_up(connection: Listener) -> None:
-    """Make whoever waits for an answer on this connection see its end."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
+    with suppress(psycopg.Error):
+        hang_up(connection.fileno())

@@ -1,0 +1,80 @@
+"""One timer for many blocks: each ends in its time, and nobody else's cancellation is swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relaybox.sinks.deadline import Block, Deadline
+
+
+async def test_a_block_that_takes_too_long_ends_with_a_timeout_and_others_do_not() -> None:
+    deadline = Deadline(0.05)
+    ended: list[str] = []
+
+    async def work(name: str, seconds: float) -> None:
+        try:
+            with deadline() as block:
+                await asyncio.sleep(seconds)
+        except TimeoutError:
+            ended.append(f"{name} timed out")
+            assert block.expired
+        else:
+            ended.append(name)
+            assert not block.expired
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(work("quick", 0), work("first", 5), work("short", 0.01), work("second", 5))
+        await work("later", 5)
+    assert ended == ["quick", "short", "first timed out", "second timed out", "later timed out"]
+
+
+async def test_a_task_that_is_cancelled_stays_cancelled() -> None:
+    deadline, begun = Deadline(60), asyncio.Event()
+
+    async def work() -> None:
+        with deadline():
+            begun.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(work())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_task_that_is_cancelled_in_the_moment_of_its_timeout_stays_cancelled() -> None:
+    deadline = Deadline(60)
+    blocks: asyncio.Queue[Block] = asyncio.Queue()
+
+    async def work() -> None:
+        with deadline() as block:
+            blocks.put_nowait(block)
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(work())
+    block = await blocks.get()
+    task.cancel()
+    block.expire()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_it_serves_one_loop_after_the_other() -> None:
+    deadline = Deadline(0.01)
+
+    async def late() -> None:
+        with deadline():
+            await asyncio.sleep(60)
+
+    async def abandoned() -> None:
+        task = asyncio.create_task(late())
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(abandoned())
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            asyncio.run(late())

@@ -1,0 +1,290 @@
+"""A lane against a store in memory: what must not hang, whatever fails around it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from uuid_utils.compat import uuid7
+
+from relaybox.circuit import Circuit
+from relaybox.config import Backoff, Destination
+from relaybox.errors import StoreError
+from relaybox.event import Delivery, Event, Status
+from relaybox.observe import Observer
+from relaybox.observers.several import Observers
+from relaybox.outcome import Unavailable
+from relaybox.relay import lane as lane_module
+from relaybox.relay.clock import MonotonicClock
+from relaybox.relay.lane import Lane, Shared
+from relaybox.sink import REGARDLESS, Answer, Progress, Sink
+from relaybox.sinks.handler import HandlerSink
+from relaybox.store import Claim, Settlement, Want
+from relaybox.stores.memory import MemoryStore
+from relaybox.wakes.local import LocalWake
+
+Handler = Callable[[Event], Any]
+
+
+class Away(MemoryStore):
+    """A database that can go away."""
+
+    away = False
+
+    async def claim(self, want: Want) -> Claim:
+        self._check()
+        return await super().claim(want)
+
+    async def settle(self, settlements: Sequence[Settlement], **policy: Any) -> frozenset[UUID]:
+        self._check()
+        return await super().settle(settlements, **policy)
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreError("the database is away")
+
+
+def insert(store: MemoryStore, count: int, *, destination: str = "runner", key: str | None = None) -> None:
+    for n in range(count):
+        event = ("Order", str(n), "order.paid", "{}", None, None, "{}")
+        store.insert([(str(uuid7()), str(uuid7()), destination, *event, key, str(uuid7()), 5, None)])
+
+
+def shared(store: MemoryStore, observer: Observer | None = None, **options: Any) -> Shared:
+    parts = (LocalWake(), observer or Observer(), MonotonicClock(), random.random, "me")
+    return Shared(store, *parts, **options)
+
+
+def make(store: MemoryStore, handler: Handler, **options: Any) -> Lane:
+    destination = Destination("runner", "handler:", poll_interval="20ms", **options)
+    return Lane(destination, HandlerSink(destination, handler), shared(store))
+
+
+def statuses(store: MemoryStore) -> list[Status]:
+    return [row.status for row in store.rows.values()]
+
+
+async def nothing(event: Event) -> None:
+    return
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "PATIENCE_TO_SETTLE", 0.1)
+
+
+async def test_a_full_lane_stops_though_the_database_is_away() -> None:
+    store = Away()
+    insert(store, 100)
+
+    async def handler(event: Event) -> None:
+        store.away = True
+
+    lane = make(store, handler, batch_size=5)
+    running = asyncio.create_task(lane.run(1.0))
+    async with asyncio.timeout(10):
+        while not store.away:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        lane.stop()
+        await running
+    assert Status.DELIVERED not in statuses(store)
+
+
+async def test_a_lane_stops_in_a_probe_though_the_database_is_away() -> None:
+    store = Away()
+    insert(store, 1)
+    store.destinations["runner"].circuit = "open"
+    store.destinations["runner"].circuit_until = 0.0
+
+    async def handler(event: Event) -> None:
+        store.away = True
+
+    lane = make(store, handler)
+    running = asyncio.create_task(lane.run(1.0))
+    async with asyncio.timeout(10):
+        while not store.away:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        lane.stop()
+        await running
+    assert statuses(store) == [Status.PENDING]
+
+
+@pytest.mark.parametrize("after", [0, None])
+async def test_a_drain_does_not_go_round_with_an_event_whose_attempts_do_not_count(
+    after: float | None,
+) -> None:
+    store, calls = MemoryStore(), 0
+    insert(store, 1)
+
+    async def handler(event: Event) -> None:
+        nonlocal calls
+        calls += 1
+        raise Unavailable("not now", after=after)
+
+    lane = make(store, handler, backoff=Backoff(base=0, cap=0))
+    async with asyncio.timeout(10):
+        await lane.drain(await store.now())
+    assert calls == 1
+
+
+async def test_a_drain_ends_though_events_keep_coming() -> None:
+    store = MemoryStore()
+    insert(store, 10)
+    since = datetime.now(UTC) + timedelta(milliseconds=1)
+
+    async def handler(event: Event) -> None:
+        insert(store, 2)
+        await asyncio.sleep(0.02)
+
+    async with asyncio.timeout(20):
+        await make(store, handler, concurrency=5, batch_size=5).drain(since)
+    old = [row for row in store.rows.values() if row.created_at <= since.timestamp()]
+    assert {row.status for row in old} == {Status.DELIVERED}
+
+
+async def test_a_probe_behind_a_long_blocked_key_reaches_the_others() -> None:
+    store, seen = MemoryStore(), []
+    insert(store, 120, key="blocked")
+    head = next(iter(store.rows.values()))
+    head.status, head.next_attempt_at = Status.FAILED, None
+    insert(store, 1, key="other")
+    store.destinations["runner"].circuit = "open"
+    store.destinations["runner"].circuit_until = 0.0
+
+    async def handler(event: Event) -> None:
+        seen.append(event.aggregate_id)
+
+    async with asyncio.timeout(10):
+        await make(store, handler, ordered=True).drain(await store.now())
+    assert (seen, store.destinations["runner"].circuit) == (["0"], "closed")
+
+
+async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> None:
+    store, seen = MemoryStore(), asyncio.Event()
+    for name in ("slow", "fast"):
+        insert(store, 1, destination=name)
+    for row in store.rows.values():
+        row.lease_token, row.lease_owner, row.leased_until = uuid4(), "dead", 0.0
+    store.destinations["slow"].rate_at = (await store.now()).timestamp() + 60
+
+    async def fast(event: Event) -> None:
+        seen.set()
+
+    together = shared(store)
+    limits = {"slow": "1/s", "fast": None}
+    lanes = []
+    for name, handler in (("slow", nothing), ("fast", fast)):
+        destination = Destination(name, "handler:", rate_limit=limits[name], poll_interval="20ms")
+        lanes.append(Lane(destination, HandlerSink(destination, handler), together))
+    running = [asyncio.create_task(lane.run(1.0)) for lane in lanes]
+    async with asyncio.timeout(10):
+        await seen.wait()
+        for lane in lanes:
+            lane.stop()
+        await asyncio.gather(*running)
+    assert seen.is_set()
+
+
+class Odd:
+    """A sink that answers, or raises, whatever it is told to."""
+
+    keeps_order = True
+
+    def __init__(self, act: Callable[[Sequence[Delivery]], Sequence[Any]]) -> None:
+        self._act = act
+
+    def limit(self, concurrency: int) -> None:
+        """Not of interest."""
+
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
+        return self._act(deliveries)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def leak_cancellation(deliveries: Sequence[Delivery]) -> Sequence[Any]:
+    raise asyncio.CancelledError
+
+
+def exit_the_process(deliveries: Sequence[Delivery]) -> Sequence[Any]:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda deliveries: [None] * len(deliveries), lambda deliveries: [], leak_cancellation, exit_the_process],
+    ids=["nonsense", "too few", "cancelled", "exit"],
+)
+async def test_whatever_a_sink_answers_the_rows_are_tried_again(act: Any) -> None:
+    store = MemoryStore()
+    insert(store, 2)
+    destination = Destination("runner", "memory:")
+    sink: Sink = Odd(act)
+    async with asyncio.timeout(10):
+        await Lane(destination, sink, shared(store)).drain(await store.now())
+    assert [(row.status, row.attempts, row.crashes) for row in store.rows.values()] == [
+        (Status.PENDING, 1, 0)
+    ] * 2
+    assert all(row.error_message for row in store.rows.values())
+
+
+async def test_an_observer_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Observer):
+        def claimed(self, destination: str, claim: Claim) -> None:
+            raise ValueError("observer")
+
+        settled = trouble = circuit = claimed  # type: ignore[assignment]
+
+    store = MemoryStore()
+    insert(store, 3)
+    destination = Destination("runner", "handler:")
+    lane = Lane(destination, HandlerSink(destination, nothing), shared(store, Observers([Broken()])))
+    await lane.drain(await store.now())
+    assert statuses(store) == [Status.DELIVERED] * 3
+    assert "the observer Broken failed" in caplog.text
+
+
+async def test_nothing_begins_while_the_share_is_none() -> None:
+    store, share, under_way = MemoryStore(), 10, 0
+    insert(store, 400)
+
+    async def handler(event: Event) -> None:
+        nonlocal under_way
+        under_way += 1
+        await asyncio.sleep(0.1)
+        under_way -= 1
+
+    destination = Destination("runner", "handler:", concurrency=10, poll_interval="20ms", batch_size=400)
+    together = shared(store, share=lambda total: share)
+    lane = Lane(destination, HandlerSink(destination, handler), together)
+    running = asyncio.create_task(lane.run(5.0))
+    async with asyncio.timeout(20):
+        while not under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        share = 0
+        while under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert Status.PENDING in statuses(store), "it did not end because everything was sent"
+        share = 10
+        while not under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        lane.stop()
+        await running
+    assert under_way == 0
+
+
+def test_a_probe_is_made_with_the_first_of_its_key_even_if_the_key_is_empty() -> None:
+    store = MemoryStore()
+    insert(store, 2, key="")
+    first, second = (row for row in store.rows.values())
+    for row in (first, second):
+        row.lease_token, row.lease_owner = uuid4(), "me"
+    circuit = Circuit()
+    circuit.fail(first.delivery().event_id)
+    assert lane_module._choose([first.delivery(), second.delivery()], circuit) == first.delivery()
