@@ -165,8 +165,8 @@ POSTGRESQL = ANY_DATABASE | {
     # Sent ahead in the same transaction: neither a table without statistics nor a plan kept from the time
     # when the table was small leads to a scan of the whole table, to a sort of all that is due, or to
     # comparing each row of a batch with each. What is switched off counts as so dear that, but for the
-    # setting of jit, PostgreSQL would compile the plan, which takes longer than to run it. The last one ends a
-    # transaction, and its locks, whose process was stopped in the midst of it.
+    # setting of jit, PostgreSQL would compile the plan, which takes longer than to run it. The last one
+    # ends a transaction, and its locks, whose process was stopped in the midst of it.
     "pin_plan": """
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true),
