@@ -32,6 +32,7 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 CLOUDEVENTS = "application/cloudevents+json"
 
+_LONGEST_MARK = 200
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _ENCODE = json.Encoder().encode
 
@@ -187,19 +188,34 @@ def _timestamp(delivery: Delivery) -> datetime:
     return created_at if created_at.tzinfo is UTC else created_at.astimezone(UTC)
 
 
-class _Trace(Struct, gc=False):
+class _Sent(Struct, gc=False, rename="kebab"):
     traceparent: str = ""
+    relaybox_replay: str = ""
+    relaybox_dead_letter_from: str = ""
+    relaybox_dead_letter_reason: str = ""
 
 
-_decode_trace = json.Decoder(_Trace).decode
+_decode_sent = json.Decoder(_Sent).decode
+_MARKS = ("relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
 
 
 def _headers(delivery: Delivery) -> dict[str, str]:
-    """The trace context of the event, if it has one that is well formed: it becomes a header as it is."""
-    if '"traceparent"' not in delivery.headers:
+    """The trace context of the event if it is well formed, and whether it is a replay or a dead letter.
+
+    Its other headers are the application's own: over a network they could pass for the sender's.
+    """
+    if '"traceparent"' not in delivery.headers and '"relaybox-' not in delivery.headers:
         return {}
     try:
-        traceparent = _decode_trace(delivery.headers).traceparent
+        sent = _decode_sent(delivery.headers)
     except DecodeError:
         return {}
-    return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else {}
+    found = {name: _one_line(getattr(sent, name.replace("-", "_"))) for name in _MARKS}
+    if _TRACEPARENT.fullmatch(sent.traceparent):
+        found["traceparent"] = sent.traceparent
+    return {name: value for name, value in found.items() if value}
+
+
+def _one_line(text: str) -> str:
+    """As a header may hold it: printable ASCII, and not much of it."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text[:_LONGEST_MARK]).strip()

@@ -208,3 +208,18 @@ def test_an_event_is_what_was_emitted() -> None:
 def test_an_event_that_does_not_decode_says_so() -> None:
     with pytest.raises(PayloadError, match="does not decode"):
         event_of(make_delivery("{"))
+
+
+def test_a_replay_and_a_dead_letter_say_so_in_headers_of_one_line() -> None:
+    headers = {
+        "relaybox-replay": "01a1de11",
+        "relaybox-dead-letter-from": "runner",
+        "relaybox-dead-letter-reason": "500 Oops\r\nx-evil: 1 – " + "x" * 500,
+        "authorization": "mine",
+        "tenant": "acme",
+    }
+    sent = packer("json")(make_delivery(headers=json.dumps(headers))).headers
+    assert sent.keys() == {"relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason"}
+    assert sent["relaybox-replay"] == "01a1de11"
+    assert sent["relaybox-dead-letter-reason"].startswith("500 Oops??x-evil: 1 ? xxx")
+    assert len(sent["relaybox-dead-letter-reason"]) == 200

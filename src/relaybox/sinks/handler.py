@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -27,6 +28,8 @@ from relaybox.sinks.deadline import Block, Deadline
 
 Handler = Callable[[Event], Any]
 
+log = logging.getLogger("relaybox.handler")
+
 
 class HandlerSink(OneByOne):
     """Calls a function with each event; what it returns does not matter."""
@@ -35,6 +38,7 @@ class HandlerSink(OneByOne):
         super().__init__(destination.concurrency)
         self.abandoned = 0
         """How many threads were left to a handler that had not returned."""
+        self._name = destination.name
         self._handler = handler
         self._deadline = Deadline(destination.timeout)
         self._call = self._call_in_loop if _is_async(destination.name, handler) else self._call_in_thread
@@ -51,6 +55,7 @@ class HandlerSink(OneByOne):
         except BaseException as error:
             if block.expired:
                 raise Retry(f"handler took longer than {self._deadline.seconds:g}s") from None
+            log.warning("%s: the handler failed with %s", self._name, describe(error), exc_info=error)
             raise Retry(describe(error)) from error
 
     async def close(self) -> None:
