@@ -2,6 +2,7 @@
 .PHONY: help env demo test lint check bench docs
 
 ENV := .venv/.complete
+BENCH := .venv/.bench
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,6 +11,10 @@ env: $(ENV) ## Create .venv with every extra and the development tools
 
 $(ENV): pyproject.toml constraints.txt scripts/env
 	@PYTHON='$(PYTHON)' scripts/env
+	@touch $@
+
+$(BENCH): $(ENV)
+	@PYTHON='$(PYTHON)' scripts/env bench
 	@touch $@
 
 demo: $(ENV) ## Show it: a relay that is killed, a receiver that goes down, and nothing is lost
@@ -26,9 +31,10 @@ lint: $(ENV) ## Check style, formatting and the import layers
 check: $(ENV) ## Check types
 	.venv/bin/mypy
 
-bench: $(ENV) ## Measure emit and the stores
+bench: $(BENCH) ## Measure emit, the stores and the relay, against others
 	.venv/bin/python -m benchmarks.emit
 	.venv/bin/python -m benchmarks.store
+	.venv/bin/python -m benchmarks.relay
 
 docs: $(ENV) ## Run the code blocks of the documents
 	.venv/bin/pytest tests/docs
