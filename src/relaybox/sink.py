@@ -128,6 +128,8 @@ class OneByOne:
         try:
             await self.deliver(delivery)
         except (Retry, Reject, Unavailable) as answer:
+            # An answer is kept for a while, and what it was raised in the midst of can be large.
+            answer.__traceback__ = answer.__context__ = answer.__cause__ = None
             return answer
         except PayloadError as error:
             return Reject(str(error))
