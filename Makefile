@@ -21,7 +21,8 @@ demo: $(ENV) ## Show it: a relay that is killed, a receiver that goes down, and 
 	@.venv/bin/relaybox demo
 
 test: $(ENV) ## Run every test
-	.venv/bin/pytest
+	.venv/bin/pytest --numprocesses 2 --dist loadfile -m 'not slow'
+	.venv/bin/pytest -m slow
 
 lint: $(ENV) ## Check style, formatting and the import layers
 	.venv/bin/ruff check

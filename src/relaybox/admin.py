@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -28,8 +28,8 @@ from relaybox.ledger import (
 )
 from relaybox.why import Reason, explain
 
-What: TypeAlias = Filter | Sequence[UUID]
 Progress: TypeAlias = Callable[[int], None]
+Change: TypeAlias = Callable[[Sequence[Entry], Audit], Awaitable[Collection[UUID]]]
 
 WINDOWS = 20
 """How many windows of rows one page of a search looks through before it answers with what it has."""
@@ -71,15 +71,31 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """The deliveries of these ids, an event's being that of all of its; or only those for a destination."""
+
+    ids: Sequence[UUID]
+    destination: str | None = None
+
+
+What: TypeAlias = Filter | Named | Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """What an action did, or with ``dry_run`` would have done.
 
-    ``skipped`` rows were named but are not in a state for it (leased, or final); ``unknown`` ids are nowhere.
+    ``skipped`` rows were named but are not in a state for it (leased, or final). The rest is about ids:
+    ``unknown`` ones are nowhere, for ``idle`` ones every row was skipped, and ``shared`` ones name several
+    rows; ``destinations`` are those of the rows affected.
     """
 
     affected: int = 0
     skipped: int = 0
     unknown: tuple[UUID, ...] = ()
+    idle: tuple[UUID, ...] = ()
+    shared: tuple[UUID, ...] = ()
+    destinations: tuple[str, ...] = ()
 
 
 def no_progress(count: int) -> None:
@@ -144,7 +160,11 @@ class Admin:
         reasons = []
         for entry in entries:
             head = await self._head(entry)
-            reasons.append(explain(entry, places, self._destinations.keys(), relays, head))
+            shared = {entry.event_id} if len(entries) > 1 else set[UUID]()
+            if head is not None and head.status == "failed":
+                beside = await self._ledger.find(head.event_id)
+                shared |= {head.event_id} if len(beside) > 1 else set()
+            reasons.append(explain(entry, places, self._destinations.keys(), relays, head, shared))
         return tuple(reasons)
 
     async def retry(self, what: What, *, dry_run: bool = False, progress: Progress = no_progress) -> Done:
@@ -156,8 +176,8 @@ class Admin:
         def ready(entry: Entry) -> bool:
             return entry.state is State.FAILED or entry.backing_off
 
-        async def change(entries: Sequence[Entry], audit: Audit) -> int:
-            return len(await self._ledger.retry(entries, self._lanes, audit))
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            return await self._ledger.retry(entries, self._lanes, audit)
 
         return await self._act("retry", what, FAILED, ready, change, dry_run, progress)
 
@@ -170,8 +190,8 @@ class Admin:
         def ready(entry: Entry) -> bool:
             return entry.status in ("pending", "failed") and entry.state is not State.SENDING
 
-        async def change(entries: Sequence[Entry], audit: Audit) -> int:
-            return len(await self._ledger.discard(entries, self._lanes, audit))
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            return await self._ledger.discard(entries, self._lanes, audit)
 
         return await self._act("discard", what, WAITING, ready, change, dry_run, progress)
 
@@ -193,8 +213,8 @@ class Admin:
         def ready(entry: Entry) -> bool:
             return entry.status != "pending" and (to or entry.destination) in self._destinations
 
-        async def change(entries: Sequence[Entry], audit: Audit) -> int:
-            return len(await self._ledger.replay(entries, to, self._lanes, audit))
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            return await self._ledger.replay(entries, to, self._lanes, audit)
 
         details = {} if to is None else {"to": to}
         return await self._act("replay", what, FINAL, ready, change, dry_run, progress, **details)
@@ -247,31 +267,57 @@ class Admin:
         what: What,
         statuses: Sequence[Choice],
         ready: Callable[[Entry], bool],
-        change: Callable[[Sequence[Entry], Audit], Any],
+        change: Change,
         dry_run: bool,
         progress: Progress,
         **details: Any,
     ) -> Done:
-        """Do it batch by batch, to what is ready for it."""
-        unknown: tuple[UUID, ...] = ()
-        if isinstance(what, Filter):
-            what = await self._checked(action, what, statuses)
-            given = {name: value for name, value in asdict(what).items() if value is not None}
-            audit = Audit(self._actor, action, {"filter": given, **details})
-            batches = self._walk(what)
-        else:
-            audit = Audit(self._actor, action, {"ids": list(what[:NAMED]), **details})
-            found = [(id_, await self._ledger.find(id_)) for id_ in what]
-            unknown = tuple(id_ for id_, entries in found if not entries)
-            batches = _once(found)
-        affected = skipped = 0
-        async for entries in batches:
+        """Do it to what is ready for it: to what a filter finds batch by batch, to what ids name at once."""
+
+        async def act(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
             chosen = [entry for entry in entries if ready(entry)]
-            changed = len(chosen) if dry_run else await change(chosen, audit) if chosen else 0
+            if dry_run or not chosen:
+                return [entry.id for entry in chosen]
+            return await change(chosen, audit)
+
+        if not isinstance(what, Filter):
+            named = what if isinstance(what, Named) else Named(what)
+            done = await self._act_on_named(action, named, act, details)
+            progress(done.affected)
+            return done
+        filter = await self._checked(action, what, statuses)
+        given = {name: value for name, value in asdict(filter).items() if value is not None}
+        audit = Audit(self._actor, action, {"filter": given, **details})
+        affected = skipped = 0
+        async for entries in self._walk(filter):
+            changed = len(await act(entries, audit))
             affected += changed
             skipped += len(entries) - changed
             progress(affected)
-        return Done(affected, skipped, unknown)
+        return Done(affected, skipped)
+
+    async def _act_on_named(self, action: str, what: Named, act: Change, details: Mapping[str, Any]) -> Done:
+        about: dict[str, Any] = {"ids": list(what.ids[:NAMED])}
+        if what.destination is not None:
+            await self._check_known(what.destination)
+            about["destination"] = what.destination
+        found = {
+            id_: [e for e in await self._ledger.find(id_) if what.destination in (None, e.destination)]
+            for id_ in what.ids
+        }
+        entries = {entry.id: entry for of_one in found.values() for entry in of_one}
+        audit = Audit(self._actor, action, {**about, **details})
+        changed = frozenset(await act(tuple(entries.values()), audit))
+        return Done(
+            affected=len(changed),
+            skipped=len(entries) - len(changed),
+            unknown=tuple(id_ for id_, named in found.items() if not named),
+            idle=tuple(
+                id_ for id_, named in found.items() if named and changed.isdisjoint(e.id for e in named)
+            ),
+            shared=tuple(id_ for id_, named in found.items() if len(named) > 1),
+            destinations=tuple(sorted({entries[id_].destination for id_ in changed})),
+        )
 
     async def _walk(self, filter: Filter) -> AsyncIterator[Sequence[Entry]]:
         """Everything that the filter is true of, each once, oldest first; not what comes in the meantime."""
@@ -320,12 +366,6 @@ class Admin:
 
 def _no_destination(name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")
-
-
-async def _once(found: Sequence[tuple[UUID, Sequence[Entry]]]) -> AsyncIterator[Sequence[Entry]]:
-    entries = {entry.id: entry for _, entries in found for entry in entries}
-    if entries:
-        yield tuple(entries.values())
 
 
 def _total(counts: Iterable[Counts]) -> Counts:

@@ -6,6 +6,7 @@ RelayboxError
 ├── MissingExtra                a package of an extra is not installed
 ├── SchemaError                 the tables are missing or older than this version
 ├── StoreError                  the database refused or could not be reached; worth another try
+│   └── NoTables                a SchemaError too: seen by a store, so that a running relay waits for them
 └── EmitError                   the event was not written; the caller's transaction is as it was
     ├── InvalidField            an argument of ``emit`` is empty, too long or of the wrong type
     ├── PayloadError            the payload (or the headers) cannot be stored; ``path`` says where
@@ -52,6 +53,10 @@ class SchemaError(RelayboxError):
 
 class StoreError(RelayboxError):
     """The database refused a statement or could not be reached. Nothing was written; try again."""
+
+
+class NoTables(SchemaError, StoreError):
+    """A store found a table missing. To a relay that runs it is worth another try: it may be made yet."""
 
 
 class EmitError(RelayboxError):

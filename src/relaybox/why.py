@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 from relaybox.ledger import Entry, Place, Relay, State
 
@@ -39,13 +41,15 @@ def explain(
     configured: Collection[str],
     relays: Sequence[Relay],
     head: Entry | None = None,
+    shared: Collection[UUID] = (),
 ) -> Reason:
     """The reason that comes first: final, being sent, held with its destination, behind another, its own.
 
-    ``head`` is the first open row of its key, where its destination is ordered.
+    ``head`` is the first open row of its key, where its destination is ordered; ``shared`` are the events
+    that have more deliveries than this one.
     """
     if entry.status != "pending":
-        return _final(entry)
+        return _final(entry, shared)
     if entry.state is State.SENDING:
         end = at(entry.leased_until)
         text = f"is being sent by {entry.lease_owner}, {_attempt(entry)}; its lease runs until {end}"
@@ -56,7 +60,7 @@ def explain(
     if held is not None:
         return held
     if head is not None and head.id != entry.id:
-        behind = explain(head, places, configured, relays)
+        behind = explain(head, places, configured, relays, shared=shared)
         text = f"waits behind event {head.event_id} of its key {entry.ordering_key!r}, which {behind.text}"
         return Reason(entry, "parked", text, behind=behind)
     if entry.state is State.PARKED:
@@ -67,7 +71,13 @@ def explain(
     return _due(entry, relays)
 
 
-def _final(entry: Entry) -> Reason:
+def advice(entry: Entry, *, shared: bool) -> str:
+    """What to do with a delivery that failed; ``shared``: so that no other one of its event is meant."""
+    which = f"{entry.id} --destination {shlex.quote(entry.destination)}" if shared else str(entry.id)
+    return f"`relaybox retry {which}` or `relaybox discard {which}`"
+
+
+def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
     if entry.status == "delivered":
         text = f"was delivered at {at(entry.delivered_at)}, {_count(entry.attempts, 'attempt')} in all"
         return Reason(entry, "delivered", text)
@@ -76,7 +86,7 @@ def _final(entry: Entry) -> Reason:
     crashes = f"; its relay died {_count(entry.crashes, 'time')}" if entry.crashes else ""
     text = (
         f"failed at {at(entry.updated_at)} after {_count(entry.attempts, 'attempt')}{crashes}: "
-        f"{_error(entry)}; `relaybox retry {entry.id}` or `relaybox discard {entry.id}`"
+        f"{_error(entry)}; {advice(entry, shared=entry.event_id in shared)}"
     )
     return Reason(entry, "failed", text)
 
@@ -126,10 +136,10 @@ def _waiting(entry: Entry) -> Reason:
     if not entry.backing_off:
         text = f"was emitted for later and is due at {at(entry.next_attempt_at)}"
         return Reason(entry, "scheduled", text, entry.next_attempt_at)
-    text = (
-        f"backs off after {_attempt(entry)}, which failed: {_error(entry)}; "
-        f"the next one is at {at(entry.next_attempt_at)}"
-    )
+    # An attempt that found the destination in trouble is given back.
+    unavailable = "because its destination was unavailable, which is not counted as an attempt"
+    cause = f"after {_attempt(entry)}, which failed" if entry.attempts else unavailable
+    text = f"backs off {cause}: {_error(entry)}; the next one is at {at(entry.next_attempt_at)}"
     return Reason(entry, "backing_off", text, entry.next_attempt_at)
 
 
@@ -149,7 +159,7 @@ def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
 def _relay(relays: Sequence[Relay]) -> str:
     if any(map(is_alive, relays)):
         return "by the next relay that has room"
-    seen = f"the last was seen at {at(relays[0].last_seen_at)}" if relays else "none was ever seen"
+    seen = f"the last was seen at {at(relays[0].last_seen_at)}" if relays else "none runs now"
     return f"when a relay runs, but {seen}; `relaybox relay`"
 
 

@@ -61,6 +61,15 @@ def relaybox() -> Relaybox:
     return run
 
 
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """The two ends of a terminal."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
 def on(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
     """Work on the outbox from beside the command."""
 
@@ -117,7 +126,7 @@ SENTENCES = {
     "the next one is at TIME",
     "scheduled": "was emitted for later and is due at TIME",
     "lease_expired": "was held by relay-1 until its lease ran out at TIME with no answer: "
-    "it is claimed again, alone, when a relay runs, but none was ever seen; `relaybox relay`",
+    "it is claimed again, alone, when a relay runs, but none runs now; `relaybox relay`",
     "parked": "waits behind event ID of its key 'k', which backs off after attempt 1 of 5, "
     "which failed: busy; the next one is at TIME",
     "blocked": "waits behind event ID of its key 'b', which failed at TIME after 1 attempt: broken; "
@@ -129,7 +138,7 @@ SENTENCES = {
     "the next probe comes at TIME; `relaybox resume web` closes it now",
     "unknown_destination": "waits because no destination is called 'gone'; configure it, "
     "or give its events to another: `relaybox move gone NAME`",
-    "due": "is due since TIME and is claimed when a relay runs, but none was ever seen; `relaybox relay`",
+    "due": "is due since TIME and is claimed when a relay runs, but none runs now; `relaybox relay`",
 }
 
 
@@ -247,8 +256,30 @@ def test_tables_of_other_names_are_served(
     assert relaybox("why", uuid4(), status=1).startswith("relaybox: no event")
 
 
-def test_missing_tables_are_one_line_with_the_fix(relaybox: Relaybox, url: str) -> None:
-    assert relaybox("status", status=2) == "relaybox: the tables are missing: run `relaybox migrate`\n"
+COMMANDS = [("status",), ("why", UUID(int=1)), ("events", "list"), ("retry", "--all", "--yes")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_missing_tables_are_one_line_with_the_database_and_the_fix(
+    command: tuple[object, ...], relaybox: Relaybox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "the tables are missing: run `relaybox migrate`\n"
+    assert relaybox(*command, status=2) == f"relaybox: {url}: {missing}"
+    monkeypatch.delenv("RELAYBOX_DATABASE")
+    default = "sqlite:///relaybox.db (the default; choose with --database)"
+    assert relaybox(*command, status=2) == f"relaybox: {default}: {missing}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_database_that_is_away_is_one_line_with_the_fix(
+    command: tuple[object, ...], relaybox: Relaybox
+) -> None:
+    said = relaybox(*command, "--database", "postgresql://me:hush@127.0.0.1:1/db", status=2)
+    assert said.startswith("relaybox: postgresql://***@127.0.0.1:1/db: ")
+    assert said.endswith(
+        "; start it, or choose another with --database, RELAYBOX_DATABASE or relaybox.toml\n"
+    )
+    assert "hush" not in said
 
 
 def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox, url: str) -> None:
@@ -270,7 +301,7 @@ def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox,
     assert re.search(r"^mail +2 +2 +0 +0 +1 +1 +\ds +ok *$", text, re.MULTILINE), text
     assert "spare: paused by tester until somebody resumes it (maintenance)\n" in text
     assert "gone: no such destination; configure it, or `relaybox move gone NAME`\n" in text
-    assert text.endswith("no relay was ever seen: start one with `relaybox relay`\n")
+    assert text.endswith("no relay runs now: start one with `relaybox relay`\n")
 
 
 def test_events_list_pages_and_filters(relaybox: Relaybox, url: str) -> None:
@@ -342,20 +373,102 @@ def test_actions_say_what_they_did(relaybox: Relaybox, url: str) -> None:
     ]  # fmt: skip
 
 
+async def one_failed_of_three(outbox: Operated) -> UUID:
+    """An event that failed at mail, is pending at shop and was delivered at web."""
+    event = outbox.emit("mail", "shop", "web")
+    await outbox.fail("mail", "422")
+    await outbox.deliver("web")
+    return event
+
+
+def states(relaybox: Relaybox, event: UUID) -> dict[str, str]:
+    return {
+        one["destination"]: one["state"] for one in json.loads(relaybox("events", "show", event, "--json"))
+    }
+
+
+@pytest.mark.parametrize("verb", ["retry", "discard"])
+@pytest.mark.parametrize("command", [("why",), ("events", "show")])
+def test_following_the_advice_for_one_delivery_touches_no_other(
+    command: tuple[str, ...], verb: str, relaybox: Relaybox, url: str
+) -> None:
+    event = on(url, one_failed_of_three)
+    advice = re.search(rf"`relaybox ({verb} .*?)`", relaybox(*command, event))
+    assert advice is not None
+    assert advice[1] == f"{verb} {event} --destination mail"
+    done, after = ("retried", "due") if verb == "retry" else ("discarded", "discarded")
+    assert relaybox(*advice[1].split()) == f"{done} 1\n"
+    assert states(relaybox, event) == {"mail": after, "shop": "due", "web": "delivered"}
+
+
+def test_the_list_says_how_to_name_one_delivery(relaybox: Relaybox, url: str) -> None:
+    on(url, one_failed_of_three)
+    listed = CliRunner().invoke(app, ["events", "list"])
+    assert "`relaybox retry DELIVERY --destination DESTINATION`" in listed.stderr
+    assert "relaybox" not in listed.stdout
+    assert CliRunner().invoke(app, ["events", "list", "--status", "delivered"]).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "would"),
+    [("discard", "discard 2 deliveries (mail, shop)"), ("replay", "replay 2 deliveries (mail, web)")],
+)
+def test_an_id_of_several_deliveries_is_asked_about(
+    verb: str, would: str, relaybox: Relaybox, url: str, terminal: tuple[int, int]
+) -> None:
+    event = on(url, one_failed_of_three)
+    before = states(relaybox, event)
+    said = relaybox(verb, event, status=2)
+    assert said == (
+        f"relaybox: {event} names several deliveries of its event, and this would {would}: "
+        "say which with --destination NAME, or add --yes for all of them\n"
+    )
+    ours, theirs = terminal
+    os.write(ours, b"n\n")
+    command = [sys.executable, "-m", "relaybox", verb, str(event)]
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout.startswith(f"{would}? [y/N]: ")) == (1, True), done
+    assert states(relaybox, event) == before
+    assert relaybox(verb, event, "--yes") == f"{verb}ed 2\n"
+
+
+def test_an_event_of_which_something_could_be_done_is_success(relaybox: Relaybox, url: str) -> None:
+    event = on(url, one_failed_of_three)
+    done = CliRunner().invoke(app, ["retry", str(event)])
+    assert (done.exit_code, done.stdout) == (0, "retried 1\n")
+    assert done.stderr == "relaybox: 2 left as they are: neither failed nor backing off\n"
+    assert relaybox("retry", event, status=1).startswith("relaybox: 3 left as they are: ")
+    assert relaybox("replay", event, "--destination", "mail", status=1).startswith("relaybox: 1 left as they")
+
+
+def test_each_id_must_come_to_something(relaybox: Relaybox, url: str) -> None:
+    ids = on(url, in_every_state)
+    said = relaybox("discard", ids["failed"], ids["delivered"], status=1)
+    assert said == f"relaybox: 1 left as they are: being sent or final already ({ids['delivered']})\n"
+
+
+def test_a_destination_narrows_ids(relaybox: Relaybox, url: str) -> None:
+    event = on(url, one_failed_of_three)
+    said = relaybox("discard", event, "--destination", "spare", status=1)
+    assert said == f"relaybox: no event and no delivery for spare has the id {event}\n"
+    assert "no destination is called 'mial'" in relaybox("retry", event, "--destination", "mial", status=2)
+    assert "with ids only --destination" in relaybox("retry", event, "--status", "failed", status=2)
+    assert relaybox("discard", event, "--destination", "shop", "--dry-run") == "would have discarded 1\n"
+    assert relaybox("replay", event, "--destination", "web", "--to", "spare") == "replayed 1\n"
+
+    async def audit(outbox: Operated) -> list[tuple[str, str, Any, int]]:
+        return outbox.audit()
+
+    [(_, action, details, affected)] = on(url, audit)
+    assert (action, affected) == ("replay", 1)
+    assert details == {"ids": [str(event)], "destination": "web", "to": "spare"}
+
+
 def test_moving_says_what_is_being_sent_and_is_done(relaybox: Relaybox, url: str) -> None:
     on(url, in_every_state)
     done = CliRunner().invoke(app, ["move", "shop", "spare", "--yes"])
     assert (done.exit_code, done.stdout) == (0, "moved 4\n")
     assert done.stderr == "relaybox: 1 left as they are: being sent at this moment\n"
-
-
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
-    """The two ends of a terminal."""
-    ends = pty.openpty()
-    yield ends
-    for end in ends:
-        os.close(end)
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])

@@ -76,6 +76,15 @@ def migrated(project: Project) -> Project:
             "destination 'runner': auth: file:nowhere is missing or empty; write the secret into nowhere",
         ),
         (
+            'sink = "http://me:hush@127.0.0.1:9911/"',
+            "destination 'runner': sink = 'http://***@127.0.0.1:9911/': 127.0.0.1 is a loopback address; "
+            "add it to allow of destination 'runner' if events may go there",
+        ),
+        (
+            'sink = "https://[::ffff:10.0.0.7]/"\nallow = ["127.0.0.0/8"]',
+            "destination 'runner': sink = 'https://[::ffff:10.0.0.7]/': ",
+        ),
+        (
             'sink = "handler:nowhere:on_order"',
             "destination 'runner': sink = 'handler:nowhere:on_order': there is no module 'nowhere' in ",
         ),
@@ -111,6 +120,7 @@ def test_a_wrong_setting_is_one_line_and_the_status_2(settings: str, message: st
         ("shopp:outbox", "app = 'shopp:outbox': there is no module 'shopp' in "),
         ("shop:outbux", "app = 'shop:outbux': shop has no 'outbux'; did you mean 'outbox'?"),
         ("shop:number", "app = 'shop:number': it is no Outbox but of type int; "),
+        ("shop:on_order", "app = 'shop:on_order': it is no Outbox but a function that needs arguments; "),
         ("shop:fail", "app = 'shop:fail': the call failed: RuntimeError: no such tenant (shop.py, line 11)"),
         (
             "needy:outbox",
@@ -363,6 +373,29 @@ def test_check_tells_all_that_is_wrong(project: Project) -> None:
     assert [one["what"] for one in well["checks"]] == ["settings", "runner", "database"]
     project.write("relaybox.toml", "[relaybox\n")
     assert project.run("config", "check", status=2).startswith("wrong settings  relaybox.toml cannot be read")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'sink = "http://localhost:9911/"',
+        'sink = "http://192.168.1.4/"\nallow = ["192.168.0.0/16"]',
+        'sink = "https://8.8.8.8/"',
+    ],
+)
+def test_check_lets_names_and_addresses_pass_that_may_be_sent_to(settings: str, migrated: Project) -> None:
+    migrated.write("relaybox.toml", TOML.format(settings=settings))
+    assert "ok    runner" in migrated.run("config", "check")
+
+
+def test_the_default_database_is_named_as_such_where_its_tables_are_missing(project: Project) -> None:
+    project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
+    said = project.run("relay", status=2)
+    assert said.startswith(
+        "relaybox: sqlite:///relaybox.db (the default; choose with --database): the tables"
+    )
+    named = project.run("drain", "--database", "sqlite:///relaybox.db", status=2)
+    assert named.startswith("relaybox: sqlite:///relaybox.db: the tables are missing")
 
 
 def test_check_notes_a_destination_that_no_route_leads_to(migrated: Project) -> None:

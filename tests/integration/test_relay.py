@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
-from relaybox.errors import ConfigError
+from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.parts import died, open_store, this_process
 from relaybox.store import Want
 from tests.integration.receivers import answer, answering
@@ -281,6 +281,38 @@ async def test_events_arrive_over_http_and_a_failing_endpoint_is_tried_again(
         assert json.loads(second.body)["data"] == {"n": 0}
         assert shop.rows() == [("delivered", 2, "500 Oops")]
         shop.engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
+async def test_a_drain_without_tables_says_what_to_do(
+    kind: str, fresh_database: Callable[[str], str]
+) -> None:
+    outbox = Outbox(fresh_database(kind), destinations=[Destination("runner", "console:")])
+    with pytest.raises(SchemaError, match=r"outbox_destination|outbox_event") as raised:
+        await outbox.adrain()
+    assert str(raised.value).startswith("a table is missing, or older than this version needs: ")
+    assert str(raised.value).endswith("; run `relaybox migrate`, or call outbox.migrate()")
+    # For a relay that runs, one more trouble of the database, which may be over in a moment.
+    assert isinstance(raised.value, StoreError)
+
+
+async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Event] = []
+
+    @shop.outbox.handler("order.*", name="runner", **QUICK)
+    async def runner(event: Event) -> None:
+        seen.append(event)
+
+    async with shop.outbox.relay():
+        shop.emit(1)
+        await until(lambda: len(seen) == 1, "the relay is at work")
+        tables = shop.outbox.tables.event.metadata
+        await asyncio.to_thread(tables.drop_all, shop.engine)
+        trouble = "database  cannot claim, trying again: a table is missing"
+        await until(lambda: trouble in caplog.text, "its trouble is told")
+        await shop.outbox.amigrate()
+        shop.emit(1, first=1)
+        await until(lambda: len(seen) == 2, "what was emitted since arrives")
 
 
 @pytest.mark.parametrize(

@@ -125,4 +125,24 @@ def test_a_silent_relay_is_none() -> None:
     silent = replace(RELAY, last_seen_at=NOW - SILENT)
     assert "no relay" not in text(ENTRY)
     assert "the last was seen at 2026-01-01 11:59:45 UTC" in text(ENTRY, relays=(silent,))
-    assert "none was ever seen" in text(ENTRY, relays=())
+    assert "when a relay runs, but none runs now; `relaybox relay`" in text(ENTRY, relays=())
+
+
+def test_the_advice_for_one_of_several_deliveries_names_its_destination() -> None:
+    failed = replace(ENTRY, destination="their shop", status="failed", error_message="422")
+    alone = explain(failed, {}, {"their shop"}, [RELAY], shared={HEAD.event_id})
+    assert alone.text.endswith(f"422; `relaybox retry {failed.id}` or `relaybox discard {failed.id}`")
+    one = f"{failed.id} --destination 'their shop'"
+    beside = explain(failed, {}, {"their shop"}, [RELAY], shared={failed.event_id})
+    assert beside.text.endswith(f"422; `relaybox retry {one}` or `relaybox discard {one}`")
+    behind = explain(replace(ENTRY, id=UUID(int=7)), {}, {"shop"}, [RELAY], failed, {failed.event_id})
+    assert behind.text.endswith(f"`relaybox discard {one}`")
+
+
+def test_an_attempt_that_was_given_back_is_not_told_as_attempt_0() -> None:
+    waiting = replace(ENTRY, next_attempt_at=LATER, last_attempt_at=EARLIER, error_message="503")
+    assert text(waiting) == (
+        "backs off because its destination was unavailable, which is not counted as an attempt: 503; "
+        "the next one is at 2026-01-01 13:00:00 UTC"
+    )
+    assert "backs off after attempt 2 of 5, which failed: 503" in text(replace(waiting, attempts=2))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from relaybox.cli.filters import filtered
-from relaybox.cli.operate import DryRun, Yes, bulk, complain, confirm, parse_id, parse_moment, print_json, run
+from relaybox.cli.operate import DryRun, Yes, bulk, confirm, parse_id, parse_moment, plain, print_json, run
 from relaybox.cli.options import Json
 from relaybox.errors import ConfigError
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from relaybox.admin import Admin, Done
 
 Ids: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Events or deliveries; else the filter's.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...",
+        help="Events, with --destination only their deliveries for it, or deliveries; else the filter's.",
+    ),
 ]
 Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All of them, without a filter.")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="DESTINATION")]
@@ -35,8 +39,8 @@ def retry(
 ) -> None:
     """Start failed deliveries anew, with all their attempts. By ID also one that backs off: it is due now."""
     what = _what(filter, ids, everything)
-    done = run(context, lambda admin: _act(admin.retry, "retry", what, dry_run, yes))
-    _tell("retried", done, dry_run, as_json, "neither failed nor backing off")
+    done = run(context, lambda admin: _act(admin.retry, "retry", what, dry_run, yes, harmless=True))
+    _tell("retried", what, done, dry_run, as_json, "neither failed nor backing off")
 
 
 @filtered
@@ -52,7 +56,7 @@ def replay(
 ) -> None:
     """Send delivered, failed or discarded deliveries once more, as new rows of the same events.
 
-    A filter is about delivered ones, unless --status says otherwise.
+    A filter is about delivered ones, unless --status says otherwise. An ID that names several is asked about.
     """
     what = _what(filter, ids, everything)
 
@@ -62,7 +66,8 @@ def replay(
 
         return await _act(action, "replay", what, dry_run, yes)
 
-    _tell("replayed", run(context, work), dry_run, as_json, "not final yet, or without a destination")
+    done = run(context, work)
+    _tell("replayed", what, done, dry_run, as_json, "not final yet, or without a destination")
 
 
 @filtered
@@ -77,11 +82,11 @@ def discard(
 ) -> None:
     """Give up failed or pending deliveries; the next one of each key becomes due.
 
-    A filter is about failed ones, unless --status says otherwise.
+    A filter is about failed ones, unless --status says otherwise. An ID that names several is asked about.
     """
     what = _what(filter, ids, everything)
     done = run(context, lambda admin: _act(admin.discard, "discard", what, dry_run, yes))
-    _tell("discarded", done, dry_run, as_json, "being sent or final already")
+    _tell("discarded", what, done, dry_run, as_json, "being sent or final already")
 
 
 def move(
@@ -100,7 +105,7 @@ def move(
 
         return await _act(action, "move", None, dry_run, yes)
 
-    _tell("moved", run(context, work), dry_run, as_json, "being sent at this moment", strict=False)
+    _tell("moved", None, run(context, work), dry_run, as_json, "being sent at this moment")
 
 
 def pause(
@@ -137,34 +142,72 @@ def resume(context: typer.Context, destination: Name, as_json: Json = False) -> 
 
 
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
+    """What is meant: a filter, or ids, which ``--destination`` may narrow."""
+    from dataclasses import replace
+
+    from relaybox.admin import Named
     from relaybox.ledger import EVERYTHING
 
-    if sum((bool(ids), filter != EVERYTHING, everything)) != 1:
-        raise ConfigError("say which: ids, or a filter such as --destination NAME, or --all")
-    return [parse_id(id_) for id_ in ids] if ids else filter
+    rest = replace(filter, destination=None) if ids else filter
+    if sum((bool(ids), rest != EVERYTHING, everything)) != 1:
+        narrow = "; with ids only --destination goes together" if ids else ""
+        raise ConfigError(f"say which: ids, or a filter such as --destination NAME, or --all{narrow}")
+    return Named([parse_id(id_) for id_ in ids], filter.destination) if ids else filter
 
 
-async def _act(action: Action, verb: str, what: Any, dry_run: bool, yes: bool) -> Done:
-    """Ids are done at once; whatever else there may be many of is counted and confirmed first."""
-    if dry_run or isinstance(what, list):
-        return await action(what, dry_run=dry_run)
+async def _act(
+    action: Action, verb: str, what: Any, dry_run: bool, yes: bool, *, harmless: bool = False
+) -> Done:
+    """Ids are done at once unless one names several; whatever else there may be many of is counted first."""
+    from relaybox.admin import Named
+
+    if dry_run:
+        return await action(what, dry_run=True)
+    if isinstance(what, Named):
+        if not (yes or harmless or what.destination is not None):
+            done = await action(what, dry_run=True)
+            if not done.affected:
+                return done
+            _confirm_shared(verb, done)
+        return await action(what)
     expected = None if yes else (await action(what, dry_run=True)).affected
     if expected is not None:
-        confirm(f"{verb} {expected:,} {'delivery' if expected == 1 else 'deliveries'}?")
+        confirm(f"{verb} {_deliveries(expected)}?")
     return await bulk(expected, verb, lambda progress: action(what, progress=progress))
 
 
-def _tell(verb: str, done: Done, dry_run: bool, as_json: bool, why_not: str, *, strict: bool = True) -> None:
-    """What became of it; the status is 1 where an id that was asked for was not found or not ready."""
+def _confirm_shared(verb: str, done: Done) -> None:
+    """Ask where an id names several deliveries: one of them may be all that is meant."""
+    if not done.shared:
+        return
+    names = ", ".join(name or "(unrouted)" for name in done.destinations)
+    would = plain(f"{verb} {_deliveries(done.affected)} ({names})")
+    several = ", ".join(map(str, done.shared))
+    fix = "say which with --destination NAME, or add --yes for all of them"
+    confirm(f"{would}?", f"{several} names several deliveries of its event, and this would {would}: {fix}")
+
+
+def _deliveries(count: int) -> str:
+    return f"{count:,} {'delivery' if count == 1 else 'deliveries'}"
+
+
+def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_not: str) -> None:
+    """What became of it; the status is 1 where an id is unknown, or nothing could be done for it."""
     unknown = [str(id_) for id_ in done.unknown]
     if as_json:
         print_json({verb: done.affected, "skipped": done.skipped, "unknown": unknown, "dry_run": dry_run})
     elif done.affected or not (unknown or done.skipped):
         typer.echo(f"{'would have ' if dry_run else ''}{verb} {done.affected:,}")
     if unknown:
-        complain(f"no event and no delivery has the id {', '.join(unknown)}")
+        destination = getattr(what, "destination", None)
+        where = "" if destination is None else f" for {destination}"
+        _note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
     if done.skipped:
-        said = f"{done.skipped:,} left as they are: {why_not}"
-        if strict:
-            complain(said)
-        typer.echo(f"relaybox: {said}", err=True)
+        idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
+        _note(f"{done.skipped:,} left as they are: {why_not}{idle}")
+    if unknown or done.idle:
+        raise typer.Exit(1)
+
+
+def _note(message: str) -> None:
+    typer.echo(plain(f"relaybox: {message}"), err=True)

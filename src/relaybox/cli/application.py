@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -48,10 +49,23 @@ def _application(path: str, given: Options) -> Outbox:
 
 
 def _called(factory: Any, path: str) -> Any:
+    if _needs_arguments(factory):
+        raise ConfigError(f"app = {path!r}: it is no Outbox but a function that needs arguments; {FIX}")
     try:
         return factory()
     except Exception as error:
         raise ConfigError(f"app = {path!r}: the call failed: {told_where(error)}") from error
+
+
+def _needs_arguments(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:
+        # Some that are written in C do not say.
+        return False
+    return False
 
 
 def _search_here() -> None:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from relaybox.app import Outbox
+from relaybox.cli.database import check_tables
+from relaybox.cli.options import Options
 from relaybox.config import Destination
 from relaybox.connect import in_memory
-from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
-from relaybox.migrations import check, current_version
+from relaybox.errors import ConfigError, MissingExtra
+from relaybox.migrations import current_version
+from relaybox.outcome import Unavailable
 from relaybox.parts import open_sink
 from relaybox.setting import mask_url
 
@@ -26,18 +29,19 @@ class Check(NamedTuple):
     run: Callable[[], str]
 
 
-def checks(outbox: Outbox) -> Iterator[Check]:
+def checks(outbox: Outbox, given: Options) -> Iterator[Check]:
     """The destinations, each with its secrets and what it needs, and the database."""
     if not outbox.settings.destinations:
         yield Check("destinations", _no_destinations)
     for destination in outbox.settings.destinations:
         yield Check(destination.name, lambda it=destination: _destination(it, outbox))  # type: ignore[misc]
-    yield Check("database", lambda: _database(outbox))
+    yield Check("database", lambda: _database(outbox, given))
 
 
-def check_all(outbox: Outbox) -> Outbox:
-    """Raise the first thing that is wrong; else the outbox itself."""
-    for one in checks(outbox):
+def check_all(given: Options) -> Outbox:
+    """Raise the first thing that is wrong; else the outbox that the options lead to."""
+    outbox = given.outbox()
+    for one in checks(outbox, given):
         one.run()
     return outbox
 
@@ -68,22 +72,31 @@ def _destination(destination: Destination, outbox: Outbox) -> str:
         open_sink(destination, outbox.handlers)
     except MissingExtra as error:
         raise ConfigError(f"{where}: {error}") from None
+    _check_address(destination)
     routed = any(destination.name in route.to for route in outbox.settings.routes)
     return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)")
 
 
-def _database(outbox: Outbox) -> str:
+def _check_address(destination: Destination) -> None:
+    """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
+    if destination.sink.partition(":")[0].lower() not in ("http", "https"):
+        return
+    from relaybox.sinks.address import Guard
+    from relaybox.sinks.credentials import parse_url
+
+    try:
+        Guard(destination.name, destination.allow).check_host(parse_url(destination).raw_host or "")
+    except Unavailable as error:
+        sink = mask_url(destination.sink)
+        raise ConfigError(f"destination {destination.name!r}: sink = {sink!r}: {error}") from None
+
+
+def _database(outbox: Outbox, given: Options) -> str:
     settings = outbox.settings
     shown = mask_url(settings.database)
     if in_memory(settings.database):
         fix = "it is in memory, where no other process sees it; name a file, as in sqlite:///relaybox.db"
         raise ConfigError(f"database = {shown!r}: {fix}")
-    try:
-        check(settings.database, schema=settings.schema, prefix=settings.prefix)
-        version = current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
-    except SchemaError as error:
-        raise SchemaError(f"{shown}: {error}") from None
-    except StoreError as error:
-        fix = "start it, or choose another with --database, RELAYBOX_DATABASE or relaybox.toml"
-        raise StoreError(f"{error}; {fix}") from error
+    check_tables(settings, given)
+    version = current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
     return f"{shown}, tables at version {version}"

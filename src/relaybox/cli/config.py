@@ -85,7 +85,7 @@ def _look(given: Options) -> list[dict[str, Any]]:
     app = given.app or outbox.settings.app
     sources = [str(file)] if file else ["no file, the defaults"]
     found = [_found("settings", ", ".join([*sources, *([f"app {app}"] if app else [])]), ok=True)]
-    for one in checks(outbox):
+    for one in checks(outbox, given):
         try:
             found.append(_found(one.what, one.run(), ok=True))
         except RelayboxError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from relaybox.cli.options import Json, outbox_of
+from relaybox.cli.options import Json, options
 from relaybox.cli.relay import Patience
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
     from relaybox.setting import parse_duration
 
     seconds = parse_duration(patience, "--patience")
-    outbox = check_all(outbox_of(context))
+    outbox = check_all(options(context))
     progress = Progress()
     logs.configure(LogLevel.warning, LogFormat.text).addFilter(progress.make_room)
     relay = outbox.relay(patience=seconds, observers=[progress])

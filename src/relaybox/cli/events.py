@@ -59,7 +59,7 @@ def show(
         complain(f"no event and no delivery has the id {wanted}; it may have been pruned, or never committed")
     if not as_json:
         for number, detail in enumerate(details):
-            typer.echo(("\n" if number else "") + _described(detail))
+            typer.echo(("\n" if number else "") + _described(detail, shared=len(details) > 1))
 
 
 @filtered
@@ -111,6 +111,10 @@ def _show_page(page: Page) -> None:
     if page.entries:
         headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
         print_table(headings, [_cells(entry) for entry in page.entries], range(3))
+        if any(entry.status == "failed" for entry in page.entries):
+            typer.echo(
+                "one that failed: `relaybox retry DELIVERY --destination DESTINATION`, or discard", err=True
+            )
     else:
         typer.echo("no such event" if page.cursor is None else "nothing so far, but that was not all")
     if page.cursor is not None:
@@ -137,8 +141,8 @@ def _line(entry: Entry) -> str:
     return plain(f"{moment} {entry.id} {what}")
 
 
-def _described(detail: Detail) -> str:
-    from relaybox.why import at
+def _described(detail: Detail, *, shared: bool) -> str:
+    from relaybox.why import advice, at
 
     entry, content = detail.entry, detail.content
     lines = [
@@ -158,6 +162,7 @@ def _described(detail: Detail) -> str:
         ("leased", entry.leased_until and f"by {entry.lease_owner} until {at(entry.leased_until)}"),
         ("delivered", entry.delivered_at and at(entry.delivered_at)),
         ("error", entry.error_message),
+        ("what to do", advice(entry, shared=shared) if entry.status == "failed" else None),
         *((f"attempt {one.attempt}", f"{at(one.failed_at)}, {one.relay}: {one.error_message}")
           for one in detail.attempts),
     ]  # fmt: skip

@@ -14,17 +14,18 @@ def migrate(
     import json
 
     from relaybox import migrations
+    from relaybox.cli.database import shown_database
     from relaybox.setting import mask_url
 
     given = options(context)
     settings = given.settings(schema=schema, prefix=prefix)
-    database = mask_url(settings.database)
     applied = migrations.migrate(settings.database, schema=settings.schema, prefix=settings.prefix)
     version = migrations.current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
     if as_json:
+        database = mask_url(settings.database)
         typer.echo(json.dumps({"database": database, "applied": applied, "version": version}))
         return
-    where = database if given.name_database() else f"{database} (the default; choose with --database)"
+    where = shown_database(settings, given)
     for migration in migrations.MIGRATIONS:
         if migration.number in applied:
             typer.echo(f"{where}: applied {migration.number} ({migration.title})")

@@ -29,15 +29,16 @@ def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
 
     import sqlalchemy as sa
 
-    from relaybox import migrations
     from relaybox.admin import Admin
+    from relaybox.cli.database import check_tables
     from relaybox.parts import open_store
     from relaybox.schema import make_tables
     from relaybox.stores.ledger import SqlLedger
     from relaybox.stores.sql import SqlStore
 
-    settings = options(context).settings()
-    migrations.check(settings.database, schema=settings.schema, prefix=settings.prefix)
+    given = options(context)
+    settings = given.settings()
+    check_tables(settings, given)
     tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
 
     async def start() -> T:
@@ -93,10 +94,13 @@ def parse_moment(text: str, setting: str, direction: int) -> datetime:
         raise ConfigError(f"{setting} = {text!r}: {fix}") from None
 
 
-def confirm(question: str) -> None:
-    """Ask on a terminal; without one, only ``--yes`` will do."""
+NOBODY = "nobody is here to confirm this: add --yes, or --dry-run to see what it would do"
+
+
+def confirm(question: str, otherwise: str = NOBODY) -> None:
+    """Ask on a terminal; without one, only ``--yes`` will do, and ``otherwise`` says so."""
     if not sys.stdin.isatty():
-        raise ConfigError("nobody is here to confirm this: add --yes, or --dry-run to see what it would do")
+        raise ConfigError(otherwise)
     if not typer.confirm(question):
         raise typer.Exit(1)
 

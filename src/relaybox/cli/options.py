@@ -72,8 +72,3 @@ def options(context: typer.Context) -> Options:
     found = context.find_object(Options)
     assert found is not None
     return found
-
-
-def outbox_of(context: typer.Context) -> Outbox:
-    """The outbox that the command works with: the application's, else one made of the settings."""
-    return options(context).outbox()

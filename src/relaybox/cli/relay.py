@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relaybox.cli.levels import LogFormat, LogLevel
-from relaybox.cli.options import outbox_of
+from relaybox.cli.options import options
 
 if TYPE_CHECKING:
     from relaybox.app import Outbox
@@ -39,7 +39,7 @@ def relay(
     from relaybox.setting import parse_duration
 
     seconds = parse_duration(patience, "--patience")
-    outbox = check_all(outbox_of(context))
+    outbox = check_all(options(context))
     logs.configure(log_level, log_format)
     started = outbox.relay(patience=seconds)
     _tell_start(outbox, started)

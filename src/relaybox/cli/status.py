@@ -82,7 +82,7 @@ def _relays(stats: Stats) -> str:
     if alive:
         return plain(f"relays: {', '.join(sorted(relay.name for relay in alive))}")
     if not stats.relays:
-        return "no relay was ever seen: start one with `relaybox relay`"
+        return "no relay runs now: start one with `relaybox relay`"
     last = stats.relays[0]
     silence = ago((last.seen_at - last.last_seen_at).total_seconds())
     return plain(f"no relay is running: {last.name} was seen {silence} ago")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -224,4 +225,9 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
 
 def _cause(error: BaseException) -> str:
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-    return clean(getattr(inner, "strerror", None) or str(inner), ())
+    text = getattr(inner, "strerror", None) or str(inner)
+    number = getattr(inner, "errno", None)
+    if text.startswith("Connect call failed") and number:
+        # asyncio tells which address it was, which is known, in the place of what happened.
+        text = os.strerror(number)
+    return clean(text, ())

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from relaybox.codec import Limits
+from relaybox.errors import NoTables, StoreError
 from relaybox.event import Delivery
 
 _ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
@@ -175,3 +176,32 @@ SQLITE = Dialect(
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, MARIADB, SQLITE)}
+
+# Undefined table, column and schema in PostgreSQL; table and column in MySQL, as states and as numbers.
+_NO_TABLE = frozenset({"42P01", "42703", "3F000", "42S02", "42S22", 1146, 1054})
+_NO_TABLE_IN_SQLITE = ("no such table", "has no column")
+
+
+def missing_tables(error: BaseException) -> str | None:
+    """What to say of a driver's error that comes from a table or column that is not there."""
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or (*error.args, None)[0]
+    if not isinstance(code, str | int) or not (code in _NO_TABLE or _is_missing_in_sqlite(code)):
+        return None
+    problem = "a table is missing, or older than this version needs"
+    return f"{problem}: {_summary(error)}; run `relaybox migrate`, or call outbox.migrate()"
+
+
+def refusal(error: Exception) -> StoreError:
+    """A driver's error as one of ours."""
+    missing = missing_tables(error)
+    return NoTables(missing) if missing else StoreError(" ".join(str(error).split()) or type(error).__name__)
+
+
+def _is_missing_in_sqlite(message: str | int) -> bool:
+    return isinstance(message, str) and any(words in message for words in _NO_TABLE_IN_SQLITE)
+
+
+def _summary(error: Any) -> str:
+    """What went wrong, without the excerpt of the statement that PostgreSQL's drivers add in lines below."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    return primary or str(error).partition("\n")[0]

@@ -11,9 +11,8 @@ import asyncmy
 from asyncmy.errors import MySQLError
 from sqlalchemy import make_url
 
-from relaybox.errors import StoreError
 from relaybox.schema import Tables
-from relaybox.stores.dialects import MARIADB, MYSQL
+from relaybox.stores.dialects import MARIADB, MYSQL, refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import Row, Steps, Stepwise, StoreSteps
@@ -52,7 +51,7 @@ class Asyncmy:
                 return await self._transaction(begin())
             except MySQLError as error:
                 if last or error.args[:1] not in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,)):
-                    raise StoreError(str(error)) from error
+                    raise refusal(error) from error
         raise AssertionError("unreachable")
 
     async def close(self) -> None:

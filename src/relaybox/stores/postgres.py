@@ -13,9 +13,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
 
 from relaybox.connect import hang_up
-from relaybox.errors import StoreError
 from relaybox.schema import Tables
-from relaybox.stores.dialects import POSTGRESQL
+from relaybox.stores.dialects import POSTGRESQL, refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
@@ -72,7 +71,7 @@ class Psycopg:
                 self._idle.append(connection)
                 return result
         except psycopg.Error as error:
-            raise StoreError(" ".join(str(error).split()) or type(error).__name__) from error
+            raise refusal(error) from error
 
     async def close(self) -> None:
         """Give up every connection."""

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from relaybox.errors import StoreError
 from relaybox.schema import Tables
-from relaybox.stores.dialects import SQLITE
+from relaybox.stores.dialects import SQLITE, refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import Row, Steps, Stepwise, StoreSteps
@@ -45,7 +44,7 @@ class Sqlite3:
         try:
             return await loop.run_in_executor(self._thread, self._transaction, begin())
         except sqlite3.Error as error:
-            raise StoreError(str(error)) from error
+            raise refusal(error) from error
 
     async def close(self) -> None:
         """Give up the connection; the thread ends with the last reference to this."""
