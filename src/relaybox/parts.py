@@ -26,8 +26,9 @@ from relaybox.observe import Observer
 from relaybox.observers.log import LogObserver
 from relaybox.observers.several import Observers
 from relaybox.relay.clock import MonotonicClock
-from relaybox.relay.lane import Lane, Shared
+from relaybox.relay.lane import Lane
 from relaybox.relay.relay import Relay
+from relaybox.relay.shared import Shared
 from relaybox.schema import Tables
 from relaybox.sink import Sink
 from relaybox.store import DeadLetter

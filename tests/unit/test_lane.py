@@ -21,7 +21,9 @@ from relaybox.observers.several import Observers
 from relaybox.outcome import Unavailable
 from relaybox.relay import lane as lane_module
 from relaybox.relay.clock import MonotonicClock
-from relaybox.relay.lane import Lane, Shared
+from relaybox.relay.lane import Lane
+from relaybox.relay.probe import choose
+from relaybox.relay.shared import Shared
 from relaybox.sink import REGARDLESS, Answer, Progress, Sink
 from relaybox.sinks.handler import HandlerSink
 from relaybox.store import Claim, Settlement, Want
@@ -287,4 +289,4 @@ def test_a_probe_is_made_with_the_first_of_its_key_even_if_the_key_is_empty() ->
         row.lease_token, row.lease_owner = uuid4(), "me"
     circuit = Circuit()
     circuit.fail(first.delivery().event_id)
-    assert lane_module._choose([first.delivery(), second.delivery()], circuit) == first.delivery()
+    assert choose([first.delivery(), second.delivery()], circuit) == first.delivery()

@@ -8,27 +8,25 @@ nearly over or was lost, the circuit opened, the relay stops) is given back untr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from relaybox.circuit import THRESHOLD, Circuit
 from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
-from relaybox.observe import Observer
 from relaybox.outcome import Released, Retry
 from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.breaker import Breaker
-from relaybox.relay.clock import Clock
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
+from relaybox.relay.probe import choose, probe_is_due
 from relaybox.relay.settle import Settler
+from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
 from relaybox.sink import Answer, Sink, being_cancelled, describe
-from relaybox.store import Claim, DeadLetter, Held, Settlement, Store, Want
-from relaybox.wake import Wake
+from relaybox.store import Claim, DeadLetter, Held, Settlement, Want
 
 SHORTEST_POLL = 0.01
 SHORTEST_POLL_WHEN_TOLD = 0.25
@@ -40,25 +38,6 @@ PROBE_MARGIN = 10.0
 
 PATIENCE_TO_SETTLE = 10.0
 """Seconds that a relay which stops waits for the database to take its last outcomes."""
-
-
-def _whole(total: int) -> int:
-    return total
-
-
-@dataclass
-class Shared:
-    """What the lanes of a relay have in common. ``share`` is this relay's part of a destination's limit."""
-
-    store: Store
-    wake: Wake
-    observer: Observer
-    clock: Clock
-    random: Callable[[], float]
-    owner: str
-    share: Callable[[int], int] = _whole
-    quarantine: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a suspect is in flight: when it kills the process, no other suspect shall be blamed."""
 
 
 class Lane:
@@ -196,7 +175,7 @@ class Lane:
             return Claim()
         self._sink.limit(concurrency)
         claim, until = await self._claim(self._sizing.rows, suspects=False)
-        if claim.held is not None and _probe_is_due(claim.held):
+        if claim.held is not None and probe_is_due(claim.held):
             return await self._probe(claim.held)
         if claim.deliveries:
             batch = self._begin(claim.deliveries, until)
@@ -324,7 +303,7 @@ class Lane:
             return await self._probe_with(claim, until, held)
 
     async def _probe_with(self, claim: Claim, until: float, held: Held) -> Claim:
-        chosen = _choose(claim.deliveries, self._circuit)
+        chosen = choose(claim.deliveries, self._circuit)
         if chosen is None:
             return claim
         mine = await self._breaker.may_probe(self._destination.timeout + PROBE_MARGIN)
@@ -480,21 +459,3 @@ class Sending:
     def report(self, delivery: Delivery, answer: Answer) -> None:
         """It was answered so."""
         self._lane.answer(self._batch, delivery, answer)
-
-
-def _probe_is_due(held: Held) -> bool:
-    return held.why != "paused" and held.seconds is not None and held.seconds <= 0
-
-
-def _choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None:
-    """One to probe with: the first of its key, and the least suspicious."""
-
-    def suspicion(delivery: Delivery) -> tuple[bool, int, int]:
-        event_id = delivery.event_id
-        return event_id == circuit.failed_last, circuit.times(event_id), delivery.position
-
-    heads = {
-        delivery.id if delivery.ordering_key is None else delivery.ordering_key: delivery
-        for delivery in reversed(deliveries)
-    }
-    return min(heads.values(), key=suspicion, default=None)

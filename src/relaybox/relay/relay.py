@@ -11,7 +11,8 @@ from typing import Self
 
 from relaybox.errors import RelayboxError
 from relaybox.maintenance.caretaker import Caretaker
-from relaybox.relay.lane import Lane, Shared
+from relaybox.relay.lane import Lane
+from relaybox.relay.shared import Shared
 
 
 class Relay:

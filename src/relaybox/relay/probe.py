@@ -1,0 +1,28 @@
+"""With which delivery to find out whether a destination is back, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relaybox.circuit import Circuit
+from relaybox.event import Delivery
+from relaybox.store import Held
+
+
+def probe_is_due(held: Held) -> bool:
+    """Whether the time of a circuit is over."""
+    return held.why != "paused" and held.seconds is not None and held.seconds <= 0
+
+
+def choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None:
+    """One to probe with: the first of its key, and the least suspicious."""
+
+    def suspicion(delivery: Delivery) -> tuple[bool, int, int]:
+        event_id = delivery.event_id
+        return event_id == circuit.failed_last, circuit.times(event_id), delivery.position
+
+    heads = {
+        delivery.id if delivery.ordering_key is None else delivery.ordering_key: delivery
+        for delivery in reversed(deliveries)
+    }
+    return min(heads.values(), key=suspicion, default=None)
