@@ -42,7 +42,9 @@ async def test_the_other_kind_of_call_says_which_one_to_use(place: Place) -> Non
             await place.outbox.aemit(connection, *ORDER)
 
 
-@pytest.mark.parametrize("connection", [None, "postgresql://", object(), 1], ids=repr)
+@pytest.mark.parametrize(
+    "connection", [None, "postgresql://", object(), 1], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_connection_is_named_with_what_is(connection: Any) -> None:
     kind = type(connection).__qualname__
     with pytest.raises(UnsupportedConnection, match=rf"^{kind} is no connection.*psycopg.*asyncmy"):
