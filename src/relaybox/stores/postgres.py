@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -97,11 +97,12 @@ class Psycopg:
         return connection
 
     async def _pipeline(self, connection: Connection, queries: Sequence[Query]) -> list[list[Row]]:
-        async with connection.pipeline():
-            # Said, not presumed: the database's or the role's default may be another.
-            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            await connection.execute(self._preamble.sql)
-            cursors = [await connection.execute(query.sql, query.params) for query in queries]
+        async with connection.pipeline() as pipeline:
+            with _gathered(pipeline):
+                # Said, not presumed: the database's or the role's default may be another.
+                await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                await connection.execute(self._preamble.sql)
+                cursors = [await connection.execute(query.sql, query.params) for query in queries]
             await connection.execute("COMMIT")
         return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
 
@@ -109,3 +110,21 @@ class Psycopg:
 def _hang_up(connection: Connection) -> None:
     with suppress(psycopg.Error):
         hang_up(connection.fileno())
+
+
+@contextmanager
+def _gathered(pipeline: Any) -> Iterator[None]:
+    """Let statements wait for the one behind the block, so that all of them leave at once.
+
+    The driver would send each by itself, with whatever else the event loop has to do in between; a process
+    that is stopped there would keep its locks.
+    """
+    pipeline._communicate_gen = _nothing
+    try:
+        yield
+    finally:
+        del pipeline._communicate_gen
+
+
+def _nothing() -> Generator[Any, Any, None]:
+    yield from ()
