@@ -185,7 +185,7 @@ def _check_encoding(delivery: Delivery) -> None:
 def _timestamp(delivery: Delivery) -> datetime:
     """In UTC, so that receivers see one notation whatever the database's timezone."""
     created_at = delivery.created_at
-    return created_at if created_at.tzinfo is UTC else created_at.astimezone(UTC)
+    return created_at if not created_at.utcoffset() else created_at.astimezone(UTC)
 
 
 class _Sent(Struct, gc=False, rename="kebab"):

@@ -14,9 +14,10 @@ from relaybox.observe import Observer
 from relaybox.relay.clock import Clock
 from relaybox.store import DeadLetter, Settlement, Store
 
-GAP = 0.02
-"""Seconds between the beginnings of two settles, unless there is enough for the next one."""
-ENOUGH = 100
+GAP, GAP_WHERE_ORDERED = 0.05, 0.02
+"""Seconds between the beginnings of two settles, unless there is enough for the next one. Where events are
+ordered, the next of a key waits for the settle."""
+ENOUGH = 500
 
 
 class Settler:
@@ -40,6 +41,7 @@ class Settler:
         self._waiting: list[Settlement] = []
         self._news = asyncio.Event()
         self._enough = asyncio.Event()
+        self._gap = GAP_WHERE_ORDERED if destination.ordered else GAP
         self._began = -math.inf
         self.in_trouble = False
         """Whether the database has not taken the last outcomes yet: a claim might get the same rows again."""
@@ -65,7 +67,7 @@ class Settler:
 
     async def _gather(self) -> None:
         """Right after the last settle, let some more come: many small statements are the dearest."""
-        left = self._began + GAP - self._clock.now()
+        left = self._began + self._gap - self._clock.now()
         if left > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
