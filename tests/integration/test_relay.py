@@ -313,6 +313,7 @@ async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest
         await shop.outbox.amigrate()
         shop.emit(1, first=1)
         await until(lambda: len(seen) == 2, "what was emitted since arrives")
+    assert shop.states() == {"delivered": 1}, "the tables are new"
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,14 @@ async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> Non
     assert seen.is_set()
 
 
+async def test_to_look_for_suspects_takes_no_place_in_the_line() -> None:
+    store = MemoryStore()
+    before = store.destinations["runner"].rate_at
+    lane = make(store, nothing, rate_limit="1/m")
+    await lane.drain(await store.now())
+    assert store.destinations["runner"].rate_at == before
+
+
 class Odd:
     """A sink that answers, or raises, whatever it is told to."""
 

@@ -343,18 +343,23 @@ class Lane:
         Of all lanes one at a time, from the claim on: whatever else is leased when one of them kills the
         process was in a batch, whose death is not counted. Whether there was one.
         """
-        found, suspect = False, True
+        found, suspect, turn = False, True, False
         while suspect:
-            # Before the lock: others do not wait for this destination's line.
-            await self._await_turn(1)
+            if turn:
+                # Outside the lock: others do not wait for this destination's line.
+                await self._await_turn(1)
             async with self._shared.quarantine:
                 if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
                     break
                 claim, until = await self._claim(1)
-                batch = self._begin(claim.deliveries, until, turn=True) if claim.deliveries else None
                 suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
-                if suspect and batch is not None:
-                    await self._until_done(batch)
+                if suspect and not turn and self._destination.rate_limit is not None:
+                    await self._release(claim.deliveries)
+                    turn = True
+                elif claim.deliveries:
+                    batch = self._begin(claim.deliveries, until, turn=turn)
+                    if suspect:
+                        await self._until_done(batch)
             found |= suspect
         return found
 
