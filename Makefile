@@ -1,11 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint check bench docs
+.PHONY: help env demo example test lint check bench docs
 
 ENV := .venv/.complete
 BENCH := .venv/.bench
+DJANGO42 := .venv-django42/.complete
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(ENV) ## Create .venv with every extra and the development tools
 
@@ -17,12 +18,21 @@ $(BENCH): $(ENV)
 	@PYTHON='$(PYTHON)' scripts/env bench
 	@touch $@
 
+$(DJANGO42): $(ENV) constraints-django42.txt
+	@scripts/env django42
+	@touch $@
+
 demo: $(ENV) ## Show it: a relay that is killed, a receiver that goes down, and nothing is lost
 	@.venv/bin/relaybox demo
 
-test: $(ENV) ## Run every test
+example: $(ENV) ## Run a Django project with Celery that tells a runner of uploaded files
+	@.venv/bin/python -B examples/django_uploads/run.py
+
+test: $(ENV) $(DJANGO42) ## Run every test
 	.venv/bin/pytest --numprocesses 2 --dist loadfile -m 'not slow'
 	.venv/bin/pytest -m slow
+	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/django
+	.venv-django42/bin/pytest --numprocesses 2 --dist loadfile tests/django
 
 lint: $(ENV) ## Check style, formatting and the import layers
 	.venv/bin/ruff check
@@ -32,10 +42,11 @@ lint: $(ENV) ## Check style, formatting and the import layers
 check: $(ENV) ## Check types
 	.venv/bin/mypy
 
-bench: $(BENCH) ## Measure emit, the stores and the relay, against others
+bench: $(BENCH) ## Measure emit, the stores, the relay and Django, against others
 	.venv/bin/python -m benchmarks.emit
 	.venv/bin/python -m benchmarks.store
 	.venv/bin/python -m benchmarks.relay
+	.venv/bin/python -m benchmarks.django
 
 docs: $(ENV) ## Run the code blocks of the documents
 	.venv/bin/pytest tests/docs

@@ -99,15 +99,26 @@ def run(url: str, sql: str, values: Mapping[str, Any] | None = None) -> None:
 
 async def interleave(variants: Mapping[str, Take], rounds: int, *, warm_up: int = 1) -> dict[str, Sample]:
     """Let the variants take turns, each round beginning with another one; what they return is kept."""
-    names = list(variants)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(warm_up + rounds):
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for name in _turns(list(variants), warm_up + rounds):
+        taken[name].append(await variants[name]())
+    return {name: Sample(values[warm_up:]) for name, values in taken.items()}
+
+
+def take_turns(
+    variants: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 1
+) -> dict[str, Sample]:
+    """``interleave``, for what is not to run in a loop."""
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for name in _turns(list(variants), warm_up + rounds):
+        taken[name].append(variants[name]())
+    return {name: Sample(values[warm_up:]) for name, values in taken.items()}
+
+
+def _turns(names: Sequence[str], rounds: int) -> Iterator[str]:
+    for turn in range(rounds):
         first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            value = await variants[name]()
-            if turn >= warm_up:
-                taken[name].append(value)
-    return {name: Sample(values) for name, values in taken.items()}
+        yield from (*names[first:], *names[:first])
 
 
 def report(

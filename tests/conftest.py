@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
-from tests.servers import base, fresh, mariadb, postgres15, postgres18, sqlite
+from tests.servers import base, chromium, fresh, mariadb, postgres15, postgres18, redis, sqlite
 
 FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
 
@@ -32,6 +32,20 @@ def mariadb_url() -> Iterator[str]:
     """The URL of a MariaDB server."""
     with available("MariaDB", mariadb.server()) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The URL of a Redis server."""
+    with available("Redis", redis.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> Iterator[str]:
+    """The path of the browser."""
+    with available("Chromium", chromium.program()) as path:
+        yield path
 
 
 @pytest.fixture

@@ -72,10 +72,14 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The deliveries of these ids, an event's being that of all of its; or only those for a destination."""
+    """The deliveries of these ids, an event's being that of all of its; or only those for a destination.
+
+    ``exact``: only the deliveries whose own ids these are, though an event may have the same.
+    """
 
     ids: Sequence[UUID]
     destination: str | None = None
+    exact: bool = False
 
 
 What: TypeAlias = Filter | Named | Sequence[UUID]
@@ -114,9 +118,13 @@ class Admin:
         }
         self._actor = actor
 
+    async def names(self) -> tuple[str, ...]:
+        """Every destination that is configured, or has rows."""
+        return tuple(sorted(self._destinations.keys() | await self._ledger.names()))
+
     async def stats(self) -> Stats:
         """How many rows are where; counts stop at ``ledger.CAP``, so that it never reads the whole table."""
-        names = sorted(self._destinations.keys() | await self._ledger.names())
+        names = await self.names()
         counts = await self._ledger.counts(names)
         places = await self._ledger.places()
         destinations = tuple(
@@ -131,11 +139,12 @@ class Admin:
         *,
         limit: int = 50,
         cursor: UUID | None = None,
+        windows: int = WINDOWS,
     ) -> Page:
         """Deliveries, newest first. A page with a cursor may be short: there was more to look through."""
         await self._check_filter(filter)
         found: list[Entry] = []
-        for _ in range(WINDOWS):
+        for _ in range(windows):
             page = await self._ledger.search(filter, limit - len(found), cursor)
             found += page.entries
             cursor = page.cursor
@@ -302,7 +311,11 @@ class Admin:
             await self._check_known(what.destination)
             about["destination"] = what.destination
         found = {
-            id_: [e for e in await self._ledger.find(id_) if what.destination in (None, e.destination)]
+            id_: [
+                entry
+                for entry in await self._ledger.find(id_, exact=what.exact)
+                if what.destination in (None, entry.destination)
+            ]
             for id_ in what.ids
         }
         entries = {entry.id: entry for of_one in found.values() for entry in of_one}

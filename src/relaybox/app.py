@@ -37,6 +37,7 @@ class Outbox:
 
     ``database`` is a URL, ``env:NAME`` or ``file:PATH``. Left out, ``relaybox.toml`` or ``[tool.relaybox]``,
     RELAYBOX_DATABASE and DATABASE_URL are read; what is given here is then added, and goes before the file.
+    ``handlers`` are functions by the names of destinations whose sink is ``handler:``; ``handler`` adds more.
     The other ``settings`` are those of ``relaybox.config.Settings``.
     """
 
@@ -46,13 +47,14 @@ class Outbox:
         *,
         destinations: Iterable[Destination] = (),
         routes: Iterable[Route] = (),
+        handlers: Mapping[str, Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
         self.settings = _settings(database, destinations, routes, settings)
         self.tables = make_tables(sa.MetaData(), schema=self.settings.schema, prefix=self.settings.prefix)
         self._emitter = Emitter(self.settings, self.tables)
         self._recorder: Recorder | None = None
-        self._handlers: dict[str, Callable[..., Any]] = {}
+        self._handlers = dict(handlers or {})
         self._bell = open_bell(self.settings)
         self._emitter.caller = self._bell
         # Set while a test runs, so that no relay of it sends anything away by accident.
@@ -213,7 +215,13 @@ class Outbox:
         from relaybox.parts import open_relay
 
         return open_relay(
-            self.settings, self.tables, self._handlers, self._bell, patience, observers, self._sink_of
+            self.settings,
+            self.tables,
+            self._handlers,
+            self._bell,
+            patience=patience,
+            observers=observers,
+            sink_of=self._sink_of,
         )
 
     def wake(self, *destinations: str) -> None:

@@ -11,7 +11,7 @@ would refuse is refused here, with its path, before the caller's transaction is 
 | datetime (aware only) | ISO 8601, UTC written ``Z``: ``2025-01-31T12:00:00Z`` |
 | date, time | ISO 8601; a time of day names no instant, so it needs no timezone |
 | timedelta | ISO 8601 duration: ``P1DT02H30M00S`` |
-| Decimal, UUID, pydantic's URLs | string |
+| Decimal, UUID, pydantic's URLs, Django's lazy text | string |
 | Enum | its value |
 | dataclass, attrs class, msgspec Struct | object of its fields; a Struct's as msgspec names and omits them |
 | pydantic model, SQLModel | what ``model_dump()`` gives |
@@ -348,7 +348,8 @@ _SUBCLASSES: tuple[tuple[type, _Converter], ...] = (
 def _find_converter(kind: type) -> _Converter:
     if kind in _EXACT:
         return _EXACT[kind]
-    return _subclass_converter(kind) or _model_converter(kind) or _container_converter(kind)
+    found = _subclass_converter(kind) or _model_converter(kind) or _django_converter(kind)
+    return found or _container_converter(kind)
 
 
 _converter: Callable[[type], _Converter] = functools.lru_cache(maxsize=1024)(_find_converter)
@@ -367,6 +368,30 @@ def _model_converter(kind: type) -> _Converter | None:
     if hasattr(kind, "__attrs_attrs__"):
         return _by_fields(_attrs_fields)
     return _string if hasattr(kind, "unicode_string") else None
+
+
+def _refuser(fix: str) -> _Converter:
+    """A converter of what could be written in more than one way, of which none is a safe guess."""
+
+    def refuse(value: Any, limits: Limits, room: int) -> Any:
+        raise _Refused(f"{_kind(value)} cannot be written as JSON; {fix}")
+
+    return refuse
+
+
+_QUERY = _refuser("send a list of what receivers need, such as list(queryset.values('id', 'name'))")
+_DJANGO: dict[str, _Converter] = {
+    "django.utils.functional.Promise": _by_fields(str),
+    "django.db.models.base.Model": _refuser("send a dict of the fields that receivers need, or its pk"),
+    "django.db.models.query.QuerySet": _QUERY,
+    "django.db.models.query.RawQuerySet": _QUERY,
+}
+
+
+def _django_converter(kind: type) -> _Converter | None:
+    """Django's are known by the names of their bases, so that it need not be installed."""
+    names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+    return next((_DJANGO[name] for name in names if name in _DJANGO), None)
 
 
 def _container_converter(kind: type) -> _Converter:

@@ -234,8 +234,8 @@ class Ledger(Protocol):
         """The id of the newest row."""
         ...
 
-    async def find(self, id_: UUID) -> tuple[Entry, ...]:
-        """The delivery of that id, or every delivery of the event of that id."""
+    async def find(self, id_: UUID, *, exact: bool = False) -> tuple[Entry, ...]:
+        """The delivery of that id, or (not when ``exact``) every delivery of the event of that id."""
         ...
 
     async def content(self, id_: UUID) -> Content | None:

@@ -22,6 +22,7 @@ from sqlalchemy.engine.mock import MockConnection
 from relaybox.config import normalize_url
 from relaybox.connect import Row, connected, denied, in_memory
 from relaybox.errors import ConfigError, SchemaError, StoreError
+from relaybox.program import Program, command
 from relaybox.schema import MYSQL, Tables, make_tables
 from relaybox.setting import choice, mask_url, wrong
 
@@ -126,7 +127,7 @@ def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> li
     except StoreError as error:
         if not denied(error.__cause__):
             raise
-        fix = "run it as the owner, or review `relaybox sql`"
+        fix = f"run it as the owner, or review {command('sql')}"
         raise StoreError(f"{error}; {fix}") from error.__cause__
 
 
@@ -139,10 +140,10 @@ def check(database: str, *, schema: str | None = None, prefix: str = "") -> None
     """Raise SchemaError where the tables are missing, or older than this release needs."""
     version = current_version(database, schema=schema, prefix=prefix)
     if version == 0:
-        raise SchemaError("the tables are missing: run `relaybox migrate`")
+        raise SchemaError(f"the tables are missing: run `{Program.migrate}`")
     if version < NEWEST:
         raise SchemaError(
-            f"the tables are at version {version} and this release needs {NEWEST}: run `relaybox migrate`"
+            f"the tables are at version {version} and this release needs {NEWEST}: run `{Program.migrate}`"
         )
 
 

@@ -39,11 +39,16 @@ def share(limit: int, keys: int) -> int:
     return max(1, limit // max(1, keys))
 
 
-def runs(heads: Iterable[Candidate], rows: Iterable[Candidate]) -> dict[str | None, list[Candidate]]:
-    """For each head, the run of free rows that begins with it; a suspect stands alone."""
+def runs(
+    heads: Iterable[Candidate], rows: Iterable[Candidate], only: Collection[Any] | None = None
+) -> dict[str | None, list[Candidate]]:
+    """For each head, the run of free rows that begins with it; a suspect stands alone.
+
+    With ``only``, a run ends before the first row that is not of these ids.
+    """
     by_key: dict[str | None, list[Candidate]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.position):
-        by_key[row.key].append(row)
+        by_key[row.key].append(row if only is None or row.id in only else row._replace(free=False))
     return {head.key: _run(head, by_key[head.key]) for head in heads}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import random
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -22,6 +24,8 @@ from relaybox.emit.reroute import StoredRouter
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.load import load
 from relaybox.maintenance.caretaker import Caretaker
+from relaybox.maintenance.moment import DatabaseTime
+from relaybox.maintenance.tally import Tally
 from relaybox.observe import Observer
 from relaybox.observers.log import LogObserver
 from relaybox.observers.several import Observers
@@ -31,8 +35,9 @@ from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
 from relaybox.schema import Tables
 from relaybox.sink import Sink
-from relaybox.store import DeadLetter
+from relaybox.store import DeadLetter, Store
 from relaybox.upkeep import Member
+from relaybox.wake import Wake
 from relaybox.wakes.local import Bell
 from relaybox.wakes.open import open_wake
 
@@ -49,47 +54,69 @@ def open_relay(
     tables: Tables,
     handlers: Handlers,
     bell: Bell,
+    *,
     patience: float,
     observers: Sequence[Observer] = (),
     sink_of: OpenSink | None = None,
+    store: SqlStore | None = None,
+    wake: Wake | None = None,
+    only: Mapping[str, Sequence[UUID]] | None = None,
+    tally: Tally | None = None,
 ) -> Relay:
     """A relay for every destination; nothing is connected to before it runs.
 
-    ``sink_of`` is asked for the sinks instead of ``open_sink``.
+    ``sink_of`` is asked for the sinks instead of ``open_sink``. A ``store`` and a ``wake`` that are handed in
+    are used in place of those that the settings name, and are not closed. With ``only`` it delivers nothing
+    but the rows of these ids, by destination. ``tally`` goes on counting where an earlier relay ended.
     """
     from relaybox.stores.upkeep import SqlUpkeep
 
     destinations = {destination.name: destination for destination in settings.destinations}
+    served = [name for name in destinations if only is None or name in only]
     sink_of = sink_of or open_sink
-    sinks = {name: sink_of(destination, handlers) for name, destination in destinations.items()}
-    store = open_store(settings.database, tables)
+    sinks = {name: sink_of(destinations[name], handlers) for name in served}
+    opened: list[Store | Wake] = []
+    if wake is None:
+        opened.append(wake := open_wake(settings))
+    if store is None:
+        opened.append(store := open_store(settings.database, tables))
     clock, me = MonotonicClock(), this_process()
     upkeep = SqlUpkeep(store)
     router = StoredRouter(settings) if settings.routes else None
-    caretaker = Caretaker(
-        upkeep, settings.destinations, me, clock, lambda: datetime.now(UTC), died, router, bell.call
-    )
+    tally = tally or new_tally(me.name)
+    caretaker = Caretaker(upkeep, settings.destinations, me, clock, tally, died, router, bell.call)
     shared = Shared(
         store=store,
-        wake=open_wake(settings),
-        observer=Observers([LogObserver(), caretaker.tally, *observers]),
+        wake=wake,
+        observer=Observers([LogObserver(), tally, *observers]),
         clock=clock,
         random=random.random,
         owner=me.name,
     )
     lanes = [
-        Lane(destination, sinks[name], shared, _dead_letter(destination, destinations))
-        for name, destination in destinations.items()
+        Lane(
+            destinations[name],
+            sinks[name],
+            shared,
+            _dead_letter(destinations[name], destinations),
+            None if only is None else tuple(only[name]),
+        )
+        for name in served
     ]
 
     async def close() -> None:
         for sink in sinks.values():
             await sink.close()
-        await shared.wake.close()
-        await store.close()
+        for part in opened:
+            await part.close()
         _ours.discard(me.name)
 
-    return Relay(lanes, shared, caretaker, partial(bell.serving, shared.wake, destinations), close, patience)
+    return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
+
+
+def new_tally(name: str | None = None) -> Tally:
+    """What counts for the charts, under a relay's name or one of its own."""
+    return Tally(name or this_process().name, DatabaseTime(MonotonicClock(), lambda: datetime.now(UTC)))
 
 
 def this_process() -> Member:
@@ -97,7 +124,12 @@ def this_process() -> Member:
     host, pid = socket.gethostname(), os.getpid()
     name = f"{host[:150]}:{pid}:{_namespace()}-{secrets.token_hex(4)}"
     _ours.add(name)
-    return Member(name, host[:255], pid, version("relaybox"))
+    return Member(name, host[:255], pid, _version())
+
+
+@functools.cache
+def _version() -> str:
+    return version("relaybox")
 
 
 _ours: set[str] = set()
@@ -183,7 +215,11 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
         case "handler":
             from relaybox.sinks.handler import HandlerSink
 
-            return HandlerSink(destination, _handler(destination, handlers))
+            return HandlerSink(destination, handler_of(destination, handlers))
+        case "celery":
+            celery = _module("relaybox.sinks.celery", "celery", "celery")
+            of_celery: Sink = celery.CelerySink(destination)
+            return of_celery
         case "console":
             from relaybox.sinks.console import ConsoleSink
 
@@ -195,7 +231,7 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
     raise ConfigError(f"destination {destination.name!r}: no relay of this release can send to {scheme}://")
 
 
-def _handler(destination: Destination, handlers: Handlers) -> Callable[..., Any]:
+def handler_of(destination: Destination, handlers: Handlers) -> Callable[..., Any]:
     """The function registered under the destination's name, else the one at ``handler:module:function``."""
     if destination.name in handlers:
         return handlers[destination.name]

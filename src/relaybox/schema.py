@@ -56,7 +56,9 @@ def _now_mysql(element: now, compiler: Any, **_: Any) -> str:
 
 @compiles(now, "sqlite")
 def _now_sqlite(element: now, compiler: Any, **_: Any) -> str:
-    return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
+    text = "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
+    # A driver of this style takes every percent sign for the beginning of a placeholder.
+    return text.replace("%", "%%") if compiler.dialect.paramstyle == "format" else text
 
 
 @compiles(CreateColumn)

@@ -97,7 +97,7 @@ class OneByOne:
         """One answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
         sender = asyncio.current_task()
-        queue = _runs(deliveries)[::-1]
+        queue = runs(deliveries)[::-1]
 
         async def work() -> None:
             # Each worker that gets a place begins the next: where deliveries never wait, the first does all.
@@ -210,7 +210,7 @@ def describe(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _runs(deliveries: Sequence[Delivery]) -> list[list[int]]:
+def runs(deliveries: Sequence[Delivery]) -> list[list[int]]:
     """The places in the batch of each key's deliveries; one without a key is a run by itself."""
     runs: list[list[int]] = []
     of_key: dict[str, list[int]] = {}

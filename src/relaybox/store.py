@@ -46,6 +46,7 @@ class Want:
     """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
 
     Without ``suspects`` a row whose relay died is left where it is, and what is behind it in its key too.
+    With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
     """
 
     destination: str
@@ -57,6 +58,7 @@ class Want:
     dead_letter: DeadLetter | None = None
     probe: bool = False
     suspects: bool = True
+    only: tuple[UUID, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.ledger import Entry, Place, Relay, State
+from relaybox.program import command
 
 SILENT = timedelta(seconds=15)
 """A relay that was not seen for so long is taken for gone; it shows itself every two seconds."""
@@ -74,7 +75,7 @@ def explain(
 def advice(entry: Entry, *, shared: bool) -> str:
     """What to do with a delivery that failed; ``shared``: so that no other one of its event is meant."""
     which = f"{entry.id} --destination {shlex.quote(entry.destination)}" if shared else str(entry.id)
-    return f"`relaybox retry {which}` or `relaybox discard {which}`"
+    return f"{command(f'retry {which}')} or {command(f'discard {which}')}"
 
 
 def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
@@ -98,18 +99,19 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
         end = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
         text = (
             f"waits because destination {name!r} was paused by {place.paused_by} at {at(place.paused_at)} "
-            f"({place.pause_reason or 'no reason given'}) until {end}; `relaybox resume {name}`"
+            f"({place.pause_reason or 'no reason given'}) until {end}; {command(f'resume {name}')}"
         )
         return Reason(entry, "paused", text, place.paused_until)
     if place is not None and place.circuit != "closed":
         return _circuit(entry, place)
     if not name:
-        text = "has no destination: no route takes its event type; add a route, or `relaybox move '' NAME`"
+        move = command("move '' NAME")
+        text = f"has no destination: no route takes its event type; add a route, or {move}"
         return Reason(entry, "unrouted", text)
     if name not in configured:
         text = (
             f"waits because no destination is called {name!r}; configure it, or give its events to another: "
-            f"`relaybox move {name} NAME`"
+            f"{command(f'move {name} NAME')}"
         )
         return Reason(entry, "unknown_destination", text)
     return None
@@ -127,7 +129,7 @@ def _circuit(entry: Entry, place: Place) -> Reason:
     when = "is due now" if over else f"comes at {at(place.circuit_until)}"
     text = (
         f"waits because the circuit of destination {place.name!r} is open ({reason}): "
-        f"the next probe {when}; `relaybox resume {place.name}` closes it now"
+        f"the next probe {when}; {command(f'resume {place.name}')} closes it now"
     )
     return Reason(entry, "circuit_open", text, place.circuit_until)
 
@@ -160,7 +162,7 @@ def _relay(relays: Sequence[Relay]) -> str:
     if any(map(is_alive, relays)):
         return "by the next relay that has room"
     seen = f"the last was seen at {at(relays[0].last_seen_at)}" if relays else "none runs now"
-    return f"when a relay runs, but {seen}; `relaybox relay`"
+    return f"when a relay runs, but {seen}; {command('relay')}"
 
 
 def _attempt(entry: Entry) -> str:

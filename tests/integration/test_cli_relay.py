@@ -73,7 +73,7 @@ def test_a_relay_delivers_and_stops_when_asked(shop: Shop, project: Project) -> 
     text = "\n".join(log)
     assert "again in " in text
     assert "(attempt 1 of 5): once more" in text
-    assert "failed order.paid of Order 13 (attempt 1 of 5): unlucky; see relaybox why " in text
+    assert "failed order.paid of Order 13 (attempt 1 of 5): unlucky; see `relaybox why " in text
     assert "stopping (SIGTERM): no more is claimed, what is being sent has 30 s" in text
     assert "on_order  delivered 1" in text
     assert log[-1].endswith(": delivered 19, retried 1, failed 1")
@@ -159,6 +159,17 @@ def test_drain_delivers_what_is_due_and_says_what_it_did(shop: Shop, project: Pr
         **nothing,
         "destinations": {"on_order": {**nothing, "held": None}},
     }
+
+
+def test_a_drain_that_is_asked_to_stop_has_its_patience_and_no_more(shop: Shop, project: Project) -> None:
+    shop.emit(1, first=-60)
+    with project.running("drain", "--patience", "100ms") as drain:
+        project.until(lambda: bool(project.read("hanging")))
+        drain.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert drain.wait(20) == 1
+        assert time.monotonic() - began < 5
+    assert (shop.leases(), shop.states()) == (0, {"pending": 1})
 
 
 def test_drain_says_what_is_held_up(shop: Shop, project: Project) -> None:

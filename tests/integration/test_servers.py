@@ -15,16 +15,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import redis
 import sqlalchemy as sa
 
 from tests.conftest import FIXTURES, available
 from tests.servers import base, fresh, mariadb, postgres15, postgres18
+from tests.servers import redis as redis_server
 
-SERVERS = {
+DATABASES = {
     "postgresql-18": (postgres18, "RELAYBOX_TEST_POSTGRES18", r"^PostgreSQL 18\."),
     "postgresql-15": (postgres15, "RELAYBOX_TEST_POSTGRES15", r"^PostgreSQL 15\."),
     "mariadb": (mariadb, "RELAYBOX_TEST_MARIADB", r"-MariaDB"),
 }
+SERVERS = {**DATABASES, "redis": (redis_server, "RELAYBOX_TEST_REDIS", r"^[78]\.")}
 HOLDER = """
 import time
 from tests.servers import {name}
@@ -43,7 +46,7 @@ def test_a_server_answers_with_its_version_and_is_gone_afterwards(
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
     with available(module.__name__, module.server(durable=durable)) as url:
-        assert re.search(version, scalar(url, "SELECT version()"))
+        assert re.search(version, version_of(url))
     assert not listening(url)
 
 
@@ -56,7 +59,7 @@ def test_a_server_dies_with_a_process_that_is_killed(
     request: pytest.FixtureRequest,
 ) -> None:
     kind = next(kind for kind, server in SERVERS.items() if server[0] is module)
-    request.getfixturevalue(FIXTURES[kind])  # skips where there is none
+    request.getfixturevalue({**FIXTURES, "redis": "redis_url"}[kind])  # skips where there is none
     with base.workspace() as directory:
         environment = {**os.environ, "TMPDIR": str(directory)}
         environment.pop(variable, None)
@@ -81,7 +84,7 @@ def test_a_url_from_the_environment_is_used_as_it_is(
         assert url == "scheme://somebody:secret@elsewhere/database"
 
 
-@pytest.mark.parametrize("kind", [*SERVERS, "sqlite"])
+@pytest.mark.parametrize("kind", [*DATABASES, "sqlite"])
 def test_each_fresh_database_is_empty_and_its_own(kind: str, fresh_database: Callable[[str], str]) -> None:
     first, second = connectable(fresh_database(kind)), connectable(fresh_database(kind))
     with first.begin() as connection:
@@ -90,7 +93,7 @@ def test_each_fresh_database_is_empty_and_its_own(kind: str, fresh_database: Cal
     assert sa.inspect(second).get_table_names() == []
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", DATABASES)
 def test_a_fresh_database_is_dropped_under_an_open_transaction(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -103,6 +106,11 @@ def test_a_fresh_database_is_dropped_under_an_open_transaction(
     assert sa.make_url(url).database not in sa.inspect(connectable(server_url)).get_schema_names()
     with pytest.raises(sa.exc.OperationalError):
         scalar(url, "SELECT 1")
+
+
+def test_the_browser_is_chromium(chromium_path: str) -> None:
+    shown = subprocess.run([chromium_path, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Chromium ")
 
 
 def test_a_server_that_cannot_be_had_skips_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +143,13 @@ def connectable(url: str) -> sa.Engine:
     parsed = sa.make_url(url)
     driver = fresh.DRIVERS.get(parsed.drivername, parsed.drivername)
     return sa.create_engine(parsed.set(drivername=driver), poolclass=sa.NullPool)
+
+
+def version_of(url: str) -> str:
+    if not url.startswith("redis:"):
+        return scalar(url, "SELECT version()")
+    with redis.Redis.from_url(url) as client:
+        return str(client.info("server")["redis_version"])
 
 
 def scalar(url: str, statement: str) -> str:

@@ -12,10 +12,17 @@ from decimal import Decimal
 from typing import Any
 
 import attrs
+import django
 import msgspec
 import pydantic
 import pytest
 import sqlmodel
+from django.conf import settings
+from django.db import models
+from django.utils.functional import lazy, lazystr
+from django.utils.safestring import mark_safe
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -423,3 +430,55 @@ def test_whatever_is_given_is_stored_or_refused_with_the_typed_error(value: Any)
     if text is not None:
         json.loads(text, parse_constant=pytest.fail)
         assert "\0" not in str(decode(text, None, None))
+
+
+@pytest.fixture(scope="module")
+def book() -> Any:
+    """A model of a project's, not saved."""
+    if not settings.configured:
+        settings.configure(USE_I18N=False, LOGGING_CONFIG=None)
+        django.setup()
+
+    class Book(models.Model):
+        title = models.CharField(max_length=20)
+
+        class Meta:
+            app_label = "tests"
+
+    return Book(title="Emma")
+
+
+@pytest.mark.usefixtures("book")
+def test_lazy_text_of_django_is_written_as_text() -> None:
+    payload = {"a": gettext_lazy("paid"), "b": [lazystr("öl"), format_lazy("{}!", gettext_lazy("paid"))]}
+    assert stored(payload) == {"a": "paid", "b": ["öl", "paid!"]}
+    assert stored(mark_safe("<b>")) == "<b>"
+
+
+def test_lazy_text_is_checked_as_any_other() -> None:
+    assert refusal({"a": lazystr("\0")}).path == "$.a"
+
+    def fail() -> str:
+        raise ValueError("no translation")
+
+    assert "no translation" in str(refusal({"a": lazy(fail, str)()}))
+
+
+def test_a_model_instance_and_a_queryset_of_django_are_refused_with_what_to_send_instead(book: Any) -> None:
+    refused = refusal({"book": book})
+    assert refused.path == "$.book"
+    assert "Book cannot be written as JSON; send a dict of the fields that receivers need" in str(refused)
+    for query in (type(book).objects.all(), type(book).objects.raw("SELECT 1")):
+        assert "such as list(queryset.values('id', 'name'))" in str(refusal([query]))
+
+
+def test_a_model_that_says_what_it_dumps_is_taken_at_its_word(book: Any) -> None:
+    class Shown(type(book)):  # type: ignore[misc]
+        class Meta:
+            app_label = "tests"
+            proxy = True
+
+        def model_dump(self) -> dict[str, Any]:
+            return {"title": self.title}
+
+    assert stored(Shown(title="Emma")) == {"title": "Emma"}

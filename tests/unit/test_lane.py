@@ -130,7 +130,7 @@ async def test_a_drain_does_not_go_round_with_an_event_whose_attempts_do_not_cou
 
     lane = make(store, handler, backoff=Backoff(base=0, cap=0))
     async with asyncio.timeout(10):
-        await lane.drain(await store.now())
+        await lane.drain(await store.now(), 1.0)
     assert calls == 1
 
 
@@ -144,7 +144,7 @@ async def test_a_drain_ends_though_events_keep_coming() -> None:
         await asyncio.sleep(0.02)
 
     async with asyncio.timeout(20):
-        await make(store, handler, concurrency=5, batch_size=5).drain(since)
+        await make(store, handler, concurrency=5, batch_size=5).drain(since, 1.0)
     old = [row for row in store.rows.values() if row.created_at <= since.timestamp()]
     assert {row.status for row in old} == {Status.DELIVERED}
 
@@ -162,7 +162,7 @@ async def test_a_probe_behind_a_long_blocked_key_reaches_the_others() -> None:
         seen.append(event.aggregate_id)
 
     async with asyncio.timeout(10):
-        await make(store, handler, ordered=True).drain(await store.now())
+        await make(store, handler, ordered=True).drain(await store.now(), 1.0)
     assert (seen, store.destinations["runner"].circuit) == (["0"], "closed")
 
 
@@ -196,7 +196,7 @@ async def test_to_look_for_suspects_takes_no_place_in_the_line() -> None:
     store = MemoryStore()
     before = store.destinations["runner"].rate_at
     lane = make(store, nothing, rate_limit="1/m")
-    await lane.drain(await store.now())
+    await lane.drain(await store.now(), 1.0)
     assert store.destinations["runner"].rate_at == before
 
 
@@ -237,7 +237,7 @@ async def test_whatever_a_sink_answers_the_rows_are_tried_again(act: Any) -> Non
     destination = Destination("runner", "memory:")
     sink: Sink = Odd(act)
     async with asyncio.timeout(10):
-        await Lane(destination, sink, shared(store)).drain(await store.now())
+        await Lane(destination, sink, shared(store)).drain(await store.now(), 1.0)
     assert [(row.status, row.attempts, row.crashes) for row in store.rows.values()] == [
         (Status.PENDING, 1, 0)
     ] * 2
@@ -255,7 +255,7 @@ async def test_an_observer_that_raises_changes_nothing(caplog: pytest.LogCapture
     insert(store, 3)
     destination = Destination("runner", "handler:")
     lane = Lane(destination, HandlerSink(destination, nothing), shared(store, Observers([Broken()])))
-    await lane.drain(await store.now())
+    await lane.drain(await store.now(), 1.0)
     assert statuses(store) == [Status.DELIVERED] * 3
     assert "the observer Broken failed" in caplog.text
 

@@ -102,7 +102,7 @@ def test_each_failure_is_a_line_with_its_reason_and_what_to_ask(relay: Relay) ->
     relay.settle(Failed("no such\ncustomer\x1b[31m"), attempts=5, event_id=event_id)
     assert relay.said(logging.ERROR) == [
         "runner  failed order.paid of Order 7 (attempt 5 of 5): no such customer [31m; "
-        f"see relaybox why {event_id}"
+        f"see `relaybox why {event_id}`"
     ]
 
 
@@ -162,7 +162,7 @@ def test_a_circuit_is_told_when_it_opens_and_closes_but_not_its_probes(relay: Re
 
 def test_what_others_change_is_told_too(relay: Relay) -> None:
     paused = Held("paused", None, "maintenance")
-    said = ["runner  paused: maintenance; go on with relaybox resume runner"]
+    said = ["runner  paused: maintenance; go on with `relaybox resume runner`"]
     assert relay.poll(1, paused) == said
     assert relay.poll(1, paused) == []
     assert relay.poll(60) == ["runner  resumed after 1 min 1 s"]

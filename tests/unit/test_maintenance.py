@@ -293,7 +293,8 @@ async def test_a_walk_takes_a_few_steps_a_round_and_goes_on_where_it_was(clock: 
 
 
 def caretaker(upkeep: Any, clock: Clock) -> Caretaker:
-    return Caretaker(upkeep, [Destination("shop", "console:")], ME, clock, lambda: NOON)
+    tally = Tally("me", DatabaseTime(clock, lambda: NOON))
+    return Caretaker(upkeep, [Destination("shop", "console:")], ME, clock, tally)
 
 
 async def run_until(caretaker: Caretaker, condition: Callable[[], bool]) -> None:

@@ -16,8 +16,10 @@ from relaybox.emit.reroute import StoredRouter, stored_call
 from relaybox.emit.row import Call, RowBuilder, ordering_key
 from relaybox.errors import InvalidField, StoreError
 from relaybox.maintenance.caretaker import Caretaker
+from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import INTERVAL, Reroute
+from relaybox.maintenance.tally import Tally
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.statements import INSERTED
 from relaybox.upkeep import Beat, Member, Router, Slice, Target, Turn, Waiting
@@ -256,9 +258,10 @@ async def test_the_caretaker_routes_soon_after_its_start_and_with_the_other_jobs
     clock: Clock, upkeep: Any
 ) -> None:
     me = Member(f"host:1:{uuid4()}", "host", 1, "0.1.0")
-    here = Caretaker(upkeep, [], me, clock, lambda: NOON, router=FakeRouter())
+    tally = Tally(me.name, DatabaseTime(clock, lambda: NOON))
+    here = Caretaker(upkeep, [], me, clock, tally, router=FakeRouter())
     assert (await here.once()).routed == Round(0)
-    assert (await Caretaker(upkeep, [], me, clock, lambda: NOON).once()).routed is None
+    assert (await Caretaker(upkeep, [], me, clock, tally).once()).routed is None
     upkeep.asked.clear()
     task = asyncio.create_task(here.run())
     async with asyncio.timeout(5):

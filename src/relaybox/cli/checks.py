@@ -13,13 +13,8 @@ from relaybox.connect import in_memory
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.migrations import current_version
 from relaybox.outcome import Unavailable
-from relaybox.parts import open_sink
+from relaybox.parts import Handlers, open_sink
 from relaybox.setting import mask_url
-
-NO_DESTINATIONS = (
-    "no destinations are configured: add a [destinations.NAME] table to relaybox.toml, or name the "
-    "application with --app module:outbox; `relaybox init` writes an example"
-)
 
 
 class Check(NamedTuple):
@@ -32,7 +27,7 @@ class Check(NamedTuple):
 def checks(outbox: Outbox, given: Options) -> Iterator[Check]:
     """The destinations, each with its secrets and what it needs, and the database."""
     if not outbox.settings.destinations:
-        yield Check("destinations", _no_destinations)
+        yield Check("destinations", lambda: _no_destinations(given))
     for destination in outbox.settings.destinations:
         yield Check(destination.name, lambda it=destination: _destination(it, outbox))  # type: ignore[misc]
     yield Check("database", lambda: _database(outbox, given))
@@ -55,29 +50,38 @@ def sink_name(destination: Destination, outbox: Outbox) -> str:
     return f"handler:{getattr(function, '__module__', '?')}:{name}"
 
 
-def _no_destinations() -> str:
-    raise ConfigError(NO_DESTINATIONS)
+def _no_destinations(given: Options) -> str:
+    raise ConfigError(given.no_destinations)
 
 
 def _destination(destination: Destination, outbox: Outbox) -> str:
-    where = f"destination {destination.name!r}"
+    check_secrets(destination)
+    check_sink(destination, outbox.handlers)
+    check_address(destination)
+    routed = any(destination.name in route.to for route in outbox.settings.routes)
+    return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)")
+
+
+def check_secrets(destination: Destination) -> None:
+    """Raise where a secret is missing in this process."""
     for setting in ("secret", "auth"):
         secret = getattr(destination, setting)
         try:
             if secret is not None:
                 secret.reveal()
         except ConfigError as error:
-            raise ConfigError(f"{where}: {setting}: {error}") from None
+            raise ConfigError(f"destination {destination.name!r}: {setting}: {error}") from None
+
+
+def check_sink(destination: Destination, handlers: Handlers) -> None:
+    """Raise where the sink, or a package that it needs, cannot be had."""
     try:
-        open_sink(destination, outbox.handlers)
+        open_sink(destination, handlers)
     except MissingExtra as error:
-        raise ConfigError(f"{where}: {error}") from None
-    _check_address(destination)
-    routed = any(destination.name in route.to for route in outbox.settings.routes)
-    return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)")
+        raise ConfigError(f"destination {destination.name!r}: {error}") from None
 
 
-def _check_address(destination: Destination) -> None:
+def check_address(destination: Destination) -> None:
     """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
     if destination.sink.partition(":")[0].lower() not in ("http", "https"):
         return

@@ -71,20 +71,14 @@ def check(context: typer.Context, as_json: Json = False) -> None:
 
 def _look(given: Options) -> list[dict[str, Any]]:
     """Each thing that was looked at, whether it is right, and what there is to say of it."""
-    import os
-
     from relaybox.cli.checks import checks
-    from relaybox.config import find_file
     from relaybox.errors import RelayboxError
 
-    file = find_file(given.path(), os.environ)
     try:
         outbox = given.outbox()
     except RelayboxError as error:
         return [_found("settings", str(error), ok=False)]
-    app = given.app or outbox.settings.app
-    sources = [str(file)] if file else ["no file, the defaults"]
-    found = [_found("settings", ", ".join([*sources, *([f"app {app}"] if app else [])]), ok=True)]
+    found = [_found("settings", given.sources(outbox.settings), ok=True)]
     for one in checks(outbox, given):
         try:
             found.append(_found(one.what, one.run(), ok=True))

@@ -1,14 +1,23 @@
-"""Whether the tables are there, and what to do where they are not."""
+"""The database behind a command: whether its tables are there, and the operators' service on it."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from relaybox.admin import Admin
 from relaybox.cli.options import Options
 from relaybox.config import Settings
 from relaybox.errors import SchemaError, StoreError
 from relaybox.migrations import check
-from relaybox.setting import mask_url
+from relaybox.parts import open_store
+from relaybox.schema import make_tables
+from relaybox.stores.ledger import SqlLedger
 
-FIX = "start it, or choose another with --database, RELAYBOX_DATABASE or relaybox.toml"
+T = TypeVar("T")
 
 
 def check_tables(settings: Settings, given: Options) -> None:
@@ -16,12 +25,22 @@ def check_tables(settings: Settings, given: Options) -> None:
     try:
         check(settings.database, schema=settings.schema, prefix=settings.prefix)
     except SchemaError as error:
-        raise SchemaError(f"{shown_database(settings, given)}: {error}") from None
+        raise SchemaError(f"{given.shown_database(settings)}: {error}") from None
     except StoreError as error:
-        raise StoreError(f"{error}; {FIX}") from error
+        raise StoreError(f"{error}; {given.no_server}") from error
 
 
-def shown_database(settings: Settings, given: Options) -> str:
-    """The database without what is secret, and whether it is only the default one."""
-    shown = mask_url(settings.database)
-    return shown if given.name_database() else f"{shown} (the default; choose with --database)"
+def ask(given: Options, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Do the work with the service, on a connection of its own; ``actor`` is who the audit will name."""
+    settings = given.settings()
+    check_tables(settings, given)
+    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
+
+    async def start() -> T:
+        store = open_store(settings.database, tables, connections=1)
+        try:
+            return await work(Admin(SqlLedger(store), settings.destinations, actor))
+        finally:
+            await store.close()
+
+    return asyncio.run(start())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from relaybox.app import Outbox
 from relaybox.cli.checks import sink_name
 from relaybox.cli.options import Options
-from relaybox.config import Backoff, Destination, Settings, database_source, find_file
+from relaybox.config import Backoff, Destination, Settings
 from relaybox.errors import RelayboxError
 from relaybox.setting import Secret, mask_url
 
@@ -40,17 +39,16 @@ def effective(given: Options) -> Tables:
     """By the tables of the file: ``relaybox``, ``destinations.NAME`` and ``routes.N``."""
     outbox = given.outbox()
     settings, in_file = outbox.settings, _in_file(given)
-    file = str(find_file(given.path(), os.environ))
-    app = given.app or settings.app
-    tables = {"relaybox": _general(settings, in_file, file, f"app {app}")}
-    tables["relaybox"]["database"] = _database(settings, given, in_file, file, f"app {app}")
+    file, origin = str(given.file()), given.origin(settings)
+    tables = {"relaybox": _general(settings, in_file, file, origin)}
+    tables["relaybox"]["database"] = _database(settings, given, in_file, file, origin)
     if given.app:
         tables["relaybox"]["app"] = Shown(_text("app", given.app), "--app")
     for destination in settings.destinations:
-        source = file if destination in in_file.destinations else f"app {app}"
+        source = file if destination in in_file.destinations else origin
         tables[f"destinations.{destination.name}"] = _destination(destination, outbox, source)
     for number, route in enumerate(settings.routes, 1):
-        source = file if route in in_file.routes else f"app {app}"
+        source = file if route in in_file.routes else origin
         shown = {"events": route.events, "to": route.to}
         tables[f"routes.{number}"] = {name: Shown(_text(name, one), source) for name, one in shown.items()}
     return tables
@@ -76,7 +74,7 @@ def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict
 
 def _database(settings: Settings, given: Options, in_file: Settings, file: str, app: str) -> Shown:
     sources = {"database": "--database", "database in the file": file, None: DEFAULT}
-    source = database_source(given.path(), os.environ, given.database)
+    source = given.database_source()
     # An application that names its database itself goes before the environment and the file.
     own = settings.database != in_file.database
     return Shown(_text("database", settings.database), app if own else str(sources.get(source, source)))

@@ -10,6 +10,7 @@ import typer
 from relaybox.cli.filters import filtered
 from relaybox.cli.operate import ago, complain, parse_id, plain, print_json, print_table, run
 from relaybox.cli.options import Json
+from relaybox.program import command
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -112,9 +113,8 @@ def _show_page(page: Page) -> None:
         headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
         print_table(headings, [_cells(entry) for entry in page.entries], range(3))
         if any(entry.status == "failed" for entry in page.entries):
-            typer.echo(
-                "one that failed: `relaybox retry DELIVERY --destination DESTINATION`, or discard", err=True
-            )
+            retry = command("retry DELIVERY --destination DESTINATION")
+            typer.echo(f"one that failed: {retry}, or discard", err=True)
     else:
         typer.echo("no such event" if page.cursor is None else "nothing so far, but that was not all")
     if page.cursor is not None:

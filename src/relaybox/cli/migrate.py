@@ -14,7 +14,6 @@ def migrate(
     import json
 
     from relaybox import migrations
-    from relaybox.cli.database import shown_database
     from relaybox.setting import mask_url
 
     given = options(context)
@@ -25,7 +24,7 @@ def migrate(
         database = mask_url(settings.database)
         typer.echo(json.dumps({"database": database, "applied": applied, "version": version}))
         return
-    where = shown_database(settings, given)
+    where = given.shown_database(settings)
     for migration in migrations.MIGRATIONS:
         if migration.number in applied:
             typer.echo(f"{where}: applied {migration.number} ({migration.title})")

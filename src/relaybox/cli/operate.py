@@ -10,6 +10,7 @@ import typer
 
 from relaybox.cli.options import options
 from relaybox.errors import ConfigError
+from relaybox.program import command
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -25,31 +26,7 @@ DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only say how
 
 def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Do the work with the service that the settings lead to."""
-    import asyncio
-
-    import sqlalchemy as sa
-
-    from relaybox.admin import Admin
-    from relaybox.cli.database import check_tables
-    from relaybox.parts import open_store
-    from relaybox.schema import make_tables
-    from relaybox.stores.ledger import SqlLedger
-    from relaybox.stores.sql import SqlStore
-
-    given = options(context)
-    settings = given.settings()
-    check_tables(settings, given)
-    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
-
-    async def start() -> T:
-        store = open_store(settings.database, tables, connections=1)
-        assert isinstance(store, SqlStore)
-        try:
-            return await work(Admin(SqlLedger(store), settings.destinations, actor()))
-        finally:
-            await store.close()
-
-    return asyncio.run(start())
+    return options(context).ask(actor(), work)
 
 
 def actor() -> str:
@@ -72,7 +49,7 @@ def parse_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        fix = "write the UUID of an event or a delivery, as `relaybox events list` prints it"
+        fix = f"write the UUID of an event or a delivery, as {command('events list')} prints it"
         raise ConfigError(f"{text!r} is no id: {fix}") from None
 
 

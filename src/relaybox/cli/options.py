@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from relaybox.admin import Admin
     from relaybox.app import Outbox
     from relaybox.config import Settings
+
+T = TypeVar("T")
 
 Schema: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="The tables' schema. Else the configuration's.")
@@ -24,11 +28,19 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The global options as they were given."""
+    """The global options as they were given. A framework that wraps the command has others, and derives."""
 
     database: str | None
     config: str | None
     app: str | None = None
+
+    no_destinations: ClassVar[str] = (
+        "no destinations are configured: add a [destinations.NAME] table to relaybox.toml, or name the "
+        "application with --app module:outbox; `relaybox init` writes an example"
+    )
+    no_server: ClassVar[str] = (
+        "start it, or choose another with --database, RELAYBOX_DATABASE or relaybox.toml"
+    )
 
     def outbox(self) -> Outbox:
         """The application's outbox where one is named, else one made of the settings."""
@@ -53,18 +65,54 @@ class Options:
 
     def name_database(self) -> bool:
         """Whether anything says which database it is, so that it is not the default one."""
-        import os
+        from relaybox.config import DEFAULT_DATABASE
 
-        from relaybox.config import DEFAULT_DATABASE, database_source
-
-        named = database_source(self.path(), os.environ, self.database) is not None
-        return named or self.settings().database != DEFAULT_DATABASE
+        return self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
 
     def path(self) -> Path | None:
         """The file that was given."""
         from pathlib import Path
 
         return None if self.config is None else Path(self.config)
+
+    def file(self) -> Path | None:
+        """The file that is read, if any."""
+        import os
+
+        from relaybox.config import find_file
+
+        return find_file(self.path(), os.environ)
+
+    def database_source(self) -> str | None:
+        """What says which database it is; ``None``: nothing but perhaps the application does."""
+        import os
+
+        from relaybox.config import database_source
+
+        return database_source(self.path(), os.environ, self.database)
+
+    def origin(self, settings: Settings) -> str:
+        """Where settings come from that are not in the file."""
+        return f"app {self.app or settings.app}"
+
+    def sources(self, settings: Settings) -> str:
+        """Everything that was read, in words."""
+        file = self.file()
+        app = self.app or settings.app
+        return ", ".join([str(file) if file else "no file, the defaults", *([f"app {app}"] if app else [])])
+
+    def shown_database(self, settings: Settings) -> str:
+        """The database without what is secret, and whether it is only the default one."""
+        from relaybox.setting import mask_url
+
+        shown = mask_url(settings.database)
+        return shown if self.name_database() else f"{shown} (the default; choose with --database)"
+
+    def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
+        """Do the work with the service that the settings lead to."""
+        from relaybox.cli.database import ask
+
+        return ask(self, actor, work)
 
 
 def options(context: typer.Context) -> Options:

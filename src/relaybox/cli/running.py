@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -50,12 +51,15 @@ def _signals(relay: Relay, asked: list[signal.Signals], patience: float) -> Iter
         )
         relay.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # Only the main thread can listen to signals.
+    listens = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if listens else ()
+    for number in numbers:
         loop.add_signal_handler(number, ask, number)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from relaybox.cli.operate import ago, plain, print_json, print_table, run
 from relaybox.cli.options import Json
+from relaybox.program import command
 
 if TYPE_CHECKING:
     from relaybox.admin import DestinationStats, Stats
@@ -70,9 +71,10 @@ def _notes(one: DestinationStats) -> Iterator[str]:
         state, reason = place.circuit.replace("_", "-"), place.circuit_reason or "no reason given"
         yield f"circuit {state}{until} ({reason})"
     if not one.configured and one.name:
-        yield f"no such destination; configure it, or `relaybox move {one.name} NAME`"
+        yield f"no such destination; configure it, or {command(f'move {one.name} NAME')}"
     elif not one.name:
-        yield "no route takes these; add one, or `relaybox move '' NAME`"
+        move = command("move '' NAME")
+        yield f"no route takes these; add one, or {move}"
 
 
 def _relays(stats: Stats) -> str:
@@ -82,7 +84,7 @@ def _relays(stats: Stats) -> str:
     if alive:
         return plain(f"relays: {', '.join(sorted(relay.name for relay in alive))}")
     if not stats.relays:
-        return "no relay runs now: start one with `relaybox relay`"
+        return f"no relay runs now: start one with {command('relay')}"
     last = stats.relays[0]
     silence = ago((last.seen_at - last.last_seen_at).total_seconds())
     return plain(f"no relay is running: {last.name} was seen {silence} ago")

@@ -49,11 +49,11 @@ class Emitter:
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events on a synchronous connection or session, in the order given."""
-        return self.write(connection, _as_calls(calls), autocommit, many=True)
+        return self.write(connection, as_calls(calls), autocommit, many=True)
 
     async def aemit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events on an asynchronous connection or session, in the order given."""
-        return await self.awrite(connection, _as_calls(calls), autocommit, many=True)
+        return await self.awrite(connection, as_calls(calls), autocommit, many=True)
 
     def transaction(self, connection: Any) -> Transaction:
         """A block that is a transaction, or a savepoint where one is open already."""
@@ -87,21 +87,11 @@ class Emitter:
         dialect = driver.dialect
         statements = self._statements.get(driver) or self._make_statements(driver)
         alone = way.check(autocommit)
-        if many:
-            emissions = [self._build_one_of_many(n, call, dialect) for n, call in enumerate(calls)]
-        else:
-            emissions = [self._builder.build(call, dialect) for call in calls]
+        emissions = build(self._builder, calls, dialect, many)
         writing = write(emissions, statements, dialect)
         if alone and _are_several(emissions):
             writing = committed(writing)
         return writing if self.caller is None else told(writing, way, alone, self.caller, self._blocks)
-
-    def _build_one_of_many(self, number: int, call: Call, dialect: Dialect) -> Emission:
-        try:
-            return self._builder.build(call, dialect)
-        except EmitError as error:
-            error.args = (f"calls[{number}]: {error}",)
-            raise
 
     def _make_statements(self, driver: Driver) -> Statements:
         """Once for each driver, which is also when to see whether it is one for this database."""
@@ -113,12 +103,26 @@ class Emitter:
         return self._statements.setdefault(driver, made)
 
 
+def build(builder: RowBuilder, calls: Sequence[Call], dialect: Dialect, many: bool) -> list[Emission]:
+    """The rows of each call; ``many``: an error says which of the calls it is about."""
+    emissions = []
+    for number, call in enumerate(calls):
+        try:
+            emissions.append(builder.build(call, dialect))
+        except EmitError as error:
+            if many:
+                error.args = (f"calls[{number}]: {error}",)
+            raise
+    return emissions
+
+
 def _are_several(emissions: Sequence[Emission]) -> bool:
     """Whether they may take more than one statement."""
     return len(emissions) > 1 or any(e.idempotency_key is not None or len(e.rows) > 1 for e in emissions)
 
 
-def _as_calls(calls: Calls) -> list[Call]:
+def as_calls(calls: Calls) -> list[Call]:
+    """Each as a ``Call``; raises ``InvalidField``."""
     if isinstance(calls, Call | Mapping | str | bytes) or not isinstance(calls, Iterable):
         raise InvalidField("calls", calls, "give a list of Call objects")
     return [call if isinstance(call, Call) else _as_call(number, call) for number, call in enumerate(calls)]

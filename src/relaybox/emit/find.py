@@ -46,6 +46,7 @@ _SQLALCHEMY: dict[str, Kind] = {
     "sqlalchemy.ext.asyncio.session.AsyncSession": "async",
     "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "async scoped session",
 }
+_DJANGO = "on Django's connections write `from relaybox.contrib.django import emit_event`"
 _FIXES = {
     "sqlalchemy.engine.base.Engine": (
         "pass a connection or session, not an engine:"
@@ -63,8 +64,8 @@ _FIXES = {
     "psycopg2.extensions.cursor": "pass cursor.connection",
     "sqlite3.Cursor": "pass cursor.connection",
     "asyncpg.pool.Pool": "acquire a connection and pass that",
-    "django.utils.connection.ConnectionProxy": "Django's connections are not supported yet",
-    "django.db.backends.base.base.BaseDatabaseWrapper": ("Django's connections are not supported yet"),
+    "django.utils.connection.ConnectionProxy": _DJANGO,
+    "django.db.backends.base.base.BaseDatabaseWrapper": _DJANGO,
 }
 _ACCEPTED = (
     "emit takes a SQLAlchemy Session, scoped_session or Connection, a SQLModel Session, or a connection of"

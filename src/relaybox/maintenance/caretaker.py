@@ -12,7 +12,6 @@ from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.maintenance.leadership import Leadership
 from relaybox.maintenance.membership import Membership, nobody
-from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.prune import Prune
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute, Wake
@@ -30,7 +29,7 @@ Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
-    """What a single run did: the rounds of its jobs; None where another relay leads."""
+    """What a single run did: the rounds of its jobs; None where another relay leads, or it was left out."""
 
     pruned: Round | None = None
     swept: Round | None = None
@@ -42,7 +41,7 @@ def wake_nobody(destinations: Iterable[str]) -> None:
 
 
 class Caretaker:
-    """Does the upkeep of one relay. Its ``tally`` is to be among the relay's observers.
+    """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
 
     ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something.
     """
@@ -53,15 +52,14 @@ class Caretaker:
         destinations: Sequence[Destination],
         member: Member,
         clock: Clock,
-        host_time: Callable[[], datetime],
+        tally: Tally,
         died: Callable[[str], bool] = nobody,
         router: Router | None = None,
         wake: Wake = wake_nobody,
     ) -> None:
         self._upkeep = upkeep
         self._clock = clock
-        self._time = DatabaseTime(clock, host_time)
-        self.tally = Tally(member.name, self._time)
+        self.tally = tally
         self.membership = Membership(upkeep, member, clock, died=died)
         self.leadership = Leadership(upkeep, member.name, clock)
         self._prune = Prune(upkeep, destinations, clock, self._rest)
@@ -85,8 +83,8 @@ class Caretaker:
             jobs.create_task(self._every(SWEEP, "sweep", self._led(self._sweep)))
             if self._reroute:
                 jobs.create_task(self._every(ROUTE, "route", self._led(self._reroute)))
-            jobs.create_task(self._every(FLUSH, "write statistics", self._flush))
-        await self._try("write statistics", self._flush)
+            jobs.create_task(self._every(FLUSH, "write statistics", self.flush))
+        await self._try("write statistics", self.flush)
         await self._try("resign", self.leadership.resign)
         await self._try("leave", self.membership.leave)
 
@@ -94,28 +92,38 @@ class Caretaker:
         """Let ``run`` end after what is under way. Call it when the lanes have stopped."""
         self._stopping.set()
 
-    async def once(self) -> Chores:
-        """One round of each job that is led, unless another relay leads; counts are written in any case."""
-        await self._flush()
+    async def once(self, *, prune: bool = True, sweep: bool = True) -> Chores:
+        """One round of each job that is led, unless another relay leads; counts are written in any case.
+
+        ``prune`` or ``sweep`` alone leaves the others out; to route what is unrouted goes with the sweep.
+        """
+        await self.flush()
         term = await self.leadership.renew()
         if term is None:
             return Chores()
-        async with asyncio.TaskGroup() as jobs:
-            renewing = jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
-            try:
-                pruned, swept = await self._prune(term), await self._sweep(term)
-                routed = None if self._reroute is None else await self._reroute.round(term)
-                return Chores(pruned, swept, routed)
-            finally:
-                renewing.cancel()
-                await self._try("resign", self.leadership.resign)
+        renewing = asyncio.create_task(self._every(RENEW, "lead", self.leadership.renew))
+        try:
+            return Chores(
+                pruned=await self._prune(term) if prune else None,
+                swept=await self._sweep(term) if sweep else None,
+                routed=await self._reroute.round(term) if sweep and self._reroute else None,
+            )
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+            await self._try("resign", self.leadership.resign)
+
+    def set_time(self, now: datetime) -> None:
+        """The database has just said what time it is."""
+        self.tally.time.set(now)
+
+    async def flush(self) -> None:
+        """Write what was counted."""
+        await self.tally.flush(self._upkeep)
 
     async def _beat(self) -> None:
         beat = await self.membership.beat()
-        self._time.set(beat.now)
-
-    async def _flush(self) -> None:
-        await self.tally.flush(self._upkeep)
+        self.set_time(beat.now)
 
     def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
         async def led() -> None:

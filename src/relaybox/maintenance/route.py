@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from relaybox.errors import RelayboxError
 from relaybox.maintenance.round import Batch, Rest, Round, take_turns
+from relaybox.program import command
 from relaybox.relay.clock import Clock
 from relaybox.upkeep import Router, Target, Turn, Upkeep, Waiting
 
@@ -106,6 +107,6 @@ class _Asked:
         """Say it once, until the first that is refused is another."""
         if self.refused and self._problem != self._reported:
             many = "1 event stays" if self.refused == 1 else f"{self.refused} events stay"
-            fix = "mend what makes its ordering key, or use `relaybox move '' NAME`"
+            fix = "mend what makes its ordering key, or use " + command("move '' NAME")
             log.warning("%s unrouted, the first is %s; %s", many, self._problem, fix)
         self._reported = self._problem if self.refused else ""

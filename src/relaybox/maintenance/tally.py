@@ -37,7 +37,7 @@ class Tally(Observer):
 
     def __init__(self, relay: str, time: DatabaseTime) -> None:
         self._relay = relay
-        self._time = time
+        self.time = time
         self._counts: dict[tuple[datetime, str], _Counts] = {}
 
     def claimed(self, destination: str, claim: Claim) -> None:
@@ -47,7 +47,7 @@ class Tally(Observer):
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count each outcome, and how long after it was emitted an event was delivered."""
-        counts, now = self._now(destination), self._time.now()
+        counts, now = self._now(destination), self.time.now()
         for delivery, outcome in settlements:
             if delivery.id in lost:
                 continue
@@ -85,7 +85,7 @@ class Tally(Observer):
         self._forget()
 
     def _now(self, destination: str) -> _Counts:
-        minute = self._time.now().replace(second=0, microsecond=0)
+        minute = self.time.now().replace(second=0, microsecond=0)
         counts = self._counts.setdefault((minute, destination), _Counts())
         counts.unwritten = True
         return counts
@@ -94,7 +94,7 @@ class Tally(Observer):
         return Minute(*key, self._relay, counts.delivered, counts.retried, counts.failed, dict(counts.lag))
 
     def _forget(self) -> None:
-        horizon = self._time.now() - KEEP
+        horizon = self.time.now() - KEEP
         self._counts = {
             key: counts for key, counts in self._counts.items() if counts.unwritten or key[0] > horizon
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relaybox.observers.text import one_line, span
+from relaybox.program import command
 from relaybox.store import Held
 
 Tell = Callable[[int, str, str, dict[str, Any]], None]
@@ -55,7 +56,9 @@ class Holding:
             self._tell(logging.DEBUG, destination, "circuit half-open: one delivery tries", _about(why, ""))
         elif before is None or (why == "paused") != (before.why == "paused") or reason != before.reason:
             word = "paused" if why == "paused" else "circuit open"
-            fix = f"; go on with relaybox resume {destination}" if why == "paused" else "; deliveries wait"
+            fix = (
+                f"; go on with {command(f'resume {destination}')}" if why == "paused" else "; deliveries wait"
+            )
             said = f"{word}: {one_line(reason)}{fix}" if reason else f"{word}{fix}"
             self._tell(logging.WARNING, destination, said, _about(why, reason))
 

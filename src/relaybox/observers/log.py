@@ -22,6 +22,7 @@ from relaybox.observers.text import one_line, span
 from relaybox.observers.trouble import Spell
 from relaybox.observers.window import Window
 from relaybox.outcome import Failed, Retried
+from relaybox.program import command
 from relaybox.sink import describe
 from relaybox.store import Claim, Settlement
 
@@ -32,6 +33,8 @@ RETRIES = 5
 FAILURES = 100
 DEFECTS_AGAIN = 60.0
 WIDEST_NAME = 24
+BRIEF = 5.0
+"""Seconds; what found nothing in them says so only to whoever wants to hear everything."""
 
 
 class LogObserver(Observer):
@@ -91,7 +94,8 @@ class LogObserver(Observer):
         for destination in self._windows:
             self._summarise(destination, now, at_once=True)
         total = self._total
-        log.info(
+        log.log(
+            logging.INFO if total or now - self._began > BRIEF else logging.DEBUG,
             "stopped after %s: delivered %s, retried %s, failed %s",
             span(now - self._began),
             *(f"{number:,}" for number in (total.delivered, total.retried, total.failed)),
@@ -120,7 +124,8 @@ class LogObserver(Observer):
         if window.told_failures > FAILURES:
             return
         tries = f"attempt {delivery.attempts} of {delivery.max_attempts}"
-        said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see relaybox why {delivery.event_id}"
+        see = command(f"why {delivery.event_id}")
+        said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
         self._tell(logging.ERROR, destination, said, _about("failed", delivery, error))
 
     def _retry(self, destination: str, delivery: Delivery, outcome: Retried) -> None:

@@ -1,4 +1,4 @@
-"""Beside the steps: leases of what is in flight are held, before a third of them is left."""
+"""Beside the steps: leases of what is in flight are held, while more than half of them is left."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from relaybox.relay.batch import InFlight
 from relaybox.relay.clock import Clock
 from relaybox.store import Store
 
+LOOKS = 6
+"""A lease. So two thirds of it are left at least when a delivery begins: more than the time that it has by
+default, should it hold up its whole thread, and with it the next extension.
+"""
+
 
 class Extender:
     """Extends the leases of one lane.
 
-    It looks three times a lease (more often after an error) and extends what has less than two thirds left.
+    It looks several times a lease (more often after an error) and extends what it saw before.
     """
 
     def __init__(
@@ -29,14 +34,14 @@ class Extender:
     async def run(self) -> None:
         """Hold leases, for ever."""
         while True:
-            await self._clock.sleep(self._lease / 3)
+            await self._clock.sleep(self._lease / LOOKS)
             while not await self._extend():
                 await self._clock.sleep(self._lease / 20)
 
     async def _extend(self) -> bool:
         """Extend what needs it; whether the database took it."""
         now = self._clock.now()
-        batches = [batch for batch in self._in_flight if batch.until - now < self._lease * 2 / 3]
+        batches = [batch for batch in self._in_flight if batch.until - now < self._lease * (1 - 1 / LOOKS)]
         held = [delivery for batch in batches for delivery in batch.unsettled.values()]
         if not held:
             return True

@@ -8,9 +8,11 @@ nearly over or was lost, the circuit opened, the relay stops) is given back untr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from typing import Any
+from uuid import UUID
 
 from relaybox.circuit import THRESHOLD, Circuit
 from relaybox.config import Destination
@@ -41,10 +43,15 @@ PATIENCE_TO_SETTLE = 10.0
 
 
 class Lane:
-    """Moves one destination's deliveries until it is stopped."""
+    """Moves one destination's deliveries, or ``only`` some of them, until it is stopped."""
 
     def __init__(
-        self, destination: Destination, sink: Sink, shared: Shared, dead_letter: DeadLetter | None = None
+        self,
+        destination: Destination,
+        sink: Sink,
+        shared: Shared,
+        dead_letter: DeadLetter | None = None,
+        only: tuple[UUID, ...] | None = None,
     ) -> None:
         self.name = destination.name
         self._destination = destination
@@ -54,6 +61,7 @@ class Lane:
         self._observer = shared.observer
         self._clock = shared.clock
         self._dead_letter = dead_letter
+        self._only = only
         self._circuit = Circuit()
         self._breaker = Breaker(self.name, shared.owner, self._store, self._observer, self._circuit)
         self._policy = Policy(destination, self._circuit, shared.random)
@@ -90,19 +98,10 @@ class Lane:
         """Claim and deliver until stopped; then wait ``patience`` seconds for what is being sent."""
         while not self._stopping:
             try:
-                async with self._beside():
-                    ending = self._tasks.create_task(self._end(patience))
-                    others = [
-                        self._tasks.create_task(self._examine_now_and_then()),
-                        self._tasks.create_task(self._keep_to_share()),
-                    ]
+                async with self._beside(patience, self._examine_now_and_then(), self._keep_to_share()):
                     while not self._stopping:
                         if not await self._round():
                             await self._rest()
-                    await ending
-                    await self._finish(patience)
-                    for task in others:
-                        task.cancel()
             except Exception as error:
                 # A defect of ours, or of a sink: what was held runs out, and the others do not notice.
                 self._observer.trouble(self.name, "run", error)
@@ -110,10 +109,13 @@ class Lane:
                 self._resume()
                 await self._clock.sleep(2 * self._destination.poll_interval)
 
-    async def drain(self, since: datetime) -> None:
-        """Deliver what is due, then return; what was emitted after ``since`` does not keep it going."""
+    async def drain(self, since: datetime, patience: float) -> bool:
+        """Deliver what is due, then return; what was emitted after ``since`` does not keep it going.
+
+        False: it was stopped before that; ``patience`` is what it then had for what was being sent.
+        """
         self._raises = True
-        async with self._beside():
+        async with self._beside(patience):
             while not self._stopping:
                 alone = not self._has_old(since)
                 claim = await self._step()
@@ -125,6 +127,7 @@ class Lane:
                 if self._has_old(since):
                     await self._until_changed()
             await self._until_empty()
+            return not self._stopping
 
     def _has_old(self, since: datetime) -> bool:
         """Whether something is in flight that was there before."""
@@ -132,10 +135,10 @@ class Lane:
             delivery.created_at <= since for batch in self._in_flight for delivery in batch.unsettled.values()
         )
 
-    async def once(self) -> int:
+    async def once(self, patience: float) -> int:
         """One round: claim, send, settle; how many deliveries it was."""
         self._raises = True
-        async with self._beside():
+        async with self._beside(patience):
             claim = await self._step()
             await self._until_empty()
             if not claim.deliveries:
@@ -144,17 +147,18 @@ class Lane:
             return len(claim.deliveries)
 
     @asynccontextmanager
-    async def _beside(self) -> AsyncIterator[None]:
+    async def _beside(self, patience: float, *others: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """What runs beside the claims. A lane that is cancelled leaves its leases to run out."""
         async with asyncio.TaskGroup() as self._tasks:
-            beside = [
-                self._tasks.create_task(self._settler.run()),
-                self._tasks.create_task(self._extender.run()),
-            ]
+            works = (self._end(patience), self._settler.run(), self._extender.run(), *others)
+            ending, *beside = [self._tasks.create_task(work) for work in works]
             try:
                 yield
+                if self._stopping:
+                    await ending
+                    await self._finish(patience)
             finally:
-                for task in (*beside, *self._sends):
+                for task in (ending, *beside, *self._sends):
                     task.cancel()
 
     async def _round(self) -> bool:
@@ -196,6 +200,7 @@ class Lane:
             dead_letter=self._dead_letter,
             probe=probe,
             suspects=suspects,
+            only=self._only,
         )
         until = self._clock.now() + destination.lease
         try:
@@ -442,7 +447,8 @@ class Lane:
                     await batch.done.wait()
 
     async def _until_empty(self) -> None:
-        while len(self._in_flight):
+        """Until all is settled, or the lane is stopped."""
+        while len(self._in_flight) and not self._stopping:
             await self._until_changed()
 
     async def _until_changed(self) -> None:

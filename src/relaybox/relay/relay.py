@@ -7,16 +7,21 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from relaybox.errors import RelayboxError
-from relaybox.maintenance.caretaker import Caretaker
+from relaybox.errors import RelayboxError, StoreError
+from relaybox.maintenance.caretaker import Caretaker, Chores
 from relaybox.relay.lane import Lane
 from relaybox.relay.shared import Shared
 
+T = TypeVar("T")
+
+SWEEPING = 0.25
+"""The part of its time that a drain which also sweeps leaves for that."""
+
 
 class Relay:
-    """Moves deliveries from a store to sinks. One relay runs once.
+    """Moves deliveries from a store to sinks. One relay runs, drains or keeps up once, and is closed then.
 
     The first SIGTERM or SIGINT stops claiming, waits for what is being sent and gives the rest back; the
     second leaves at once, and what was held is taken over when its leases run out.
@@ -38,6 +43,7 @@ class Relay:
         self._close = close
         self._patience = patience
         self._task: asyncio.Task[None] | None = None
+        self._runs = False
 
     @property
     def name(self) -> str:
@@ -45,7 +51,13 @@ class Relay:
         return self._shared.owner
 
     def stop(self) -> None:
-        """Claim nothing more; ``run`` returns when what is in flight is settled."""
+        """Claim nothing more; ``run`` and ``drain`` return when what is in flight is settled."""
+        self._stop_lanes()
+        # One that runs is stopped when the lanes are done.
+        if not self._runs:
+            self._caretaker.stop()
+
+    def _stop_lanes(self) -> None:
         for lane in self._lanes:
             lane.stop()
 
@@ -54,19 +66,38 @@ class Relay:
         with self._signals() if signals else nullcontext():
             await self._run()
 
-    async def drain(self) -> None:
-        """Deliver what is due, then return."""
+    async def drain(self, seconds: float | None = None, *, sweep: bool = False) -> bool:
+        """Deliver what is due, then return True; False: it was stopped, and there may be more.
+
+        After ``seconds`` it stops by itself, and as for ``stop`` what is being sent has the relay's patience.
+        With ``sweep`` it also does what ``upkeep`` calls so, in the last quarter of the time; False then as
+        well where that made something due.
+        """
         async with self._closing():
-            since = await self._shared.store.now()
-            async with asyncio.TaskGroup() as group:
-                for lane in self._lanes:
-                    group.create_task(lane.drain(since))
+            sweeping = SWEEPING * (seconds or 0.0) if sweep else 0.0
+            with _after(None if seconds is None else seconds - sweeping, self._stop_lanes):
+                drained = await self._drain()
+            await self._try("write statistics", self._caretaker.flush)
+            if sweep:
+                with _after(None if seconds is None else sweeping, self._caretaker.stop):
+                    drained &= not await self._try("sweep", self._sweep)
+            return drained
+
+    async def upkeep(self, *, prune: bool = True, sweep: bool = True) -> Chores:
+        """One round of what relays do beside delivering, unless another relay leads; until it is stopped.
+
+        ``prune`` removes what was kept long enough, ``sweep`` makes parked rows due that nothing keeps back
+        and gives unrouted events to their destinations.
+        """
+        async with self._closing():
+            self._caretaker.set_time(await self._shared.store.now())
+            return await self._caretaker.once(prune=prune, sweep=sweep)
 
     async def run_once(self) -> int:
         """One round of every lane: claim, send, settle. How many deliveries it was."""
         async with self._closing():
             async with asyncio.TaskGroup() as group:
-                rounds = [group.create_task(lane.once()) for lane in self._lanes]
+                rounds = [group.create_task(lane.once(self._patience)) for lane in self._lanes]
             return sum(task.result() for task in rounds)
 
     async def __aenter__(self) -> Self:
@@ -81,7 +112,28 @@ class Relay:
         self.stop()
         await self._task
 
+    async def _drain(self) -> bool:
+        since = await self._shared.store.now()
+        self._caretaker.set_time(since)
+        async with asyncio.TaskGroup() as group:
+            drains = [group.create_task(lane.drain(since, self._patience)) for lane in self._lanes]
+        return all(task.result() for task in drains)
+
+    async def _sweep(self) -> bool:
+        """Whether that made something due."""
+        chores = await self._caretaker.once(prune=False)
+        return any(round_ is not None and round_.changed > 0 for round_ in chores)
+
+    async def _try(self, doing: str, work: Callable[[], Awaitable[T]]) -> T | None:
+        """What was delivered is delivered, whatever goes wrong afterwards."""
+        try:
+            return await work()
+        except StoreError as error:
+            self._shared.observer.trouble("", doing, error)
+            return None
+
     async def _run(self) -> None:
+        self._runs = True
         self._shared.share = self._caretaker.share
         async with self._closing(), asyncio.TaskGroup() as upkeep:
             # A drain does not serve: it may be about to end, and others would not be woken.
@@ -129,6 +181,17 @@ class Relay:
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _after(seconds: float | None, stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` where the block takes longer."""
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, stop)
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

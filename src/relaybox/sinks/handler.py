@@ -32,21 +32,27 @@ log = logging.getLogger("relaybox.handler")
 
 
 class HandlerSink(OneByOne):
-    """Calls a function with each event; what it returns does not matter."""
+    """Calls a function with each event, or what ``given`` makes of it; what it returns does not matter."""
 
-    def __init__(self, destination: Destination, handler: Handler) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        handler: Callable[[Any], Any],
+        given: Callable[[Delivery], Any] = event_of,
+    ) -> None:
         super().__init__(destination.concurrency)
         self.abandoned = 0
         """How many threads were left to a handler that had not returned."""
         self._name = destination.name
         self._handler = handler
+        self._given = given
         self._deadline = Deadline(destination.timeout)
-        self._call = self._call_in_loop if _is_async(destination.name, handler) else self._call_in_thread
+        self._call = self._call_in_loop if is_async(destination.name, handler) else self._call_in_thread
         self._idle: list[_Worker] = []
 
     async def deliver(self, delivery: Delivery) -> None:
         """Call the handler; returns where it does."""
-        event = event_of(delivery)
+        event = self._given(delivery)
         block = self._deadline()
         try:
             await self._call(event, block)
@@ -54,7 +60,7 @@ class HandlerSink(OneByOne):
             raise
         except BaseException as error:
             if block.expired:
-                raise Retry(f"handler took longer than {self._deadline.seconds:g}s") from None
+                raise self._late(self._deadline.seconds) from None
             log.warning("%s: the handler failed with %s", self._name, describe(error), exc_info=error)
             raise Retry(describe(error)) from error
 
@@ -62,6 +68,10 @@ class HandlerSink(OneByOne):
         """Let the threads end; one that is still in a handler ends after it."""
         while self._idle:
             self._idle.pop().stop()
+
+    def _late(self, seconds: float) -> Exception:
+        """The answer to a call that had not returned in time."""
+        return Retry(f"handler took longer than {seconds:g}s")
 
     async def _call_in_loop(self, event: Event, block: Block) -> None:
         work = self._handler(event)
@@ -173,7 +183,7 @@ class _Worker:
             answer.set_exception(error)
 
 
-def _is_async(destination: str, handler: Handler) -> bool:
+def is_async(destination: str, handler: Handler) -> bool:
     """Told apart once, and what can be neither is refused."""
     where = f"the handler of destination {destination!r}, {shorten(handler)},"
     if not callable(handler):

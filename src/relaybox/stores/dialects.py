@@ -11,6 +11,7 @@ from uuid import UUID
 from relaybox.codec import Limits
 from relaybox.errors import NoTables, StoreError
 from relaybox.event import Delivery
+from relaybox.program import Program
 
 _ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
     Delivery.__struct_fields__.index, ("id", "event_id", "created_at", "lease_token")
@@ -56,8 +57,8 @@ def _from_text(value: str) -> datetime:
 
 # The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
 # ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
-# ``items`` and ``keys``, a parameter's JSON records as a table; ``set``, how SET names a column of ``e``;
-# ``join``, one that goes through its left side first.
+# ``items``, ``keys`` and ``chosen``, a parameter's JSON records as a table; ``set``, how SET names a column
+# of ``e``; ``join``, one that goes through its left side first.
 _DEAD_LETTER_HEADERS = """JSON_SET(headers, '$."relaybox-dead-letter-from"', destination,
         '$."relaybox-dead-letter-reason"', s.error)"""
 
@@ -132,6 +133,8 @@ def _mysql(name: str, collation: str) -> Dialect:
             "dead_letter_headers": _DEAD_LETTER_HEADERS,
             "keys": "JSON_TABLE(:keys, '$[*]' COLUMNS (ordering_key VARCHAR(255) CHARACTER SET utf8mb4 "
             f"COLLATE {collation} PATH '$')) k",
+            "chosen": "JSON_TABLE(:only, '$[*]' COLUMNS (chosen_id CHAR(32) CHARACTER SET ascii "
+            "COLLATE ascii_bin PATH '$')) c",
         },
         to_uuid=lambda value: value.hex,
         to_time=lambda value: value.astimezone(UTC).replace(tzinfo=None),
@@ -165,6 +168,7 @@ SQLITE = Dialect(
             json_extract(value, '$.copy') AS copy
         FROM json_each(:items)) AS s""",
         "keys": "(SELECT value AS ordering_key FROM json_each(:keys)) AS k",
+        "chosen": "(SELECT value AS chosen_id FROM json_each(:only)) AS c",
         "join": "CROSS JOIN",
         "dead_letter_headers": _DEAD_LETTER_HEADERS,
     },
@@ -188,7 +192,7 @@ def missing_tables(error: BaseException) -> str | None:
     if not isinstance(code, str | int) or not (code in _NO_TABLE or _is_missing_in_sqlite(code)):
         return None
     problem = "a table is missing, or older than this version needs"
-    return f"{problem}: {_summary(error)}; run `relaybox migrate`, or call outbox.migrate()"
+    return f"{problem}: {_summary(error)}; run `{Program.migrate}`{Program.otherwise}"
 
 
 def refusal(error: Exception) -> StoreError:

@@ -111,9 +111,9 @@ class SqlLedger:
         [rows] = await self._ask([self._search.newest()])
         return self._dialect.from_uuid(rows[0][0]) if rows else None
 
-    async def find(self, id_: UUID) -> tuple[Entry, ...]:
-        """The delivery of that id, or every delivery of the event of that id."""
-        return await self._driver.run(lambda: self._search.find(id_))
+    async def find(self, id_: UUID, *, exact: bool = False) -> tuple[Entry, ...]:
+        """The delivery of that id, or (not when ``exact``) every delivery of the event of that id."""
+        return await self._driver.run(lambda: self._search.find(id_, exact=exact))
 
     async def content(self, id_: UUID) -> Content | None:
         """What a delivery carries."""

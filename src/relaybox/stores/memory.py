@@ -242,15 +242,20 @@ class MemoryStore:
             if row.destination == want.destination
             and row.next_attempt_at is not None
             and _candidate(row, want, now).free
+            and (want.only is None or row.id in want.only)
         ]
-        return sorted(due, key=lambda row: (row.next_attempt_at, row.position))[: want.limit]
+        due.sort(key=lambda row: (row.next_attempt_at, row.position))
+        # Keys that have to wait must not fill the window for the others that were chosen.
+        return due if want.ordered and want.only is not None else due[: want.limit]
 
     def _choose(self, want: Want, window: Sequence[Row], now: float) -> ordering.Choice:
         by_key = {row.key: self._open_rows(want.destination, row.key, want.on_failed) for row in window}
         heads = {key: _candidate(rows[0], want, now) for key, rows in by_key.items()}
         heads.pop(None, None)
-        free = [head for head in heads.values() if head.free]
-        runs = ordering.runs(free, (_candidate(row, want, now) for rows in by_key.values() for row in rows))
+        only = want.only
+        free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
+        rows = (_candidate(row, want, now) for rows in by_key.values() for row in rows)
+        runs = ordering.runs(free, rows, only)
         candidates = [_candidate(row, want, now) for row in window]
         return ordering.choose(candidates, heads, runs, self.rows.keys(), want.limit)
 

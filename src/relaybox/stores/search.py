@@ -106,16 +106,16 @@ class Search:
         ends = [] if narrow is not None else (yield [self.query(self._end(bounds))])[0]
         return Page(entries, self.dialect.from_uuid(ends[0][0]) if ends else None)
 
-    def find(self, id_: UUID, *, whole: bool = False) -> Steps[tuple[Entry, ...]]:
-        """The delivery of that id, or (``whole``: only) those of the event of that id.
+    def find(self, id_: UUID, *, whole: bool = False, exact: bool = False) -> Steps[tuple[Entry, ...]]:
+        """The delivery of that id (``exact``: only), or (``whole``: only) those of the event of that id.
 
         The first row of an event has the event's id, and its other rows were made right after it. Copies
         that came later are of the same aggregate, or else among the newest rows.
         """
         event, own = self._event.c, self._id(id_)
         [[*rows]] = yield [self.query(self._select(self._event).where(event.id == own))]
-        if rows and not whole and self.entry(rows[0]).event_id != id_:
-            return (self.entry(rows[0]),)
+        if exact or (rows and not whole and self.entry(rows[0]).event_id != id_):
+            return tuple(map(self.entry, rows))
         near = sa.select(*self._columns()).where(event.id >= own).order_by(event.id).limit(NEAR)
         [[*rows]] = yield [self._of_event(near, own)]
         if not rows:

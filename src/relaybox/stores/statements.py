@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from relaybox.schema import Tables
+from relaybox.stores.claim_statements import POSTGRESQL_CLAIMS
 from relaybox.stores.dialects import Dialect
 
 ParamStyle: TypeAlias = Literal["format", "qmark", "numeric"]
@@ -64,7 +65,12 @@ WORDS = {
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
     "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event}
-WHERE {due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND {wanted}
+WHERE {in_line}""",
+    "window_of_chosen": """SELECT id, ordering_key, position, 1, {suspect}
+FROM {chosen} {join} {event} {by_id} ON id = chosen_id
+WHERE {in_line}""",
+    "in_line": """\
+{due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND {wanted}
   AND NOT {held}
 ORDER BY next_attempt_at, position LIMIT :limit""",
     "settlement": """{set}status = s.status,
@@ -116,6 +122,8 @@ STEPWISE = ANY_DATABASE | {
     "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
     "due": "{window}",
     "due_locked": "{window} {skip_locked}",
+    "due_of_chosen": "{window_of_chosen}",
+    "due_of_chosen_locked": "{window_of_chosen} {skip_locked}",
     "heads": "{heads_of_keys}",
     # Of one key; the limit is its own, so that a long key costs no more than a short one.
     "run": """
@@ -159,121 +167,52 @@ SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
 WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
 }
 
-# PostgreSQL claims in one statement. Rows are addressed by ctid: a row that changed since the statement's
-# snapshot no longer has the ctid that was seen, so what is locked is exactly what was judged.
-POSTGRESQL = ANY_DATABASE | {
-    # Sent ahead in the same transaction: neither a table without statistics nor a plan kept from the time
-    # when the table was small leads to a scan of the whole table, to a sort of all that is due, or to
-    # comparing each row of a batch with each. What is switched off counts as so dear that, but for the
-    # setting of jit, PostgreSQL would compile the plan, which takes longer than to run it. The last one
-    # ends a transaction, and its locks, whose process was stopped in the midst of it.
-    "pin_plan": """
+POSTGRESQL = (
+    ANY_DATABASE
+    | POSTGRESQL_CLAIMS
+    | {
+        # Sent ahead in the same transaction: neither a table without statistics nor a plan kept from the time
+        # when the table was small leads to a scan of the whole table, to a sort of all that is due, or to
+        # comparing each row of a batch with each. What is switched off counts as so dear that, but for the
+        # setting of jit, PostgreSQL would compile the plan, which takes longer than to run it. The last one
+        # ends a transaction, and its locks, whose process was stopped in the midst of it.
+        "pin_plan": """
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true),
     set_config('idle_in_transaction_session_timeout', '5s', true)""",
-    # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
-    # missing here and be there an instant later.
-    "lock_destination": """
+        # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
+        # missing here and be there an instant later.
+        "lock_destination": """
 SELECT set_config('relaybox.locked', name, true)
 FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS locked""",
-    "claim": """
-WITH due AS MATERIALIZED (
-    SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
-    WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
-      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
-    ORDER BY next_attempt_at, position LIMIT :limit
-    FOR UPDATE OF {event_alias} SKIP LOCKED
-), taken AS (
-    SELECT tid, suspect, first_value(suspect) OVER line AS alone, row_number() OVER line AS rank
-    FROM due WINDOW line AS (ORDER BY next_attempt_at, position)
-)
-UPDATE {event} SET {lease}
-WHERE ctid = ANY (ARRAY(SELECT tid FROM taken WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect END))
-RETURNING {columns}""",
-    "claim_ordered": """
-WITH due AS MATERIALIZED (
-    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspect} AS suspect FROM {event}
-    WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
-      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
-      AND current_setting('relaybox.locked', true) = :destination
-    ORDER BY next_attempt_at, position LIMIT :limit
-), keys AS MATERIALIZED (
-    SELECT ordering_key, count(*) AS due, min(next_attempt_at) AS since FROM due
-    WHERE ordering_key IS NOT NULL GROUP BY ordering_key
-), heads AS MATERIALIZED (
-    SELECT keys.*, head.* FROM keys CROSS JOIN LATERAL (
-        SELECT ctid AS tid, position, {free} AS free, {suspect} AS suspect FROM {event}
-        WHERE destination = :destination AND ordering_key = keys.ordering_key AND {open}
-        ORDER BY position LIMIT 1) AS head
-), locked AS MATERIALIZED (
-    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM heads)) FOR UPDATE SKIP LOCKED
-), held AS MATERIALIZED (
-    SELECT heads.* FROM heads JOIN locked USING (tid)
-), seen AS MATERIALIZED (
-    SELECT run.tid, held.ordering_key, held.since, run.position, run.suspect,
-           bool_and(run.free AND (NOT run.suspect AND NOT held.suspect OR run.tid = held.tid)) OVER (
-               PARTITION BY held.ordering_key ORDER BY run.position) AS unbroken
-    FROM held CROSS JOIN LATERAL (
-        SELECT ctid AS tid, position, {free} AS free, {suspect} AS suspect FROM {event}
-        WHERE destination = :destination AND ordering_key = held.ordering_key AND {open}
-          AND position >= held.position
-        ORDER BY position LIMIT greatest(
-            held.due, CAST(:limit AS bigint) / (SELECT count(*) FROM keys))) AS run
-    WHERE held.free
-    UNION ALL
-    SELECT tid, NULL, next_attempt_at, position, suspect, true FROM due WHERE ordering_key IS NULL
-), mine AS MATERIALIZED (
-    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
-    FOR UPDATE SKIP LOCKED
-), line AS (
-    SELECT seen.*, ordering_key IS NULL AND mine.tid IS NOT NULL OR bool_and(mine.tid IS NOT NULL) OVER (
-               PARTITION BY ordering_key ORDER BY position) AS whole
-    FROM seen LEFT JOIN mine USING (tid) WHERE unbroken
-), taken AS (
-    SELECT tid, suspect, first_value(suspect) OVER place AS alone, row_number() OVER place AS rank
-    FROM line WHERE whole WINDOW place AS (ORDER BY since, ordering_key, position)
-), parked AS (
-    UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM {event}
-        WHERE ctid = ANY (ARRAY(SELECT due.tid FROM due JOIN held USING (ordering_key)
-            WHERE NOT held.free AND due.tid <> held.tid))
-        FOR UPDATE SKIP LOCKED))
-    RETURNING 1
-), claimed AS (
-    UPDATE {event} SET {lease}
-    WHERE ctid = ANY (ARRAY(SELECT tid FROM taken
-        WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect AND rank <= :limit END))
-    RETURNING {columns}
-)
-SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true""",
-    # Only a pending row has a token. To say so, or to say what is parked in the words of an index, would
-    # let the planner go through all that is pending instead of the ids.
-    "settle": """
+        # Only a pending row has a token. To say so, or to say what is parked in the words of an index, would
+        # let the planner go through all that is pending instead of the ids.
+        "settle": """
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
-    "delete": """
+        "delete": """
 WITH s AS MATERIALIZED (SELECT * FROM {items}), gone AS (
     DELETE FROM {event} AS e USING s WHERE {listed} RETURNING e.id
 ), forgotten AS (
     DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM gone))
 )
 SELECT id FROM gone""",
-    # Locks all rows of the settle behind it, in the order in which that goes through them, so that none
-    # is taken over in between.
-    "copy_failed": """
+        # Locks all rows of the settle behind it, in the order in which that goes through them, so that none
+        # is taken over in between.
+        "copy_failed": """
 WITH s AS MATERIALIZED (SELECT * FROM {items}), failed AS MATERIALIZED (
     SELECT s.copy, s.error, e.* FROM s, {event} AS e WHERE {listed} ORDER BY e.id FOR UPDATE OF e
 )
 INSERT INTO {event} ({copied}) SELECT {copy} FROM failed WHERE copy IS NOT NULL ORDER BY position""",
-    "extend": """
+        "extend": """
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET leased_until = {later} FROM s WHERE {listed} RETURNING e.id""",
-    "make_heads_due": """
+        "make_heads_due": """
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} ORDER BY id FOR UPDATE))
   AND {waiting}""",
-}
+    }
+)
 
 TEMPLATES = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
@@ -353,6 +292,9 @@ def compile_parameters(
     sql: str, style: ParamStyle, sizes: tuple[tuple[str, int], ...]
 ) -> tuple[str, tuple[str, ...]]:
     """The text with the driver's placeholders, and the order in which the named values go into them."""
+    if style == "format":
+        # A driver of this style takes every percent sign for the beginning of a placeholder.
+        sql = sql.replace("%", "%%")
     lengths = dict(sizes)
     order: list[str] = []
     count = 0

@@ -192,7 +192,8 @@ class OneStatement:
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """One statement."""
-        rows, places = yield [self._sql("claim", limit=want.limit, **_lease(want)), self._place(want)]
+        name = "claim" if want.only is None else "claim_chosen"
+        rows, places = yield [self._sql(name, limit=want.limit, **_lease(want)), self._place(want)]
         return sorted(rows, key=_position), 0, places
 
     def ordered(self, want: Want) -> Steps[Claimed]:
@@ -202,7 +203,8 @@ class OneStatement:
         """
         lock = self._sql("lock_destination", destination=want.destination)
         block = want.on_failed == "block"
-        claim = self._sql("claim_ordered", limit=want.limit, block=block, **_lease(want))
+        name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
+        claim = self._sql(name, limit=want.limit, block=block, **_lease(want))
         while True:
             locked, rows, places = yield [lock, claim, self._place(want)]
             if locked:
@@ -224,14 +226,15 @@ class Stepwise:
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """Lock due rows, lease them, read them."""
-        [rows] = yield [self._sql("due_locked", limit=want.limit, **_line(want))]
+        name = "due_locked" if want.only is None else "due_of_chosen_locked"
+        [rows] = yield [self._sql(name, limit=want.limit, **_line(want))]
         take = ordering.unordered(list(map(Candidate._make, rows)))
         return (yield from self._take(want, take, 0))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
         yield from self._lock_destination(want.destination)
-        [rows] = yield [self._sql("due", limit=want.limit, **_line(want))]
+        [rows] = yield [self._window(want)]
         window = list(map(Candidate._make, rows))
         if not window:
             return (yield from self._take(want, [], 0))
@@ -243,6 +246,12 @@ class Stepwise:
         if choice.park:
             yield [self._sql("park", ids=choice.park)]
         return (yield from self._take(want, choice.take, len(choice.park)))
+
+    def _window(self, want: Want) -> Query:
+        if want.only is None:
+            return self._sql("due", limit=want.limit, **_line(want))
+        # All of them: keys that have to wait must not fill the window for the others.
+        return self._sql("due_of_chosen", limit=len(want.only), **_line(want))
 
     def _lock_destination(self, destination: str) -> Steps[None]:
         lock = self._sql("lock_destination", destination=destination)
@@ -263,7 +272,8 @@ class Stepwise:
     def _runs(
         self, want: Want, heads: dict[str | None, Candidate]
     ) -> Steps[dict[str | None, list[Candidate]]]:
-        free = [head for head in heads.values() if head.free]
+        only = None if want.only is None else {self._dialect.to_uuid(id_) for id_ in want.only}
+        free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
         share = ordering.share(want.limit, len(heads))
         if not free or share == 1:
             return ordering.runs(free, ())
@@ -272,7 +282,7 @@ class Stepwise:
         records = [{"key": head.key, "start": head.position, **common} for head in free]
         parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
         results = yield [self._sql.union("run", part) for part in parts]
-        return ordering.runs(free, (Candidate._make(row) for rows in results for row in rows))
+        return ordering.runs(free, (Candidate._make(row) for rows in results for row in rows), only)
 
     def _lock(self, want: Want, ids: Sequence[Any]) -> Steps[list[Candidate]]:
         if not ids:
@@ -301,7 +311,8 @@ def _keys(settlements: Sequence[Settlement]) -> dict[str, list[str]]:
 
 
 def _line(want: Want) -> dict[str, Any]:
-    return {"destination": want.destination, "probe": want.probe, "suspects": want.suspects}
+    line = {"destination": want.destination, "probe": want.probe, "suspects": want.suspects}
+    return line if want.only is None else {**line, "only": _json.encode(list(set(want.only))).decode()}
 
 
 def _lease(want: Want) -> dict[str, Any]:

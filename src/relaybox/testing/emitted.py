@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -36,6 +37,10 @@ RECENT = 1_000
 """More rows than can have been written in the millisecond, by SQLite's clock, in which a test began."""
 
 
+Opened: TypeAlias = Callable[[], AbstractContextManager[Execute]]
+"""Opens what executes a statement without parameters."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmittedEvent:
     """An event as it was emitted, and how the delivery to each of its destinations stands."""
@@ -58,12 +63,14 @@ class EmittedEvent:
 
 
 class Reader:
-    """Reads the events that were emitted since it was made."""
+    """Reads the events that were emitted since it was made; ``opened`` instead of a connection of its own."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, opened: Opened | None = None) -> None:
+        database = outbox.settings.database
         self._event = outbox.tables.event
-        self._database = outbox.settings.database
-        self._dialect = DIALECTS[self._database.partition(":")[0]]
+        self._dialect = DIALECTS[database.partition(":")[0]]
+        self._opened = opened or partial(own_connection, database)
+        self._apart = database if opened is None else None
         self._since = self._now()
         self._known = self._recent()
 
@@ -90,12 +97,13 @@ class Reader:
         return self._events(await async_channel(connection).execute(self._query()))
 
     def _read_committed(self) -> list[EmittedEvent]:
-        check_lasting(self._database)
-        with own_connection(self._database) as execute:
+        if self._apart is not None:
+            check_lasting(self._apart)
+        with self._opened() as execute:
             return self._events(execute(self._query().sql))
 
     def _now(self) -> datetime:
-        with own_connection(self._database) as execute:
+        with self._opened() as execute:
             [[moment]] = execute(self._text(sa.select(now())))
         return self._dialect.from_time(moment)
 
@@ -103,7 +111,7 @@ class Reader:
         """The ids of the newest rows there are."""
         newest = sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(RECENT)
         try:
-            with own_connection(self._database) as execute:
+            with self._opened() as execute:
                 return frozenset(as_uuid(row[0]) for row in execute(self._text(newest)))
         except SchemaError:
             # The test itself may be about to make the tables.

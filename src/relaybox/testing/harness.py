@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
@@ -69,10 +69,12 @@ def want(
     owner: str = "relay-1",
     probe: bool = False,
     dead_letter: DeadLetter | None = None,
+    only: Iterable[UUID] | None = None,
 ) -> Want:
     """A claim of the destination that most tests use."""
     on_failed: OnFailed = "skip" if skip else "block"
-    return Want("shop", owner, limit, LEASE, ordered, on_failed, dead_letter, probe)
+    chosen = None if only is None else tuple(only)
+    return Want("shop", owner, limit, LEASE, ordered, on_failed, dead_letter, probe, only=chosen)
 
 
 async def emit(harness: Harness, count: int, *, key: str | None = None) -> list[UUID]:

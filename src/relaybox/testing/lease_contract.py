@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from uuid import uuid4
 
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, Held, Settlement
@@ -291,3 +292,65 @@ class LeaseContract:
         taken = [d.id for claim in claims for d in claim.deliveries]
         assert len(taken) == len(set(taken))
         assert set(taken) <= set(ids)
+
+    async def test_a_claim_of_chosen_rows_takes_no_others(self, harness: Harness) -> None:
+        ids = await emit(harness, 5)
+        elsewhere = await harness.emit("other")
+        chosen = [ids[3], elsewhere, uuid4(), ids[1], ids[3]]
+        claim = await harness.store.claim(want(only=chosen))
+        assert [(d.id, d.attempts) for d in claim.deliveries] == [(ids[1], 1), (ids[3], 1)]
+        assert await harness.store.claim(want(only=chosen)) == Claim()
+        assert [(await see(harness, id_)).state for id_ in ids] == ["due", "leased", "due", "leased", "due"]
+        assert await harness.store.claim(want(only=[])) == Claim()
+
+    async def test_a_claim_of_chosen_rows_takes_the_oldest_and_no_more_than_asked_for(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 6)
+        chosen = ids[:0:-1]
+        claims = [(await harness.store.claim(want(2, only=chosen))).deliveries for _ in range(4)]
+        assert [[d.id for d in claim] for claim in claims] == [ids[1:3], ids[3:5], ids[5:], []]
+
+    async def test_of_chosen_rows_only_those_that_are_due_are_claimed(self, harness: Harness) -> None:
+        later = await harness.emit("shop", delay=30)
+        [settled] = await emit(harness, 1)
+        await settle_all(harness, Delivered())
+        [failed] = await emit(harness, 1)
+        await settle_all(harness, Failed("no"))
+        chosen = [later, settled, failed, *await emit(harness, 1)]
+        claim = await harness.store.claim(want(only=chosen))
+        assert [d.id for d in claim.deliveries] == chosen[3:]
+        await harness.pass_time(31)
+        claim = await harness.store.claim(want(only=chosen))
+        assert [d.id for d in claim.deliveries] == [later]
+
+    async def test_a_suspect_is_alone_among_chosen_rows_too(self, harness: Harness) -> None:
+        ids = await emit(harness, 3)
+        await harness.store.claim(want(3))
+        await harness.pass_time(LEASE + 1)
+        chosen = [*ids[1:], *await emit(harness, 2)]
+        without = dataclasses.replace(want(only=chosen), suspects=False)
+        assert [d.id for d in (await harness.store.claim(without)).deliveries] == chosen[2:]
+        claim = await harness.store.claim(want(only=chosen))
+        assert [(d.id, d.crashes) for d in claim.deliveries] == [(ids[1], 1)]
+
+    async def test_a_claim_of_chosen_rows_is_held_up_as_any_other(self, harness: Harness) -> None:
+        chosen = await emit(harness, 1)
+        await harness.hold("shop", True)
+        held = (await harness.store.claim(want(only=chosen))).held
+        assert held is not None
+        assert held.why == "paused"
+        await harness.hold("shop", False)
+        await harness.store.open_circuit("shop", 60, "503")
+        assert (await harness.store.claim(want(only=chosen))).deliveries == ()
+        claim = await harness.store.claim(want(only=chosen, probe=True))
+        assert [d.id for d in claim.deliveries] == chosen
+
+    async def test_concurrent_claims_of_the_same_chosen_rows_never_share_one(self, harness: Harness) -> None:
+        ids = await emit(harness, 40)
+        claims = await asyncio.gather(
+            *(harness.store.claim(want(10, owner=f"relay-{i}", only=ids[:30])) for i in range(8))
+        )
+        taken = [d.id for claim in claims for d in claim.deliveries]
+        assert len(taken) == len(set(taken))
+        assert set(taken) <= set(ids[:30])

@@ -162,3 +162,48 @@ class OrderContract:
         delivered = await drain(harness, limit=12, chance=chance)
         for in_order in ids.values():
             assert [id_ for id_ in delivered if id_ in set(in_order)] == in_order
+
+    async def test_chosen_rows_are_claimed_from_the_head_of_their_key_to_the_first_that_was_not_chosen(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 5, key="a")
+        [other] = await emit(harness, 1, key="b")
+        [free] = await emit(harness, 1)
+        chosen = [free, *ids[:2], ids[3], other]
+        claim = await harness.store.claim(want(ordered=True, only=chosen))
+        assert [d.id for d in claim.deliveries] == [ids[0], ids[1], other, free]
+        assert [(await see(harness, id_)).state for id_ in (ids[2], ids[4])] == ["due"] * 2
+
+    async def test_a_key_whose_head_was_not_chosen_is_left_alone(self, harness: Harness) -> None:
+        ids = await emit(harness, 5, key="a")
+        other = await emit(harness, 2, key="b")
+        chosen = [*ids[1:], *other]
+        claim = await harness.store.claim(want(4, ordered=True, only=chosen))
+        assert ([d.id for d in claim.deliveries], claim.parked) == (other, 0)
+        assert await harness.store.claim(want(ordered=True, only=chosen)) == Claim()
+        assert [(await see(harness, id_)).state for id_ in ids] == ["due"] * 5
+        assert [d.id for d in (await harness.store.claim(want(ordered=True))).deliveries] == ids
+
+    async def test_chosen_rows_are_parked_behind_a_head_that_is_not_free_whoever_chose_it(
+        self, harness: Harness
+    ) -> None:
+        [head] = await emit(harness, 1, key="a")
+        held = await harness.store.claim(want(ordered=True))
+        later = await emit(harness, 3, key="a")
+        claim = await harness.store.claim(want(ordered=True, only=later[:2]))
+        assert claim == Claim(parked=2)
+        assert [(await see(harness, id_)).state for id_ in later] == ["parked", "parked", "due"]
+        await harness.store.settle([Settlement(d, Delivered()) for d in held.deliveries])
+        claim = await harness.store.claim(want(ordered=True, only=[head, *later[:2]]))
+        assert [d.id for d in claim.deliveries] == later[:2]
+
+    async def test_chosen_rows_of_many_keys_drain_in_order(self, harness: Harness) -> None:
+        ids = [await harness.emit("shop", key=f"k{i % 7}") for i in range(60)]
+        chosen, delivered = ids[:40], []
+        while claim := (await harness.store.claim(want(9, ordered=True, only=chosen))).deliveries:
+            await harness.store.settle([Settlement(d, Delivered()) for d in claim])
+            delivered += [d.id for d in claim]
+        assert sorted(delivered) == sorted(chosen)
+        for key in range(7):
+            of_key = chosen[key::7]
+            assert [id_ for id_ in delivered if id_ in set(of_key)] == of_key

@@ -5,6 +5,7 @@ Every project's pytest loads this file where Relaybox is installed, so it import
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,19 @@ FIX = (
     'write `relaybox_app = "package.module:name"` into the settings of pytest, or a fixture `relaybox_outbox`'
     " that returns your Outbox"
 )
+DJANGO_APP = "relaybox.contrib.django"
+DATABASE_FIXTURES = (
+    *("db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback", "live_server"),
+)
+"""Of pytest-django: a test that asks for one of these may use the database."""
+
+BLOCKED = "Database access not allowed"
+"""What pytest-django says to a test that may not."""
+
+NO_DATABASE = (
+    "the fixture outbox reads the database, which this test may not use: mark it with @pytest.mark.django_db,"
+    " or let it ask for the fixture db or transactional_db"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,17 +51,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def relaybox_outbox(pytestconfig: pytest.Config) -> Outbox:
-    """The Outbox under test: the one that ``relaybox_app`` names, unless you override this fixture."""
-    return named_outbox(str(pytestconfig.getini("relaybox_app")))
+def relaybox_outbox(request: pytest.FixtureRequest) -> Outbox:
+    """The Outbox under test, unless you override this fixture: the one that ``relaybox_app`` names, else that
+    of the Django project.
+    """
+    path = str(request.config.getini("relaybox_app"))
+    return named_outbox(path) if path or not _in_django() else _project_outbox(request)
 
 
 @pytest.fixture
 def outbox(request: pytest.FixtureRequest, relaybox_outbox: Outbox) -> Iterator[OutboxProbe]:
     """Your outbox for one test: ``assert_emitted``, ``refute_emitted``, ``drain``, ``fail_next`` and more."""
-    from relaybox.testing.probe import OutboxProbe
-
-    probe = OutboxProbe(_checked(relaybox_outbox, "the fixture relaybox_outbox"), _real(request))
+    checked = _checked(relaybox_outbox, "the fixture relaybox_outbox")
+    using = getattr(checked, "using", None)
+    probe = _probe(request, checked) if using is None else _django_probe(request, using)
     with probe.installed():
         yield probe
 
@@ -62,6 +79,44 @@ def named_outbox(path: str) -> Outbox:
     except (ImportError, AttributeError, ValueError) as error:
         raise pytest.UsageError(f"relaybox_app = {path!r}: {error}; {FIX}") from error
     return _checked(found, f"relaybox_app = {path!r}")
+
+
+def _in_django() -> bool:
+    """Whether Django is set up in this process, and Relaybox is among its apps."""
+    registry = sys.modules.get("django.apps")
+    return registry is not None and registry.apps.ready and registry.apps.is_installed(DJANGO_APP)
+
+
+def _project_outbox(request: pytest.FixtureRequest) -> Outbox:
+    from relaybox.contrib.django.emit import default_alias
+    from relaybox.contrib.django.outbox import get_outbox
+
+    if request.config.pluginmanager.hasplugin("django"):
+        # Before that, the settings name the databases that are no test's.
+        request.getfixturevalue("django_db_setup")
+    return get_outbox(default_alias())
+
+
+def _probe(request: pytest.FixtureRequest, outbox: Outbox) -> OutboxProbe:
+    from relaybox.testing.probe import OutboxProbe
+
+    return OutboxProbe(outbox, _real(request))
+
+
+def _django_probe(request: pytest.FixtureRequest, using: str) -> OutboxProbe:
+    from relaybox.contrib.django.emit import default_alias
+    from relaybox.contrib.django.testing import DjangoProbe
+
+    if request.config.pluginmanager.hasplugin("django"):
+        for name in DATABASE_FIXTURES:
+            if name in request.fixturenames:
+                request.getfixturevalue(name)
+    try:
+        return DjangoProbe(None if using == default_alias() else using, _real(request))
+    except RuntimeError as error:
+        if BLOCKED not in str(error):
+            raise
+        raise pytest.UsageError(f"relaybox: {NO_DATABASE}") from None
 
 
 def _real(request: pytest.FixtureRequest) -> tuple[str, ...] | None:

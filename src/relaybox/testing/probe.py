@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from relaybox.app import Outbox
+from relaybox.config import Destination
 from relaybox.errors import ConfigError, StoreError
 from relaybox.event import Event
 from relaybox.migrations import rendered
@@ -32,10 +33,12 @@ class OutboxProbe:
     in ``real`` (``None``: all are).
     """
 
-    def __init__(self, outbox: Outbox, real: Collection[str] | None = ()) -> None:
+    def __init__(
+        self, outbox: Outbox, real: Collection[str] | None = (), *, reader: Reader | None = None
+    ) -> None:
         self._outbox = outbox
         self._stages = Stages(real)
-        self._reader = Reader(outbox)
+        self._reader = reader or Reader(outbox)
         for name in real or ():
             self._stage(name)
 
@@ -97,7 +100,7 @@ class OutboxProbe:
         """
         check_lasting(self._outbox.settings.database)
         if ignore_backoff:
-            await asyncio.to_thread(self._execute, _no_backoff(self._outbox.tables))
+            await asyncio.to_thread(self._execute, no_backoff(self._outbox.tables))
         tally = Tally()
         try:
             await self._outbox.relay(observers=[tally]).drain()
@@ -110,7 +113,7 @@ class OutboxProbe:
 
     def drain(self, *, ignore_backoff: bool = False) -> Drained:
         """``adrain``, from synchronous code."""
-        if _in_loop():
+        if in_loop():
             raise ConfigError("drain() inside a running event loop: write `await outbox.adrain()`")
         return run(self.adrain(ignore_backoff=ignore_backoff))
 
@@ -137,7 +140,6 @@ class OutboxProbe:
 
     def clear(self) -> None:
         """Delete every committed row of this outbox's tables, and with them circuits and pauses."""
-        check_lasting(self._outbox.settings.database)
         tables = self._outbox.tables
         self._execute(
             [sa.delete(getattr(tables, each.name)) for each in fields(tables) if each.name != "migration"]
@@ -148,7 +150,11 @@ class OutboxProbe:
         await asyncio.to_thread(self.clear)
 
     def _stage(self, name: str) -> Stage:
-        return self._stages.of(name, self._outbox.settings.destinations)
+        return self._stages.of(name, self._destinations)
+
+    @property
+    def _destinations(self) -> Sequence[Destination]:
+        return self._outbox.settings.destinations
 
     def _expect(self, event_type: str, wanted: Wanted) -> Expectation:
         if "destination" in wanted:
@@ -172,7 +178,10 @@ class OutboxProbe:
             yield f"nothing is {where} that was emitted since the test began"
         if session is None:
             yield f"hint: {_UNSEEN}"
-        for destination in self._outbox.settings.destinations:
+        yield from self._deleted()
+
+    def _deleted(self) -> Iterator[str]:
+        for destination in self._destinations:
             if destination.retention == 0 and self.sent(destination.name):
                 name = destination.name
                 what = "has retention = 0, so that its rows are deleted when they are delivered"
@@ -180,8 +189,9 @@ class OutboxProbe:
 
     def _execute(self, statements: Sequence[sa.Executable]) -> None:
         database = self._outbox.settings.database
+        check_lasting(database)
         with own_connection(database) as execute:
-            for text in rendered(_dialect(database), lambda engine: [engine.execute(s) for s in statements]):
+            for text in as_text(database, statements):
                 execute(text)
 
 
@@ -192,7 +202,8 @@ def _refute(expected: Expectation, events: Sequence[EmittedEvent]) -> None:
         raise AssertionError(found_instead(expected, found))
 
 
-def _no_backoff(tables: Tables) -> list[sa.Update]:
+def no_backoff(tables: Tables) -> list[sa.Update]:
+    """What makes due whatever waits for its next attempt, or behind an open circuit."""
     event, destination = tables.event, tables.destination
     waits = (event.c.status == "pending") & event.c.last_attempt_at.is_not(None)
     return [
@@ -201,8 +212,10 @@ def _no_backoff(tables: Tables) -> list[sa.Update]:
     ]
 
 
-def _dialect(database: str) -> Any:
-    return database.partition(":")[0]
+def as_text(database: str, statements: Sequence[sa.Executable]) -> list[str]:
+    """The statements as the database of this URL reads them, without parameters."""
+    dialect: Any = database.partition(":")[0]
+    return rendered(dialect, lambda engine: [engine.execute(statement) for statement in statements])
 
 
 def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError | None:
@@ -215,7 +228,8 @@ def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError |
     return next(filter(None, found), None)
 
 
-def _in_loop() -> bool:
+def in_loop() -> bool:
+    """Whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

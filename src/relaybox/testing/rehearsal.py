@@ -14,7 +14,7 @@ from relaybox.errors import ConfigError, PayloadError, UnknownDestination, short
 from relaybox.event import Delivery, Event
 from relaybox.observe import Observer
 from relaybox.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
-from relaybox.parts import Handlers, open_sink
+from relaybox.parts import Handlers, OpenSink, open_sink
 from relaybox.sink import OneByOne, Sink, describe
 from relaybox.sinks.memory import MemorySink
 from relaybox.sinks.status import classify, phrase_of
@@ -52,10 +52,10 @@ class Stages:
                 return self._stage(destination)
         raise UnknownDestination(name, [destination.name for destination in destinations])
 
-    def sink_of(self, destination: Destination, handlers: Handlers) -> Sink:
-        """What a relay gets as the destination's sink."""
+    def sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
+        """What a relay gets as the destination's sink; ``own`` opens the one it would have elsewhere."""
         stage = self._stage(destination)
-        return StagedSink(destination, stage, stage.captured or open_sink(destination, handlers))
+        return StagedSink(destination, stage, stage.captured or own(destination, handlers))
 
     def _stage(self, destination: Destination) -> Stage:
         if destination.name not in self._stages:
@@ -117,9 +117,10 @@ class Drained:
 
 
 class Tally(Observer):
-    """Counts what a relay does."""
+    """Counts what a relay does; ``note`` is for one that found nothing to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: str = _NOTHING_DUE) -> None:
+        self._note = note
         self._outcomes: Counter[type] = Counter()
         self._held: dict[str, str] = {}
 
@@ -133,7 +134,7 @@ class Tally(Observer):
             counts[Retried],
             counts[Failed],
             dict(self._held),
-            _NOTHING_DUE if idle else "",
+            self._note if idle else "",
         )
 
     def claimed(self, destination: str, claim: Claim) -> None:

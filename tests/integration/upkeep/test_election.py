@@ -15,6 +15,9 @@ import sqlalchemy as sa
 from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.maintenance.caretaker import Caretaker
+from relaybox.maintenance.moment import DatabaseTime
+from relaybox.maintenance.tally import Tally
+from relaybox.parts import new_tally
 from relaybox.relay.clock import MonotonicClock
 from relaybox.upkeep import Member, Minute
 from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member
@@ -140,7 +143,7 @@ async def test_the_relays_table_shows_who_leads(bench: Bench) -> None:
 @asynccontextmanager
 async def caretaking(bench: Bench, name: str) -> AsyncIterator[tuple[Caretaker, asyncio.Task[None]]]:
     upkeep = bench.upkeep()
-    caretaker = Caretaker(upkeep, [], member(name), Fast(), lambda: datetime.now(UTC))
+    caretaker = Caretaker(upkeep, [], member(name), Fast(), new_tally(name))
     task = asyncio.create_task(caretaker.run())
     try:
         yield caretaker, task
@@ -184,7 +187,8 @@ async def test_a_clock_of_a_process_that_jumps_changes_nothing(bench: Bench) -> 
             return super().now() + 1e9
 
     upkeep, shop = bench.upkeep(), Destination("shop", "console:")
-    far = Caretaker(upkeep, [shop], member("two"), Jumped(), lambda: datetime(2200, 1, 1, tzinfo=UTC))
+    tally = Tally("two", DatabaseTime(Jumped(), lambda: datetime(2200, 1, 1, tzinfo=UTC)))
+    far = Caretaker(upkeep, [shop], member("two"), Jumped(), tally)
     assert (await far.once()).pruned is None
     await far.membership.join()
     assert (await upkeep.beat(member("three"), LIVE)).alive == ("three", "two")
@@ -200,7 +204,7 @@ async def test_once_prunes_and_sweeps_and_lets_others_lead(bench: Bench) -> None
         [Destination("shop", "console:", ordered=True, retention=0)],
         member("a"),
         MonotonicClock(),
-        lambda: datetime.now(UTC),
+        new_tally("a"),
     )
     chores = await caretaker.once()
     assert chores.pruned is not None

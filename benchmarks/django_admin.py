@@ -1,0 +1,172 @@
+"""The admin's list in front of many rows: its queries, their plans and its time.
+
+The rows are mixed, but for a destination and a state that only the oldest of them have: nothing leads to
+those, so that the list looks through as many rows as it ever does.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.test import Client
+
+from benchmarks.harness import PAYLOAD, Sample, report, run, take_turns
+from relaybox.ledger import CAP
+
+ALLOWED_MS = 300.0
+ROUNDS = 10
+FEW = 10_000
+LIST = "/admin/relaybox/outboxevent/"
+CASES = {
+    "everything": {},
+    "failed": {"status": "failed"},
+    "one destination": {"destination": "billing"},
+    "one aggregate": {"q": "Order 17"},
+    "failed of a destination": {"status": "failed", "destination": "billing"},
+    "the last hour": {"emitted": "1h"},
+    "a destination of the oldest rows": {"destination": "legacy"},
+    "a state of the oldest rows": {"status": "discarded"},
+}
+
+# Ten rows a second until now, with the ids that they would have.
+FILL = """
+WITH numbered AS (
+    SELECT n, md5(n::text) AS noise, n %% 1000 AS share, n < 100 AS old,
+           now() - (%(rows)s - n) * interval '0.1 second' AS at
+    FROM generate_series(0, %(rows)s - 1) AS n
+), stated AS (
+    SELECT *, (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(noise, 1, 3)
+               || '8' || substr(noise, 4, 15))::uuid AS id,
+           CASE WHEN old AND n %% 2 = 0 THEN 'discarded' WHEN share < 10 THEN 'failed'
+                WHEN share < 30 THEN 'pending' ELSE 'delivered' END AS status
+    FROM numbered
+)
+INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type, payload,
+                          headers, ordering_key, idempotency_key, status, attempts, next_attempt_at,
+                          created_at, updated_at, delivered_at, error_message)
+SELECT id, id, CASE WHEN old THEN 'legacy' ELSE (ARRAY['runner', 'billing', 'search'])[1 + n %% 3] END,
+       'Order', (n %% 100000)::text, 'order.paid', %(payload)s, '{}',
+       CASE WHEN share %% 2 = 0 THEN 'Order:' || n %% 100000 END, id::text, status,
+       CASE status WHEN 'failed' THEN 5 WHEN 'pending' THEN share %% 3 ELSE 1 END,
+       CASE WHEN status = 'pending' AND share %% 4 <> 0 THEN at + (share %% 3) * interval '1 day' END, at, at,
+       CASE status WHEN 'delivered' THEN at END, CASE status WHEN 'failed' THEN 'answered 500' END
+FROM stated ORDER BY n"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a query reads the events: the node, its index where it has one, and how many rows it looked at."""
+
+    node: str
+    index: str
+    rows: float
+
+    @property
+    def scans(self) -> bool:
+        """Whether it reads the table, or more of an index than any search may."""
+        return "Seq Scan" in self.node or self.rows > CAP + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What one page asked of the database: how many queries, and how those of events were planned."""
+
+    queries: int
+    plans: tuple[Plan, ...]
+
+
+def refill(url: str, rows: int) -> None:
+    """Have so many rows in the table."""
+    run(url, "TRUNCATE outbox_event")
+    run(url, FILL, {"rows": rows, "payload": json.dumps(PAYLOAD)})
+    run(url, "VACUUM ANALYZE outbox_event")
+    run(url, "CHECKPOINT")
+
+
+def milliseconds(client: Client, query: dict[str, str]) -> float:
+    """A page, from the request to the answer."""
+    start = time.perf_counter()
+    response = client.get(LIST, query)
+    spent = time.perf_counter() - start
+    if response.status_code != 200:
+        raise RuntimeError(f"{LIST} {query} answered {response.status_code}")
+    return spent * 1000
+
+
+def look(client: Client, query: dict[str, str]) -> Looked:
+    """Ask for the page, and have every query that reads explained right where it is executed."""
+    executed: list[str] = []
+    plans: list[Plan] = []
+
+    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        executed.append(sql)
+        if sql.lstrip().upper().startswith(("SELECT", "WITH")):
+            with connection.connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", params)
+                plans.extend(_read(cursor.fetchone()[0][0]["Plan"]))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain):
+        milliseconds(client, query)
+    return Looked(len(executed), tuple(plans))
+
+
+def _read(node: dict[str, Any]) -> Iterator[Plan]:
+    """What of a plan reads events."""
+    if node.get("Relation Name") == "outbox_event":
+        removed = sum(node.get(f"Rows Removed by {what}", 0) for what in ("Filter", "Index Recheck"))
+        looked_at = (node["Actual Rows"] + removed) * node["Actual Loops"]
+        yield Plan(node["Node Type"], node.get("Index Name", ""), looked_at)
+    for below in node.get("Plans", ()):
+        yield from _read(below)
+
+
+def measure(url: str, rows: int) -> list[list[str]]:
+    """The table, and what was required."""
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("operator"))
+    refill(url, FEW)
+    few = {case: look(client, query) for case, query in CASES.items()}
+    refill(url, rows)
+    looked = {case: look(client, query) for case, query in CASES.items()}
+    pages = {case: functools.partial(milliseconds, client, query) for case, query in CASES.items()}
+    found = take_turns(pages, ROUNDS)
+    _show(rows, few, looked, found)
+    run(url, "TRUNCATE outbox_event")
+    return _verdicts(few, looked, found)
+
+
+def _verdicts(few: dict[str, Looked], looked: dict[str, Looked], found: dict[str, Sample]) -> list[list[str]]:
+    slowest = max(found, key=lambda case: found[case].median)
+    scans = [plan for one in looked.values() for plan in one.plans if plan.scans]
+    growing = [case for case in CASES if looked[case].queries > few[case].queries]
+    met = {True: "yes", False: "no"}
+    fast = met[found[slowest].median <= ALLOWED_MS]
+    return [
+        ["admin list, ms", f"≤ {ALLOWED_MS:.0f}", f"{found[slowest].show()}, {slowest}", fast],
+        ["admin list, scans", "0", str(len(scans)), met[not scans]],
+        ["admin list, lists whose queries grow", "0", str(len(growing)), met[not growing]],
+    ]
+
+
+def _show(rows: int, few: dict[str, Looked], looked: dict[str, Looked], found: dict[str, Sample]) -> None:
+    lines: list[list[str]] = []
+    facts: list[dict[str, Any]] = []
+    for case, sample in found.items():
+        plans = looked[case].plans
+        nodes = {f"{plan.node} {plan.index.removeprefix('idx_outbox_event_')}".strip() for plan in plans}
+        most = max((plan.rows for plan in plans), default=0)
+        counts = (few[case].queries, looked[case].queries)
+        ways = ", ".join(sorted(nodes))
+        lines.append([case, sample.show(1), *map(str, counts), f"{most:,.0f}", ways])
+        seen = {"queries": counts[1], "most_rows": most, "plans": ways}
+        facts.append({"case": case, "ms": sample.median, **seen})
+    columns = ["the list", "ms", f"queries, {FEW:,} rows", f"{rows:,} rows", "most rows read", "by"]
+    report("admin list", columns, lines, {"results": facts, "rows": rows, "allowed": ALLOWED_MS})

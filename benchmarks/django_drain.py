@@ -1,0 +1,157 @@
+"""The Celery drain against django-outbox-pattern's ``publish``, both into nothing.
+
+The drain is the task called in this process as a worker calls it, and once more in a real worker, from the
+moment it is queued. The publisher is its management command in this process, with the chunk size that suits
+it best and a connection that does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from django_outbox_pattern import settings as publisher_settings
+from django_outbox_pattern.management.commands.publish import Command
+from django_outbox_pattern.models import Published, StatusChoice
+
+from benchmarks.django_project.celery import app
+from benchmarks.django_project.connection import NoConnection
+from benchmarks.harness import PAYLOAD, Sample, fill, report, run, take_turns
+from relaybox.contrib.django.models import OutboxEvent
+from relaybox.contrib.django.tasks import deliver_outbox_events_task
+
+REQUIRED = 5.0
+ROUNDS = 5
+CHUNKS = (200, 1_000, 5_000)
+START_SECONDS = 60.0
+PATIENCE = 600.0
+
+FILL = """
+INSERT INTO published (id, destination, body, added, expires_at, retry, status, headers)
+SELECT gen_random_uuid(), '/topic/order.paid', %(body)s, now(), now() + interval '1 day', 0, %(status)s, '{}'
+FROM generate_series(1, %(rows)s)"""
+
+
+def publish(url: str, rows: int) -> float:
+    """Events a second through the publisher."""
+    run(url, "TRUNCATE published")
+    values = {"body": json.dumps(PAYLOAD), "status": StatusChoice.SCHEDULE.value, "rows": rows}
+    run(url, FILL, values)
+    run(url, "VACUUM ANALYZE published")
+    run(url, "CHECKPOINT")
+    command = Command()
+    # A batch is everything that is there: after it, there is nothing left to wait for.
+    NoConnection.closed = functools.partial(setattr, command, "running", False)
+    start = time.perf_counter()
+    command.handle()
+    spent = time.perf_counter() - start
+    _check(Published.objects.filter(status=StatusChoice.SUCCEEDED).count(), rows)
+    return rows / spent
+
+
+def best_chunk(url: str, rows: int) -> int:
+    """The publisher's fastest chunk size, on a part of the work."""
+    rates = {}
+    for chunk in CHUNKS:
+        publisher_settings.DEFAULT_PUBLISHED_CHUNK_SIZE = chunk
+        rates[chunk] = publish(url, rows)
+    return max(rates, key=lambda chunk: rates[chunk])
+
+
+def in_this_process(url: str, rows: int) -> float:
+    """Events a second through the task, called."""
+    return _drain(url, rows, lambda: deliver_outbox_events_task(using="default"))
+
+
+def in_worker(url: str, rows: int) -> float:
+    """Events a second through the task, queued."""
+
+    def queue_and_wait() -> None:
+        deliver_outbox_events_task.delay(using="default")
+        _wait_for(lambda: not OutboxEvent.objects.pending().exists(), PATIENCE, "the worker delivers")
+
+    return _drain(url, rows, queue_and_wait)
+
+
+def _drain(url: str, rows: int, deliver: Callable[[], object]) -> float:
+    run(url, "TRUNCATE outbox_event")
+    fill(url, rows)
+    start = time.perf_counter()
+    deliver()
+    spent = time.perf_counter() - start
+    _check(OutboxEvent.objects.delivered().count(), rows)
+    return rows / spent
+
+
+def _check(done: int, rows: int) -> None:
+    if done != rows:
+        raise RuntimeError(f"{done} of {rows} were delivered")
+
+
+@contextmanager
+def worker() -> Iterator[None]:
+    """A Celery worker that is ready; it finds no message of before."""
+    app.control.purge()
+    program = ["setpriv", "--pdeathsig=KILL", sys.executable, "-m", "celery"]
+    program += ["--app", "benchmarks.django_project.celery", "worker"]
+    options = ["--pool", "solo", "--without-mingle", "--without-gossip", "--loglevel", "INFO"]
+    with TemporaryDirectory(prefix="relaybox-") as directory:
+        output = Path(directory) / "log"
+        with output.open("wb") as log:
+            environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+            process = subprocess.Popen([*program, *options], env=environment, stdout=log, stderr=log)
+        try:
+            _wait_for(lambda: " ready." in output.read_text(errors="replace"), START_SECONDS, "Celery starts")
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.01)
+
+
+def measure(url: str, rows: int) -> list[list[str]]:
+    """The table, and what was required."""
+    chunk = best_chunk(url, rows // 10)
+    publisher_settings.DEFAULT_PUBLISHED_CHUNK_SIZE = chunk
+    variants = {"publisher": publish, "task": in_this_process, "worker": in_worker}
+    with worker():
+        found = take_turns(
+            {name: functools.partial(variant, url, rows) for name, variant in variants.items()}, ROUNDS
+        )
+    run(url, "TRUNCATE published, outbox_event")
+    _show(found, rows, chunk)
+    gain = found["task"].over(found["publisher"])
+    met = "yes" if gain.median >= REQUIRED else "no"
+    return [["Celery drain / publisher", f"≥ {REQUIRED:.0f}", gain.show(2), met]]
+
+
+def _show(found: dict[str, Sample], rows: int, chunk: int) -> None:
+    titles = {
+        "publisher": f"django-outbox-pattern publish, chunks of {chunk}",
+        "task": "deliver_outbox_events_task, called",
+        "worker": "deliver_outbox_events_task, in a worker",
+    }
+    lines: list[list[str]] = []
+    facts: list[dict[str, Any]] = []
+    for name, sample in found.items():
+        gain = sample.over(found["publisher"])
+        lines.append([titles[name], sample.show(), gain.show(2)])
+        facts.append({"variant": name, "events_a_second": sample.median, "gain": gain.median})
+    columns = [f"{rows:,} events", "events/s", "× the publisher"]
+    report("drain", columns, lines, {"results": facts, "chunk": chunk, "required": REQUIRED})

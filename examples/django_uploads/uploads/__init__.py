@@ -1,0 +1,1 @@
+"""Files that people upload and a runner looks into."""

@@ -1,0 +1,10 @@
+"""Relaybox as a Django app: ``INSTALLED_APPS = [..., "relaybox.contrib.django"]``.
+
+These names may be imported before the apps are ready.
+"""
+
+from relaybox.contrib.django.changes import emits
+from relaybox.contrib.django.emit import aemit_event, aemit_events, emit_event, emit_events
+from relaybox.contrib.django.handlers import outbox_handler
+
+__all__ = ["aemit_event", "aemit_events", "emit_event", "emit_events", "emits", "outbox_handler"]

@@ -1,0 +1,31 @@
+"""The app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core.signals import setting_changed
+from django.db.models.signals import pre_migrate
+
+
+class RelayboxConfig(AppConfig):  # type: ignore[misc]
+    """``relaybox.contrib.django``, called ``relaybox`` among the installed apps."""
+
+    name = "relaybox.contrib.django"
+    label = "relaybox"
+    verbose_name = "Outbox"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the checks, and find the handlers of every app."""
+        from relaybox.contrib.django import checks  # noqa: F401
+        from relaybox.contrib.django.configuration import forget
+        from relaybox.contrib.django.handlers import autodiscover
+        from relaybox.contrib.django.operations import create_tables_without_migrations
+        from relaybox.program import Program
+
+        # What messages tell the reader to type.
+        Program.name, Program.migrate = "manage.py outbox", "manage.py migrate relaybox"
+        Program.otherwise = ""
+        setting_changed.connect(forget, dispatch_uid="relaybox")
+        pre_migrate.connect(create_tables_without_migrations, sender=self, dispatch_uid="relaybox")
+        autodiscover()

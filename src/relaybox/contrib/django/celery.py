@@ -1,0 +1,120 @@
+"""Celery tasks that are queued if and only if a transaction commits.
+
+``@shared_task(base=OutboxTask)``, or ``Celery("project", task_cls=OutboxTask)`` for all of a project's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import EllipsisType
+from typing import Any
+
+from celery import Task
+from celery.result import AsyncResult
+from celery.utils.time import maybe_make_aware
+from kombu.utils.json import dumps
+
+from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.emit import emit_event
+from relaybox.contrib.django.implicit import CELERY
+from relaybox.errors import ConfigError, InvalidField, PayloadError, did_you_mean
+
+OPTIONS = (
+    *("queue", "exchange", "routing_key", "priority", "expires", "serializer", "compression"),
+    *("headers", "shadow", "time_limit", "soft_time_limit", "ignore_result"),
+)
+"""The options of ``apply_async`` that a task in the outbox may have."""
+
+
+class OutboxTask(Task):  # type: ignore[misc]
+    """A task that can be called through the outbox as well as directly."""
+
+    abstract = True
+
+    def delay_via_outbox(self, *args: Any, **kwargs: Any) -> AsyncResult:
+        """``delay`` inside the open ``atomic()``: the task is queued once that has committed."""
+        return self.apply_async_via_outbox(args, kwargs)
+
+    def apply_async_via_outbox(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        idempotency_key: str | None = None,
+        key: str | EllipsisType | None = ...,
+        using: str | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """``apply_async`` inside the open ``atomic()``: the task is queued once that has committed.
+
+        It is queued at least once, each time with the same id. With ``countdown`` or ``eta`` it is queued
+        then, and not sooner. Within one task's calls, an ``idempotency_key`` that was given before queues
+        nothing, and the result is that of the first call. ``key`` and ``using`` are those of ``emit_event``,
+        ``options`` those of ``OPTIONS``.
+
+        Raises what ``emit_event`` raises: before anything is written, so that the transaction can go on.
+        """
+        arguments = dict(kwargs or {})
+        if self.typing:
+            self.__header__(*args, **arguments)
+        _check_destination()
+        emitted = emit_event(
+            "celery",
+            self.name,
+            "celery.task",
+            {
+                "task": self.name,
+                "args": [_plain(arg, f"$.args[{index}]") for index, arg in enumerate(args)],
+                "kwargs": {name: _plain(arg, f"$.kwargs.{name}") for name, arg in arguments.items()},
+                "options": {name: _plain(value, f"$.{name}") for name, value in self._options(options)},
+            },
+            idempotency_key=None if idempotency_key is None else f"{self.name}:{idempotency_key}",
+            key=key,
+            deliver_at=self._moment("eta", eta, "countdown", countdown),
+            destinations=[CELERY],
+            using=using,
+        )
+        return self.AsyncResult(str(emitted.event_id))
+
+    def _options(self, given: dict[str, Any]) -> list[tuple[str, Any]]:
+        for name, value in given.items():
+            if name not in OPTIONS:
+                fix = f"a task in the outbox has no such option{did_you_mean(name, OPTIONS)}"
+                raise InvalidField(name, value, fix)
+        if isinstance(seconds := given.get("expires"), int | float):
+            # From now on, not from when it is queued.
+            given["expires"] = self._moment("", None, "expires", seconds)
+        return list(given.items())
+
+    def _moment(self, at: str, moment: datetime | None, after: str, seconds: float | None) -> datetime | None:
+        if seconds is None:
+            aware: datetime | None = moment and maybe_make_aware(moment, self.app.timezone)
+            return aware
+        if moment is not None:
+            raise InvalidField(after, seconds, f"give either that or {at}")
+        try:
+            return datetime.now(UTC) + timedelta(seconds=seconds)
+        except (TypeError, OverflowError, ValueError):
+            raise InvalidField(after, seconds, "give a number of seconds") from None
+
+
+def _check_destination() -> None:
+    destinations = get_configuration().settings.destinations
+    sink = next((one.sink for one in destinations if one.name == CELERY), None)
+    if sink != "celery:":
+        raise ConfigError(
+            f"OUTBOX: DESTINATIONS[{CELERY!r}]: sink = {sink!r}: tasks of the outbox go there, "
+            "so write 'celery:', or give your destination another name"
+        )
+
+
+def _plain(value: Any, path: str) -> Any:
+    """As Celery writes it in JSON: times, decimals and UUIDs become what they were when it is read."""
+    try:
+        return json.loads(dumps(value))  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PayloadError(path, f"Celery cannot write it as JSON: {error}") from None

@@ -1,0 +1,216 @@
+"""System checks: what is wrong with the outbox is told by ``manage.py check``, each thing by itself.
+
+| id | what |
+|---|---|
+| relaybox.E001 | ``OUTBOX`` is no dict, or has a key that is no setting |
+| relaybox.E002 | a value in ``OUTBOX`` is wrong |
+| relaybox.E003 | a destination is wrong |
+| relaybox.E004 | a route is wrong, or leads to a destination that does not exist |
+| relaybox.E005 | a handler cannot be imported, or is no function |
+| relaybox.E006 | ``OUTBOX["DATABASES"]`` names a database that does not exist or can hold no outbox |
+| relaybox.E007 | ``OUTBOX["DISPATCH"]`` is celery, and Celery is not installed |
+| relaybox.E008 | a destination's sink cannot be opened: a package is missing, or a function |
+| relaybox.E009 | the database's server is too old (with ``--database``) |
+| relaybox.W001 | a secret is not there in this process; it may be in the one that delivers |
+| relaybox.W002 | nothing may be sent to a destination's address |
+| relaybox.W003 | no route leads to a destination |
+| relaybox.W004 | a destination's settings will hardly do what was meant |
+| relaybox.W005 | the database is in memory, where no relay or worker sees it |
+| relaybox.W006 | events go to Celery, and the project has no Celery application |
+| relaybox.W007 | beat has a schedule, and the sweep is not in it |
+| relaybox.W008 | the tables are missing or too old (with ``--database``; no error, as ``migrate`` asks too) |
+| relaybox.W009 | events wait that no route takes (with ``--database``) |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from relaybox.config import ConfigWarning, Destination
+from relaybox.contrib.django.conf import OutboxSettings, get_settings
+from relaybox.contrib.django.configuration import Configuration, get_configuration
+from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.mistakes import mistakes
+from relaybox.contrib.django.tables import check_tables
+from relaybox.errors import ConfigError, SchemaError, StoreError
+
+OLDEST = {
+    "postgresql": ("PostgreSQL", (13,)),
+    "mariadb": ("MariaDB", (10, 6)),
+    "mysql": ("MySQL", (8, 0)),
+    "sqlite": ("SQLite", (3, 35)),
+}
+"""The oldest servers that can hold an outbox."""
+
+UNROUTED = 1_000
+"""How many waiting events are looked at for the types that no route takes."""
+
+
+@register()  # type: ignore[untyped-decorator]
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Everything that can be told without a database."""
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        found = _settings()
+    # Some are noted at every reading.
+    told = dict.fromkeys(str(one.message) for one in noted if issubclass(one.category, ConfigWarning))
+    return [*found, *(Warning(text, id="relaybox.W004") for text in told)]
+
+
+def _settings() -> list[CheckMessage]:
+    told = dict.fromkeys(mistakes(getattr(django_settings, "OUTBOX", {})))
+    if told:
+        return [Error(one.text, id=f"relaybox.{one.code}") for one in told]
+    try:
+        configuration = get_configuration()
+    except ConfigError as error:
+        return [Error(str(error), id="relaybox.E003")]
+    settings = get_settings()
+    found = [*_databases(settings), *_celery(settings)]
+    for destination in configuration.settings.destinations:
+        found += _destination(destination, configuration)
+    return found
+
+
+@register(Tags.database)  # type: ignore[untyped-decorator]
+def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """What only the databases themselves can say."""
+    try:
+        settings = get_settings()
+    except ConfigError:
+        # Told without a database.
+        return []
+    found: list[CheckMessage] = []
+    for alias in settings.DATABASES:
+        if alias in (databases or ()) and alias in connections.settings:
+            found += _database(alias)
+    return found
+
+
+def _databases(settings: OutboxSettings) -> Iterator[CheckMessage]:
+    for alias in settings.DATABASES:
+        try:
+            connection = connection_of(alias)
+        except ConfigError as error:
+            told = str(error).replace(f"using = {alias!r}", f"OUTBOX: DATABASES = {alias!r}")
+            yield Error(told, id="relaybox.E006")
+            continue
+        if connection.vendor not in OLDEST:
+            known = ", ".join(name for name, _ in OLDEST.values())
+            text = f"OUTBOX: DATABASES = {alias!r}: it is on {connection.vendor}; an outbox needs {known}"
+            yield Error(text, id="relaybox.E006")
+        elif connection.vendor == "sqlite" and connection.is_in_memory_db() and _needs_relay(settings):
+            hint = "Name a file in DATABASES, or set OUTBOX['DISPATCH'] = 'none'."
+            text = f"database {alias!r} is in memory, where no relay sees its events"
+            yield Warning(text, hint=hint, id="relaybox.W005")
+
+
+def _needs_relay(settings: OutboxSettings) -> bool:
+    from relaybox.contrib.django.dispatch import has_celery
+
+    return settings.DISPATCH == "relay" or (settings.DISPATCH == "auto" and not has_celery())
+
+
+def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
+    from relaybox.contrib.django.beat import DELIVER
+    from relaybox.contrib.django.dispatch import has_celery
+
+    if settings.DISPATCH not in ("celery", "auto"):
+        return
+    if settings.DISPATCH == "celery" and find_spec("celery") is None:
+        text = "OUTBOX: DISPATCH = 'celery': celery is not installed: pip install 'relaybox[celery]'"
+        yield Error(text, id="relaybox.E007")
+    elif not has_celery():
+        if settings.DISPATCH == "celery":
+            text = "OUTBOX: DISPATCH = 'celery': the project has no Celery application"
+            hint = "Make one, and import it in the project's __init__.py, as Celery's documentation has it."
+            yield Warning(text, hint=hint, id="relaybox.W006")
+    elif _sweepless(DELIVER):
+        text = "the schedule of Celery's beat has no sweep: what is retried, or was not dispatched, stays"
+        hint = "Add **relaybox.contrib.django.beat.beat_schedule(OUTBOX) to CELERY_BEAT_SCHEDULE."
+        yield Warning(text, hint=hint, id="relaybox.W007")
+
+
+def _sweepless(task: str) -> bool:
+    """Whether a schedule is in the settings, and lacks the task; one in a database is not looked into."""
+    from celery import current_app
+
+    conf = current_app.conf
+    schedule = conf.beat_schedule or {}
+    kept_elsewhere = "Database" in str(conf.beat_scheduler)
+    return bool(schedule) and not kept_elsewhere and all(one.get("task") != task for one in schedule.values())
+
+
+def _destination(destination: Destination, configuration: Configuration) -> Iterator[CheckMessage]:
+    from relaybox.cli.checks import check_address, check_secrets, check_sink
+
+    try:
+        check_secrets(destination)
+    except ConfigError as error:
+        # Not an error: only the process that delivers needs it, and this may be another.
+        yield Warning(str(error), hint="Nothing is sent there until it is set.", id="relaybox.W001")
+        return
+    try:
+        check_sink(destination, configuration.handlers)
+    except ConfigError as error:
+        yield Error(str(error), id="relaybox.E008")
+        return
+    try:
+        check_address(destination)
+    except ConfigError as error:
+        yield Warning(str(error), id="relaybox.W002")
+    if not _is_led_to(destination.name, configuration):
+        text = f"destination {destination.name!r}: no route leads to it"
+        hint = "Only events whose emit_event names it in destinations= go there."
+        yield Warning(text, hint=hint, id="relaybox.W003")
+
+
+def _is_led_to(name: str, configuration: Configuration) -> bool:
+    settings = configuration.settings
+    dead_letters = {one.dead_letter for one in settings.destinations}
+    return name in dead_letters or any(name in route.to for route in settings.routes)
+
+
+def _database(alias: str) -> Iterable[CheckMessage]:
+    connection = connections[alias]
+    try:
+        dialect = dialect_of(connection).name
+        version = connection.get_database_version()
+        name, oldest = OLDEST[dialect]
+        if tuple(version) < oldest:
+            text = f"database {alias!r}: {name} {_dotted(version)} is too old for an outbox"
+            return [Error(text, hint=f"It needs {name} {_dotted(oldest)} or newer.", id="relaybox.E009")]
+        if "django_migrations" not in connection.introspection.table_names():
+            # Nothing at all was migrated yet.
+            return []
+        check_tables(alias)
+        return _unrouted(alias)
+    except (SchemaError, StoreError) as error:
+        return [Warning(str(error), id="relaybox.W008")]
+    except (ConfigError, DatabaseError):
+        # Told without a database, or Django tells it itself.
+        return []
+
+
+def _unrouted(alias: str) -> list[CheckMessage]:
+    from relaybox.contrib.django.models import OutboxEvent
+
+    waiting = OutboxEvent.objects.using(alias).filter(status="pending", destination="")
+    types = sorted(set(waiting.values_list("event_type", flat=True)[:UNROUTED]))
+    if not types:
+        return []
+    text = f"database {alias!r}: events wait that no route takes: {', '.join(map(repr, types))}"
+    hint = "Add a route to OUTBOX['ROUTES'], or a handler; the next sweep gives them to it."
+    return [Warning(text, hint=hint, id="relaybox.W009")]
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,74 @@
+"""What ``OUTBOX`` and the registered handlers come to: destinations, routes and functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from relaybox.config import Destination, Route, Settings
+from relaybox.contrib.django.conf import OutboxSettings, get_settings
+from relaybox.contrib.django.handlers import Handler, registered
+from relaybox.contrib.django.implicit import implicit
+from relaybox.emit.row import RowBuilder
+from relaybox.errors import ConfigError
+from relaybox.load import load
+
+FIX = "write the dotted path of a function, such as 'shop.handlers.on_paid'"
+
+
+class Configuration(NamedTuple):
+    """The settings of the core, but for the database, and the handlers by their destinations."""
+
+    settings: Settings
+    handlers: dict[str, Callable[..., Any]]
+    builder: RowBuilder
+
+
+@functools.cache
+def get_configuration() -> Configuration:
+    """The configuration as it is now; raises ``ConfigError``."""
+    given = get_settings()
+    handlers = [*registered.values(), *by_path(given)]
+    functions = {handler.name: handler.function for handler in handlers}
+    destinations = [*given.destinations, *(_destination(handler, given) for handler in handlers)]
+    routes = [*given.ROUTES, *(Route(handler.events, handler.name) for handler in handlers)]
+    for one in implicit(given.destinations, list(functions)):
+        if all(one.name != destination.name for destination in destinations):
+            options = {**given.defaults, "concurrency": one.concurrency}
+            destinations.append(Destination(one.name, one.sink, **options))
+        routes.append(Route(one.events, one.name))
+        functions |= {one.name: one.function} if one.function else {}
+    settings = Settings(
+        destinations=destinations,
+        routes=routes,
+        unrouted=given.UNROUTED,
+        notify=given.NOTIFY,
+        max_payload=given.MAX_PAYLOAD,
+    )
+    return Configuration(settings, functions, RowBuilder(settings))
+
+
+def forget(**_: Any) -> None:
+    """Read the settings and the handlers again at the next use."""
+    get_settings.cache_clear()
+    get_configuration.cache_clear()
+
+
+def _destination(handler: Handler, given: OutboxSettings) -> Destination:
+    return Destination(handler.name, "handler:", **{**given.defaults, **handler.options})
+
+
+def by_path(given: OutboxSettings) -> Iterator[Handler]:
+    """The functions of ``HANDLERS``, each once with all its events."""
+    events: dict[str, list[str]] = {}
+    for pattern, paths in given.HANDLERS.items():
+        for path in paths:
+            events.setdefault(path, []).append(pattern)
+    for path, patterns in events.items():
+        module, _, name = path.rpartition(".")
+        setting = f"OUTBOX: HANDLERS[{patterns[0]!r}] = {path!r}"
+        function = load(f"{module}:{name}", setting, FIX)
+        if not callable(function):
+            raise ConfigError(f"{setting}: it is no function; {FIX}")
+        yield Handler(function, tuple(patterns), path, {})

@@ -1,0 +1,211 @@
+"""Delivering from a Django process: the one relay, on Django's own connection, until nothing is due."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from relaybox.config import Destination
+from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.databases import connection_of
+from relaybox.contrib.django.enter import call, enter
+from relaybox.contrib.django.execute import get_tables
+from relaybox.contrib.django.signals import SignalObserver
+from relaybox.contrib.django.sink import CallersThread
+from relaybox.contrib.django.store import is_busy, open_store
+from relaybox.maintenance.caretaker import Chores
+from relaybox.maintenance.tally import Tally
+from relaybox.observe import Observer
+from relaybox.observers.count import Counter
+from relaybox.parts import Handlers, handler_of, new_tally, open_relay, open_sink
+from relaybox.relay.relay import Relay
+from relaybox.sink import Sink
+from relaybox.sinks.handler import is_async
+from relaybox.wakes.local import Bell, LocalWake
+
+PATIENCE = 5.0
+"""Seconds that what is being sent has when the time is over."""
+
+PART = 500
+"""How many rows are asked for by their ids at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did. ``finished``: nothing that was due is left."""
+
+    delivered: int = 0
+    retried: int = 0
+    failed: int = 0
+    finished: bool = True
+
+    def __add__(self, other: Drained) -> Drained:
+        return Drained(
+            self.delivered + other.delivered,
+            self.retried + other.retried,
+            self.failed + other.failed,
+            self.finished and other.finished,
+        )
+
+
+Rows = Mapping[str, Sequence[UUID]]
+"""The ids of rows, by their destinations."""
+
+_waiting: ContextVar[deque[tuple[str, Rows | None]] | None] = ContextVar("relaybox_waiting", default=None)
+"""During a drain: what it has yet to do, to which is added what its handlers emit; each with its alias."""
+
+
+def drain(
+    using: str = "default",
+    *,
+    seconds: float = 30.0,
+    patience: float = PATIENCE,
+    sweep: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Drained:
+    """Deliver what is due, then return; inside ``atomic()``, and inside another drain, nothing is done.
+
+    For no longer than ``seconds`` and, for what is being sent then, ``patience``. ``sweep`` also makes due
+    what waits without a reason. ``observers`` are told of what is done.
+    """
+    if _waiting.get() is not None or is_busy(connection_of(using)):
+        return Drained(finished=False)
+    return _drain_in_turn([(using, None)], seconds, patience, sweep, observers)
+
+
+def drain_rows(using: str, rows: Rows, *, seconds: float, patience: float = PATIENCE) -> Drained:
+    """``drain``, of these rows only; and in the same time of those that their handlers emit."""
+    if is_busy(connection_of(using)):
+        return Drained(finished=False)
+    parts = [(using, part) for part in _parts(rows)]
+    if (outer := _waiting.get()) is not None:
+        outer.extend(parts)
+        return Drained(finished=False)
+    return _drain_in_turn(parts, seconds, patience)
+
+
+def _parts(rows: Rows) -> Iterator[Rows]:
+    longest = max(map(len, rows.values()), default=0)
+    for start in range(0, longest, PART):
+        yield {name: ids[start : start + PART] for name, ids in rows.items() if len(ids) > start}
+
+
+def _drain_in_turn(
+    parts: Iterable[tuple[str, Rows | None]],
+    seconds: float,
+    patience: float,
+    sweep: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Drained:
+    end = time.monotonic() + seconds
+    drained, waiting = Drained(), deque(parts)
+    token = _waiting.set(waiting)
+    try:
+        while waiting:
+            left = end - time.monotonic()
+            if left <= 0:
+                return replace(drained, finished=False)
+            using, rows = waiting.popleft()
+            drained += _drain(using, rows, left, patience, sweep and rows is None, observers)
+        return drained
+    finally:
+        _waiting.reset(token)
+
+
+def upkeep(using: str = "default") -> Chores:
+    """Remove what was kept long enough; nothing where a relay leads, which does so itself."""
+    with _tally(using) as tally:
+        relay = _relay(using, PATIENCE, None, [], tally)
+        return enter(functools.partial(relay.upkeep, sweep=False))
+
+
+def _drain(
+    using: str,
+    only: Rows | None,
+    seconds: float,
+    patience: float,
+    sweep: bool,
+    observers: Sequence[Observer],
+) -> Drained:
+    signals: set[asyncio.Task[None]] = set()
+
+    def send(signal: Callable[[], None]) -> None:
+        task = asyncio.create_task(call(signal))
+        signals.add(task)
+        task.add_done_callback(signals.discard)
+
+    counter = Counter()
+    with _tally(using) as tally:
+        observed = [counter, SignalObserver(using, send), *observers]
+        relay = _relay(using, patience, only, observed, tally)
+
+        async def work() -> bool:
+            finished = await relay.drain(seconds, sweep=sweep)
+            await asyncio.gather(*signals)
+            return finished
+
+        finished = enter(work)
+    total = counter.total
+    return Drained(total.delivered, total.retried, total.failed, finished)
+
+
+_tallies: defaultdict[tuple[int, str], list[Tally]] = defaultdict(list)
+"""Those that no drain has, by process and alias."""
+
+
+@contextmanager
+def _tally(using: str) -> Iterator[Tally]:
+    """What counts for the charts: one for all drains of a thread, which so share their rows."""
+    idle = _tallies[os.getpid(), using]
+    try:
+        tally = idle.pop()
+    except IndexError:
+        tally = new_tally()
+    try:
+        yield tally
+    finally:
+        idle.append(tally)
+
+
+def _relay(
+    using: str, patience: float, only: Rows | None, observers: Sequence[Observer], tally: Tally
+) -> Relay:
+    settings, handlers, _ = get_configuration()
+    return open_relay(
+        settings,
+        get_tables(),
+        handlers,
+        Bell(),
+        patience=patience,
+        observers=observers,
+        sink_of=functools.partial(sink_of, using),
+        store=open_store(using),
+        wake=LocalWake(),
+        only=only,
+        tally=tally,
+    )
+
+
+def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:
+    """Synchronous functions and eager tasks are called in this thread; the rest is as everywhere."""
+    if destination.sink.partition(":")[0].lower() == "handler":
+        function = handler_of(destination, handlers)
+        if not is_async(destination.name, function):
+            return CallersThread(using, function)
+    sink = open_sink(destination, handlers)
+    publisher = getattr(sink, "publisher", None)
+    if publisher is not None and publisher.eager:
+        return CallersThread(using, publisher.publish, publisher.read)
+    return sink
+
+
+sink_of: Callable[[str, Destination, Handlers], Sink] = own_sink
+"""What is asked for sinks; a test puts something else here."""

@@ -1,0 +1,103 @@
+"""From synchronous Django code into the asynchronous relay, and back for every call of the database.
+
+A relay's coroutines run in a loop beside the caller; whatever touches Django's connection, or is a
+synchronous handler, comes back into the caller's own thread. So an eager task, a view and a test see their
+own connection and what their transaction has written.
+
+Where that cannot be (a loop runs in this thread already, or gevent or eventlet made threads into something
+else), one helper thread does it all, with a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connections
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_helper = threading.local()
+
+
+def enter(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run ``work`` to its end."""
+    alone = partial(copy_context().run, _alone, work)
+    if (apply := _native_thread()) is not None:
+        return apply(alone)
+    if _in_loop():
+        with ThreadPoolExecutor(1, "relaybox-drain") as thread:
+            return thread.submit(alone).result()
+    return async_to_sync(work)()
+
+
+async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a synchronous function in the thread that entered."""
+    if getattr(_helper, "alone", False):
+        return _outside_loop(function, *args, **kwargs)
+    return await sync_to_async(function, thread_sensitive=True)(*args, **kwargs)
+
+
+def enter_interruptibly(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run ``work`` to its end, or to Ctrl-C: for commands, whose thread has nothing else to do."""
+    if _native_thread() is not None or _in_loop():
+        return enter(work)
+    return _here(work)
+
+
+def _here(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    _helper.alone = True
+    try:
+        with asyncio.Runner() as runner:
+            return runner.run(work())
+    finally:
+        _helper.alone = False
+
+
+def _alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run it in this thread, which is nobody else's."""
+    try:
+        return _here(work)
+    finally:
+        connections.close_all()
+
+
+def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call it as if no loop ran here: this thread has nothing else to do, so that it may be held up."""
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        asyncio._set_running_loop(loop)
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _native_thread() -> Callable[[Callable[[], T]], T] | None:
+    """What runs a function in a real thread, where the threads of this process are greenlets."""
+    if "gevent" in sys.modules:
+        from gevent import get_hub, monkey
+
+        if monkey.is_module_patched("threading"):
+            return get_hub().threadpool.apply  # type: ignore[no-any-return]
+    if "eventlet" in sys.modules:
+        from eventlet import patcher, tpool
+
+        if patcher.is_monkey_patched("thread"):
+            return tpool.execute  # type: ignore[no-any-return]
+    return None

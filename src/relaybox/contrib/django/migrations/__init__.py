@@ -1,0 +1,1 @@
+"""The tables' versions, as Django's migrations."""

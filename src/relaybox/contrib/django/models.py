@@ -1,0 +1,274 @@
+"""The tables as Django's models, to read; the outbox's own statements write them.
+
+The tables themselves come from ``operations.CreateOutboxTables``: they have constraints, defaults, collations
+and, on MariaDB, columns that no model can express. There are models of the side tables so that ``flush``, and
+with it every ``TransactionTestCase``, empties them too. Where the database has a key of several columns,
+Django is told of the one that says most; the whole key is a ``UniqueConstraint``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models
+from django.db.models import Q
+
+from relaybox.contrib.django.fields import OutboxJSONField, OutboxUUIDField, UTCDateTimeField
+from relaybox.contrib.django.indexes import NamedIndex
+from relaybox.contrib.django.querysets import EMIT, GIVE_UP, OutboxEventQuerySet, OutboxQuerySet, refusal
+
+
+class OutboxTable(models.Model):  # type: ignore[misc]
+    """A table that only the outbox writes."""
+
+    objects = OutboxQuerySet.as_manager()
+
+    class Meta:
+        """Nobody adds, changes or deletes rows by hand."""
+
+        abstract = True
+        default_permissions = ("view",)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Refused."""
+        raise refusal(type(self), "save()", EMIT)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        """Refused."""
+        raise refusal(type(self), "delete()", GIVE_UP)
+
+
+class OutboxEvent(OutboxTable):
+    """One event for one destination."""
+
+    class Status(models.TextChoices):  # type: ignore[misc]
+        """What is stored; where a pending one is follows from its times (see ``OutboxEventQuerySet``)."""
+
+        PENDING = "pending", "pending"
+        DELIVERED = "delivered", "delivered"
+        FAILED = "failed", "failed"
+        DISCARDED = "discarded", "discarded"
+
+    id = OutboxUUIDField("ID", primary_key=True, editable=False)
+    event_id = OutboxUUIDField("event ID")
+    destination = models.CharField(max_length=100)
+    aggregate_type = models.CharField(max_length=100)
+    aggregate_id = models.CharField("aggregate ID", max_length=255)
+    event_type = models.CharField(max_length=100)
+    payload = OutboxJSONField(encoder=DjangoJSONEncoder, null=True)
+    payload_data = models.BinaryField(null=True)
+    payload_encoding = models.CharField(max_length=50, null=True)
+    headers = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
+    ordering_key = models.CharField(max_length=255, null=True)
+    position = models.BigIntegerField(editable=False)
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.PENDING)
+    idempotency_key = models.CharField(max_length=255)
+    attempts = models.IntegerField(default=0)
+    max_attempts = models.IntegerField(default=5)
+    crashes = models.IntegerField(default=0)
+    next_attempt_at = UTCDateTimeField(null=True)
+    leased_until = UTCDateTimeField(null=True)
+    lease_token = OutboxUUIDField(null=True)
+    lease_owner = models.CharField(max_length=200, null=True)
+    created_at = UTCDateTimeField()
+    updated_at = UTCDateTimeField()
+    last_attempt_at = UTCDateTimeField(null=True)
+    delivered_at = UTCDateTimeField(null=True)
+    error_message = models.TextField(null=True)
+
+    objects = OutboxEventQuerySet.as_manager()
+
+    class Meta(OutboxTable.Meta):
+        """No default order: with one, PostgreSQL would walk the primary key for the few pending rows."""
+
+        db_table = "outbox_event"
+        verbose_name = "outbox event"
+        # Ids are ordered by time.
+        get_latest_by = "id"
+        permissions = (
+            ("retry_outboxevent", "Can retry outbox event"),
+            ("replay_outboxevent", "Can replay outbox event"),
+            ("discard_outboxevent", "Can discard outbox event"),
+        )
+        indexes = (
+            NamedIndex(
+                fields=["destination", "next_attempt_at", "position"],
+                name="idx_outbox_event_pending_next_attempt",
+                condition=Q(status="pending"),
+            ),
+            NamedIndex(
+                fields=["destination", "ordering_key", "position"],
+                name="idx_outbox_event_key_head",
+                condition=Q(status__in=["pending", "failed"], ordering_key__isnull=False),
+            ),
+            NamedIndex(
+                fields=["destination", "delivered_at"],
+                name="idx_outbox_event_delivered",
+                condition=Q(status="delivered"),
+            ),
+            NamedIndex(
+                fields=["destination", "position"],
+                name="idx_outbox_event_failed",
+                condition=Q(status="failed"),
+            ),
+            NamedIndex(fields=["aggregate_type", "aggregate_id"], name="idx_outbox_event_aggregate"),
+        )
+
+    def __str__(self) -> str:
+        """Such as ``order.paid of Order 42 to billing``."""
+        return f"{self.event_type} of {self.aggregate_type} {self.aggregate_id} to {self.destination}"
+
+    @classmethod
+    def check(cls, **kwargs: Any) -> list[Any]:
+        """Without the warning that MariaDB has no partial indexes: its tables have others in their place."""
+        return [message for message in super().check(**kwargs) if message.id != "models.W037"]
+
+
+class OutboxIdempotency(OutboxTable):
+    """An idempotency key that was given, and the event that was emitted with it first."""
+
+    event_type = models.CharField(max_length=100)
+    idempotency_key = models.CharField(max_length=255, primary_key=True)
+    event_id = OutboxUUIDField("event ID")
+    created_at = UTCDateTimeField()
+
+    class Meta(OutboxTable.Meta):
+        """The key counts for one event type."""
+
+        db_table = "outbox_idempotency"
+        verbose_name = "idempotency key"
+        constraints = (
+            models.UniqueConstraint(fields=["event_type", "idempotency_key"], name="outbox_idempotency_pkey"),
+        )
+        indexes = (NamedIndex(fields=["created_at"], name="idx_outbox_idempotency_created"),)
+
+
+class OutboxAttempt(OutboxTable):
+    """An attempt that failed."""
+
+    delivery_id = OutboxUUIDField("delivery ID", primary_key=True)
+    attempt = models.IntegerField()
+    failed_at = UTCDateTimeField()
+    relay = models.CharField(max_length=200)
+    error_message = models.TextField()
+
+    class Meta(OutboxTable.Meta):
+        """Attempts are counted for each delivery."""
+
+        db_table = "outbox_attempt"
+        verbose_name = "failed attempt"
+        constraints = (
+            models.UniqueConstraint(fields=["delivery_id", "attempt"], name="outbox_attempt_pkey"),
+        )
+
+
+class OutboxDestination(OutboxTable):
+    """Whether anything holds a destination up."""
+
+    name = models.CharField(max_length=100, primary_key=True)
+    paused_at = UTCDateTimeField(null=True)
+    paused_until = UTCDateTimeField(null=True)
+    paused_by = models.CharField(max_length=200, null=True)
+    pause_reason = models.TextField(null=True)
+    circuit = models.CharField(max_length=20, default="closed")
+    circuit_until = UTCDateTimeField(null=True)
+    circuit_reason = models.TextField(null=True)
+    rate_at = UTCDateTimeField(null=True)
+    updated_at = UTCDateTimeField()
+
+    class Meta(OutboxTable.Meta):
+        """One row a destination."""
+
+        db_table = "outbox_destination"
+        verbose_name = "destination"
+
+
+class OutboxRelay(OutboxTable):
+    """A relay that runs, or ran until a moment ago."""
+
+    name = models.CharField(max_length=200, primary_key=True)
+    host = models.CharField(max_length=255)
+    pid = models.IntegerField()
+    version = models.CharField(max_length=50)
+    started_at = UTCDateTimeField()
+    seen_at = UTCDateTimeField()
+    term = models.BigIntegerField(null=True)
+    leads_until = UTCDateTimeField(null=True)
+
+    class Meta(OutboxTable.Meta):
+        """One row a relay."""
+
+        db_table = "outbox_relay"
+        verbose_name = "relay"
+
+
+class OutboxLeader(OutboxTable):
+    """The relay that does the upkeep, and its term."""
+
+    name = models.CharField(max_length=50, primary_key=True)
+    relay = models.CharField(max_length=200)
+    term = models.BigIntegerField()
+    leads_until = UTCDateTimeField()
+
+    class Meta(OutboxTable.Meta):
+        """One row a task that is led."""
+
+        db_table = "outbox_leader"
+        verbose_name = "leader"
+
+
+class OutboxAudit(OutboxTable):
+    """What an operator did."""
+
+    id = models.BigAutoField("ID", primary_key=True)
+    at = UTCDateTimeField()
+    actor = models.CharField(max_length=200)
+    action = models.CharField(max_length=50)
+    details = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
+    affected = models.IntegerField(default=0)
+
+    class Meta(OutboxTable.Meta):
+        """One row an action, or a batch of a long one."""
+
+        db_table = "outbox_audit"
+        verbose_name = "operator's action"
+        indexes = (NamedIndex(fields=["at"], name="idx_outbox_audit_at"),)
+
+
+class OutboxStats(OutboxTable):
+    """What a relay did for a destination in a minute."""
+
+    minute = UTCDateTimeField(primary_key=True)
+    destination = models.CharField(max_length=100)
+    relay = models.CharField(max_length=200)
+    delivered = models.IntegerField(default=0)
+    retried = models.IntegerField(default=0)
+    failed = models.IntegerField(default=0)
+    lag = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
+
+    class Meta(OutboxTable.Meta):
+        """Each relay counts for itself."""
+
+        db_table = "outbox_stats"
+        verbose_name = "minute of a destination"
+        verbose_name_plural = "minutes of destinations"
+        constraints = (
+            models.UniqueConstraint(fields=["minute", "destination", "relay"], name="outbox_stats_pkey"),
+        )
+
+
+class InboxMessage(OutboxTable):
+    """A message that a consumer has processed."""
+
+    consumer = models.CharField(max_length=100)
+    message_id = models.CharField("message ID", max_length=255, primary_key=True)
+    processed_at = UTCDateTimeField()
+
+    class Meta(OutboxTable.Meta):
+        """Each consumer remembers for itself."""
+
+        db_table = "inbox_message"
+        verbose_name = "processed message"
+        constraints = (models.UniqueConstraint(fields=["consumer", "message_id"], name="inbox_message_pkey"),)
+        indexes = (NamedIndex(fields=["processed_at"], name="idx_inbox_message_processed"),)

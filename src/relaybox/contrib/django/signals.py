@@ -1,0 +1,129 @@
+"""Signals of what became of events, sent in the process that delivers, after it is written down.
+
+The sender is ``OutboxEvent``. A receiver that raises is logged and disturbs nothing. As everything after a
+commit, a signal is lost with the process that was about to send it: what must happen is a handler's work.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from django.db import close_old_connections, connections
+from django.dispatch import Signal
+
+from relaybox.envelope import event_of
+from relaybox.event import Delivery
+from relaybox.observe import Observer
+from relaybox.outcome import Delivered, Failed
+from relaybox.store import Claim, Settlement
+
+event_delivered = Signal()
+"""Arguments: ``event`` (a ``relaybox.Event``), ``destination`` (its name), ``using``."""
+
+event_failed = Signal()
+"""An event failed for good. Arguments: ``event``, ``destination``, ``error`` (text), ``using``."""
+
+destination_paused = Signal()
+"""A relay paused a destination that said it is gone. Arguments: ``destination``, ``reason``, ``using``."""
+
+log = logging.getLogger("relaybox.django")
+
+MOST_WAITING = 10_000
+"""How many signals may wait for the thread that sends them."""
+
+Send = Callable[[Callable[[], None]], None]
+
+
+class SignalObserver(Observer):
+    """Sends the signals of what a relay does; ``send`` calls a function where it may use the database."""
+
+    def __init__(self, using: str, send: Send) -> None:
+        self._using = using
+        self._send = send
+
+    def claimed(self, destination: str, claim: Claim) -> None:
+        """Some may have failed on the spot."""
+        for delivery in claim.failed:
+            died = f"the relay died {delivery.crashes} times while it held this event"
+            self._tell(event_failed, delivery, error=died)
+
+    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
+        """Outcomes were written."""
+        for delivery, outcome in settlements:
+            if delivery.id in lost:
+                continue
+            match outcome:
+                case Delivered():
+                    self._tell(event_delivered, delivery)
+                case Failed(error):
+                    self._tell(event_failed, delivery, error=error)
+
+    def circuit(self, destination: str, state: str, reason: str) -> None:
+        """A circuit changed, or the destination was paused."""
+        if state == "paused":
+            self._tell_receivers(destination_paused, destination=destination, reason=reason)
+
+    def _tell(self, signal: Signal, delivery: Delivery, **about: Any) -> None:
+        if signal.receivers:
+            about |= {"event": event_of(delivery), "destination": delivery.destination}
+            self._tell_receivers(signal, **about)
+
+    def _tell_receivers(self, signal: Signal, **about: Any) -> None:
+        if signal.receivers:
+            self._send(lambda: _send_robust(signal, using=self._using, **about))
+
+
+class ThreadedSignals(SignalObserver):
+    """Sends them in a thread of its own, for a relay whose loop must not wait for a receiver's queries.
+
+    Where receivers cannot keep up, signals are left out and counted rather than kept without end.
+    """
+
+    def __init__(self, using: str, patience: float) -> None:
+        super().__init__(using, self._queue)
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._patience = patience
+        self._left_out = 0
+
+    def stopped(self) -> None:
+        """Send what waits, for no longer than the relay's patience."""
+        if self._thread is None:
+            return
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=self._patience)
+        self._thread.join(self._patience)
+        self._thread = None
+
+    def _queue(self, signal: Callable[[], None]) -> None:
+        if self._thread is None:
+            # A daemon: a receiver that hangs does not keep the process.
+            self._thread = threading.Thread(target=self._run, name="relaybox-signals", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait(signal)
+        except queue.Full:
+            self._left_out += 1
+            if self._left_out % MOST_WAITING == 1:
+                log.warning("receivers of signals are slower than the relay: %d left out", self._left_out)
+
+    def _run(self) -> None:
+        while (signal := self._waiting.get()) is not None:
+            close_old_connections()
+            signal()
+            close_old_connections()
+        connections.close_all()
+
+
+def _send_robust(signal: Signal, **about: Any) -> None:
+    from relaybox.contrib.django.models import OutboxEvent
+
+    for receiver, answer in signal.send_robust(OutboxEvent, **about):
+        if isinstance(answer, Exception):
+            log.error("the signal's receiver %r raised %r", receiver, answer, exc_info=answer)

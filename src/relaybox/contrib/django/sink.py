@@ -1,0 +1,96 @@
+"""Synchronous handlers in the thread that drains: on its connection, and in a test in its transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from django.db import transaction
+
+from relaybox.contrib.django.databases import connection_of
+from relaybox.contrib.django.enter import call
+from relaybox.envelope import event_of
+from relaybox.errors import PayloadError
+from relaybox.event import Delivery
+from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
+from relaybox.sink import REGARDLESS, Answer, Progress, describe, runs
+
+log = logging.getLogger("relaybox.handler")
+
+SLICE = 0.02
+"""Seconds of handlers after which the thread does what else waits for it: leases are extended there too."""
+
+
+class CallersThread:
+    """Calls a function with each event, one after the other."""
+
+    keeps_order = True
+
+    def __init__(
+        self, using: str, handler: Callable[..., Any], given: Callable[[Delivery], Any] = event_of
+    ) -> None:
+        self._using = using
+        self._handler = handler
+        self._given = given
+
+    def limit(self, concurrency: int) -> None:
+        """There is one thread."""
+
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
+        """One answer for each delivery, in the same order."""
+        answers: list[Answer] = [Released()] * len(deliveries)
+        queue = [[(index, deliveries[index]) for index in run] for run in reversed(runs(deliveries))]
+        while queue:
+            part = asyncio.ensure_future(call(self._slice, queue, progress))
+            try:
+                await asyncio.shield(part)
+            finally:
+                # Also when cancelled: a thread goes on, and what it has handled is not to be handled again.
+                for index, answer in await part:
+                    answers[index] = answer
+                    progress.report(deliveries[index], answer)
+        return answers
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _slice(self, queue: list[list[tuple[int, Delivery]]], progress: Progress) -> list[tuple[int, Answer]]:
+        """Handle what is queued for a while; after one that did not arrive, the rest of its key is left."""
+        end = time.monotonic() + SLICE
+        inside = connection_of(self._using).in_atomic_block
+        done: list[tuple[int, Answer]] = []
+        while queue:
+            run = queue[-1]
+            index, delivery = run.pop(0)
+            answer = self._handle(delivery, inside) if progress.begin(delivery) else Released()
+            if not isinstance(answer, Released):
+                done.append((index, answer))
+            if not run or not isinstance(answer, Delivered):
+                queue.pop()
+            if time.monotonic() >= end:
+                break
+        return done
+
+    def _handle(self, delivery: Delivery, inside: bool) -> Answer:
+        try:
+            # Inside a test's transaction: what a handler breaks there is mended.
+            with transaction.atomic(using=self._using) if inside else nullcontext():
+                self._handler(self._given(delivery))
+        except (Retry, Reject, Unavailable) as answer:
+            # An answer is kept for a while, and what it was raised in the midst of can be large.
+            answer.__traceback__ = answer.__context__ = answer.__cause__ = None
+            return answer
+        except PayloadError as error:
+            return Reject(str(error))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            log.warning(
+                "%s: the handler failed with %s", delivery.destination, describe(error), exc_info=error
+            )
+            return Retry(describe(error))
+        return Delivered()

@@ -1,0 +1,112 @@
+"""The store on Django's own connection: the same steps and statements as every other store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from django.db import Error, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.enter import call
+from relaybox.contrib.django.execute import execute, get_statements
+from relaybox.stores.dialects import refusal
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.statements import Query, Statements
+from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+
+T = TypeVar("T")
+
+DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
+TRIES = 5
+
+_BEGIN = {
+    "postgresql": ("BEGIN ISOLATION LEVEL READ COMMITTED",),
+    "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
+    "sqlite": ("BEGIN IMMEDIATE",),
+}
+"""Said, not presumed: the project's own level may be another, and SQLite must not find out late that it
+writes. Not ``atomic()``, which has no words for either.
+"""
+
+
+def open_store(using: str) -> SqlStore:
+    """The store in the database of an alias, on whatever connection the calling thread has to it."""
+    dialect = dialect_of(connection_of(using))
+    statements = get_statements(dialect)
+    claiming = OneStatement(statements) if dialect.one_statement else Stepwise(statements, dialect)
+    return SqlStore(StoreSteps(statements, dialect, claiming), DjangoDriver(using, statements))
+
+
+def is_busy(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the application has a transaction open there; that of a ``TestCase`` does not count."""
+    blocks = connection.atomic_blocks
+    if blocks:
+        return not blocks[-1]._from_testcase
+    return bool(connection.connection is not None and not connection.get_autocommit())
+
+
+class DjangoDriver:
+    """Runs steps on Django's connection, in the thread that entered.
+
+    Each is a transaction of its own; inside a transaction that is open already, a savepoint.
+    """
+
+    def __init__(self, using: str, statements: Statements) -> None:
+        self._using = using
+        self._preamble = statements("pin_plan") if statements.dialect.one_statement else None
+
+    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+        """Drive the steps to their end, again from the start when it was chosen to break a deadlock."""
+        try:
+            return await call(self._run, begin)
+        except Error as error:
+            raise refusal(_beneath(error)) from error
+
+    async def close(self) -> None:
+        """The connection is Django's."""
+
+    def _run(self, begin: Callable[[], Steps[T]]) -> T:
+        connection = connection_of(self._using)
+        if connection.in_atomic_block or not connection.get_autocommit():
+            with transaction.atomic(using=self._using):
+                return _drive(connection, begin())
+        for _ in range(TRIES - 1):
+            try:
+                return self._transaction(connection, begin())
+            except Error as error:
+                if _beneath(error).args[:1] not in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,)):
+                    raise
+        return self._transaction(connection, begin())
+
+    def _transaction(self, connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
+        try:
+            for statement in _BEGIN[connection.vendor]:
+                execute(connection, Query(statement, ()))
+            if self._preamble is not None:
+                execute(connection, self._preamble)
+            result = _drive(connection, steps)
+            execute(connection, Query("COMMIT", ()))
+            return result
+        except BaseException:
+            # A connection that broke has rolled back by closing.
+            with suppress(Error):
+                execute(connection, Query("ROLLBACK", ()))
+            connection.close_if_unusable_or_obsolete()
+            raise
+
+
+def _drive(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
+    try:
+        queries = next(steps)
+        while True:
+            queries = steps.send([execute(connection, query) for query in queries])
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _beneath(error: Exception) -> Exception:
+    """What the driver raised."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error

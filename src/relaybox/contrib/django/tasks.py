@@ -1,0 +1,109 @@
+"""The Celery tasks: deliver what is due, and remove what was kept long enough.
+
+Both are safe in any number of workers at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
+
+from celery import shared_task
+
+from relaybox.contrib.django import queued
+from relaybox.contrib.django.conf import get_settings
+from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
+
+T = TypeVar("T")
+
+LOST = 60.0
+"""Seconds after which a queued task that has not begun is taken to be lost, and another is queued."""
+
+REST = 5.0
+"""Seconds for which a broker that refused is not asked again, so that it does not slow every request down."""
+
+
+@shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
+def deliver_outbox_events_task(
+    using: str | None = None, rows: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Deliver what is due for up to ``OUTBOX["DRAIN_SECONDS"]``; for what is left, another task is queued.
+
+    Without arguments, as from beat, every database of ``OUTBOX["DATABASES"]`` is swept. ``rows``, in eager
+    mode: only these ids, by destination, for up to ``OUTBOX["EAGER_SECONDS"]``.
+    """
+    settings = get_settings()
+    if using is not None and rows is not None:
+        ids = {name: [UUID(row) for row in of_one] for name, of_one in rows.items()}
+        return asdict(drain_rows(using, ids, seconds=settings.EAGER_SECONDS, patience=0.0))
+    if using is not None:
+        return asdict(_deliver(using, sweep=False))
+    return asdict(sum(_each(settings.DATABASES, partial(_deliver, sweep=True)), Drained()))
+
+
+@shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
+def cleanup_delivered_outbox_events_task(using: str | None = None) -> int:
+    """Remove, in batches, what was delivered more than ``OUTBOX["RETENTION_HOURS"]`` ago; how many rows.
+
+    With it goes the rest that was kept long enough: discarded rows, idempotency keys, records of attempts.
+    """
+    aliases = get_settings().DATABASES if using is None else (using,)
+    rounds = [chores.pruned for chores in _each(aliases, upkeep)]
+    return sum(round_.changed for round_ in rounds if round_ is not None)
+
+
+def _deliver(using: str, sweep: bool) -> Drained:
+    queued.clear(using)
+    drained = drain(using, seconds=get_settings().DRAIN_SECONDS, sweep=sweep)
+    # An eager task would begin here and now, where this one could not go on.
+    if not drained.finished and not deliver_outbox_events_task.app.conf.task_always_eager:
+        queue(using)
+    return drained
+
+
+def _each(aliases: Iterable[str], work: Callable[[str], T]) -> list[T]:
+    """Do it in every database, also where one of them is away; that is raised at the end."""
+    done, errors = [], []
+    for alias in aliases:
+        try:
+            done.append(work(alias))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return done
+
+
+def deliver_or_queue(using: str, rows: Mapping[str, Sequence[str]]) -> None:
+    """Deliver these rows now where tasks are eager, else have a worker look."""
+    if deliver_outbox_events_task.app.conf.task_always_eager:
+        deliver_outbox_events_task.delay(using=using, rows=dict(rows))
+    else:
+        queue(using)
+
+
+def queue(using: str) -> None:
+    """Have a worker look, unless one is about to or the broker refused a moment ago."""
+    if time.monotonic() < broker.refused_until or not queued.mark(using, LOST):
+        return
+    try:
+        deliver_outbox_events_task.apply_async(
+            kwargs={"using": using}, queue=get_settings().QUEUE, retry=False, ignore_result=True
+        )
+    except Exception:
+        broker.refused_until = time.monotonic() + REST
+        queued.clear(using)
+        raise
+
+
+class Broker:
+    """What this process knows of the broker."""
+
+    refused_until = 0.0
+
+
+broker = Broker()

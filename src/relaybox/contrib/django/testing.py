@@ -1,0 +1,177 @@
+"""What a test of a Django project holds of its outbox: on Django's own connection, in the test's transaction.
+
+pytest's fixture ``outbox`` is a ``DjangoProbe``; test classes of Django get theirs from ``OutboxTestMixin``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Self
+
+import sqlalchemy as sa
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import Error, transaction
+from django.test.testcases import DatabaseOperationForbidden
+
+from relaybox.config import Destination
+from relaybox.connect import Execute
+from relaybox.contrib.django import drain as draining
+from relaybox.contrib.django.conf import get_settings
+from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.databases import connection_of
+from relaybox.contrib.django.emit import default_alias
+from relaybox.contrib.django.execute import execute_text
+from relaybox.contrib.django.outbox import get_outbox
+from relaybox.contrib.django.store import is_busy
+from relaybox.emit.drive import translated
+from relaybox.errors import ConfigError
+from relaybox.parts import Handlers
+from relaybox.sink import Sink
+from relaybox.testing.emitted import EmittedEvent, Reader
+from relaybox.testing.probe import OutboxProbe, as_text, in_loop, no_backoff
+from relaybox.testing.rehearsal import Drained, Tally
+
+SECONDS = 600.0
+"""A test that delivers for longer hangs."""
+
+NOTHING_DUE = "nothing was due"
+BUSY = "nothing is delivered inside an open atomic(): leave it first"
+
+
+class DjangoProbe(OutboxProbe):
+    """The project's outbox during one test.
+
+    Without ``using``, in the database that routers choose for outbox events; where the test may not use that
+    one, in the first of ``OUTBOX["DATABASES"]`` that it may use.
+    """
+
+    def __init__(self, using: str | None = None, real: Collection[str] | None = ()) -> None:
+        aliases = [using or default_alias(), *get_settings().DATABASES]
+        self._readers = _readers(aliases, strict=using is not None)
+        self._using = next(iter(self._readers))
+        super().__init__(get_outbox(self._using), real, reader=self._readers[self._using])
+
+    def using(self, alias: str) -> Self:
+        """The same for another database; what is said of destinations holds for all."""
+        if alias not in self._readers:
+            self._readers[alias] = _Reader(alias)
+        other = copy.copy(self)
+        other._using, other._reader, other._outbox = alias, self._readers[alias], get_outbox(alias)
+        return other
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While the block runs, eager tasks, drains and relays of this process send as this test says."""
+        before, draining.sink_of = draining.sink_of, self._staged
+        try:
+            with ExitStack() as stack:
+                for alias in self._readers:
+                    stack.enter_context(super(DjangoProbe, self.using(alias)).installed())
+                yield
+        finally:
+            draining.sink_of = before
+
+    async def adrain(self, *, ignore_backoff: bool = False) -> Drained:
+        """``drain``, from asynchronous code."""
+        return await sync_to_async(self.drain, thread_sensitive=True)(ignore_backoff=ignore_backoff)
+
+    def drain(self, *, ignore_backoff: bool = False) -> Drained:
+        """Deliver what is due, then return; what it did, and nothing is asserted.
+
+        Functions are called in this thread, on its connection and in its transaction. ``ignore_backoff``:
+        what waits for its next attempt, or behind an open circuit, is due now.
+        """
+        if in_loop():
+            raise ConfigError("drain() inside a running event loop: write `await outbox.adrain()`")
+        if is_busy(connection_of(self._using)):
+            return Drained(note=BUSY)
+        if ignore_backoff:
+            self._execute(no_backoff(self._outbox.tables))
+        tally = Tally(NOTHING_DUE)
+        draining.drain(self._using, seconds=SECONDS, observers=[tally])
+        return tally.drained
+
+    async def aclear(self) -> None:
+        """``clear``, from asynchronous code."""
+        await sync_to_async(self.clear, thread_sensitive=True)()
+
+    def _staged(self, using: str, destination: Destination, handlers: Handlers) -> Sink:
+        return self._stages.sink_of(destination, handlers, partial(draining.own_sink, using))
+
+    @property
+    def _destinations(self) -> Sequence[Destination]:
+        # The settings may be other ones by now: a test overrides them.
+        return get_configuration().settings.destinations
+
+    def _hints(self, events: Sequence[EmittedEvent], session: Any) -> Iterator[str]:
+        if not events:
+            yield f"nothing was emitted on {self._using!r} since the test began"
+        yield from self._deleted()
+
+    def _execute(self, statements: Sequence[sa.Executable]) -> None:
+        with _opened(self._using) as execute:
+            for text in as_text(self._outbox.settings.database, statements):
+                execute(text)
+
+
+class OutboxTestMixin:
+    """``self.outbox`` in Django's test classes: ``class OrderTests(OutboxTestMixin, TestCase)``.
+
+    It is made in ``setUp``: one of your own begins with ``super().setUp()``.
+    """
+
+    outbox: DjangoProbe
+    enterContext: Any
+
+    def setUp(self) -> None:
+        """Begin to look, and to capture what would be sent."""
+        super().setUp()  # type: ignore[misc]
+        self.outbox = DjangoProbe()
+        self.enterContext(self.outbox.installed())
+
+
+class _Reader(Reader):
+    """Reads on Django's connection."""
+
+    def __init__(self, using: str) -> None:
+        super().__init__(get_outbox(using), partial(_opened, using))
+
+    async def aread(self, connection: Any = None) -> list[EmittedEvent]:
+        """``read``, in the thread of the synchronous calls of asynchronous code."""
+        return await sync_to_async(self.read, thread_sensitive=True)(connection)
+
+
+def _readers(aliases: Sequence[str], strict: bool) -> dict[str, Reader]:
+    """Of the databases that the test may use; ``strict``: the first must be among them."""
+    readers: dict[str, Reader] = {}
+    refused: DatabaseOperationForbidden | None = None
+    for alias in dict.fromkeys(aliases):
+        try:
+            readers[alias] = _Reader(alias)
+        except DatabaseOperationForbidden as error:
+            refused = refused or error
+            if strict and not readers:
+                break
+    if not readers and refused is not None:
+        raise refused
+    return readers
+
+
+@contextmanager
+def _opened(using: str) -> Iterator[Execute]:
+    """This thread's connection; in a savepoint, so that an error leaves the test's transaction usable."""
+    try:
+        with transaction.atomic(using=using):
+            yield partial(execute_text, connection_of(using))
+    except SynchronousOnlyOperation as error:
+        raise ConfigError("in asynchronous code, await the twin that begins with an a") from error
+    except Error as error:
+        beneath = error.__cause__ or error
+        ours = translated(beneath)
+        if ours is beneath:
+            raise
+        raise ours from error

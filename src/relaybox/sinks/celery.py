@@ -1,0 +1,192 @@
+"""Celery tasks as a destination: a delivery is the message that has a worker run a task.
+
+``celery:shop.tasks.index`` calls that task with every event of the destination: one argument, the event in
+the destination's ``format``. ``celery:`` calls the task that the event's payload names, with the arguments in
+it. Messages go to the broker of ``celery.current_app``, as it is where the relay is made.
+
+A task's id is the id of its delivery, so that one which is delivered again has the same. RabbitMQ is asked to
+confirm every message; what a message that Redis took is worth, its persistence decides.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from celery import current_app
+from kombu.exceptions import EncodeError, OperationalError
+from kombu.utils.json import loads as loads_marked
+
+from relaybox.config import Destination
+from relaybox.envelope import BYTES, packer
+from relaybox.event import Delivery
+from relaybox.outcome import Reject, Unavailable, Unreachable
+from relaybox.sink import describe
+from relaybox.sinks.handler import HandlerSink
+
+log = logging.getLogger("relaybox.celery")
+
+NO_APP = (
+    "there is no Celery application here: import the module that makes it where the relay starts, "
+    "such as in the project's __init__.py, or in what --app names"
+)
+
+
+class Message(NamedTuple):
+    """What a task is called with."""
+
+    id: str
+    task: str
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+
+
+class CelerySink(HandlerSink):
+    """Publishes in threads, because kombu blocks."""
+
+    def __init__(self, destination: Destination) -> None:
+        self.publisher = Publisher(destination)
+        super().__init__(destination, self.publisher.publish, self.publisher.read)
+
+    async def close(self) -> None:
+        """Let the threads and the connections end."""
+        await super().close()
+        self.publisher.close()
+
+    def _late(self, seconds: float) -> Exception:
+        return Unavailable(f"the broker took longer than {seconds:g}s")
+
+
+class Publisher:
+    """Reads and publishes messages, on connections of its own: each is in one thread at a time."""
+
+    def __init__(self, destination: Destination) -> None:
+        # Told here, because other threads may have another.
+        self._app = current_app._get_current_object()
+        self._task = destination.sink.partition(":")[2]
+        self._pack = packer(destination.format if self._task else "payload")
+        # Arguments have Celery's marks for times, decimals and UUIDs; events have none.
+        self._load: Callable[[str], Any] = json.loads if self._task else loads_marked
+        self._idle: deque[Any] = deque()
+        self._importing = threading.Lock()
+        self._imported = False
+
+    @property
+    def eager(self) -> bool:
+        """Whether a task runs where it is called."""
+        return bool(self._app.conf.task_always_eager)
+
+    def read(self, delivery: Delivery) -> Message:
+        """The message of a delivery; raises ``Reject`` where it makes none."""
+        packed = self._pack(delivery)
+        if packed.content_type == BYTES:
+            raise Reject("bytes are no argument of a Celery task; set format = 'json'")
+        try:
+            body = self._load(packed.body.decode())
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Reject(f"the payload is not what Celery reads: {describe(error)}") from error
+        return self._call(str(delivery.id), body)
+
+    def _call(self, id_: str, body: Any) -> Message:
+        if self._task:
+            return Message(id_, self._task, [body], {}, {})
+        match body:
+            case {"task": str(task), "args": list(args), "kwargs": dict(kwargs), "options": dict(options)}:
+                return Message(id_, task, args, kwargs, options)
+        raise Reject(
+            "the payload names no Celery task; emit such events with delay_via_outbox(), "
+            "or name the task in the destination: sink = 'celery:package.tasks.task'"
+        )
+
+    def publish(self, message: Message) -> None:
+        """Hand it to the broker; raises ``Unavailable`` where that cannot be reached."""
+        try:
+            if self.eager:
+                self._send(message)
+            else:
+                self._send_on_own(message)
+        except EncodeError as error:
+            raise Reject(describe(error)) from error
+
+    def close(self) -> None:
+        """End the connections, without waiting for a broker that may not answer."""
+        if self._idle:
+            threading.Thread(target=self._end_all, name="relaybox-celery", daemon=True).start()
+
+    def _end_all(self) -> None:
+        while self._idle:
+            _end(self._idle.pop())
+
+    def _send_on_own(self, message: Message) -> None:
+        while True:
+            try:
+                producer, fresh = self._idle.pop(), False
+            except IndexError:
+                producer, fresh = self._connect(), True
+            try:
+                self._send(message, producer)
+            except OperationalError as error:
+                _end(producer)
+                # Of one that lay idle, the other end may have been closed for long.
+                if fresh:
+                    raise Unavailable(describe(error)) from error
+            except BaseException:
+                _end(producer)
+                raise
+            else:
+                self._idle.append(producer)
+                return
+
+    def _send(self, message: Message, producer: Any = None) -> None:
+        name, options = message.task, message.options
+        task = self._registered(name)
+        if task is None:
+            if self.eager:
+                raise Reject(f"tasks are eager, and no task is called {name!r} here; import its module")
+            options = {**options, "retry": False, "producer": producer}
+            self._app.send_task(name, message.args, message.kwargs, task_id=message.id, **options)
+            return
+        # As in a worker, a task that fails has nothing to do with its message.
+        options = {**options, **({"throw": False} if self.eager else {"retry": False, "producer": producer})}
+        task.apply_async(message.args, message.kwargs, task_id=message.id, add_to_parent=False, **options)
+
+    def _registered(self, name: str) -> Any:
+        """The task of that name, which says more of its messages than its name: its queue, its serializer."""
+        task = self._app.tasks.get(name)
+        if task is not None or self._imported:
+            return task
+        with self._importing:
+            if not self._imported:
+                # As a worker does; of another project's task only the name will be known.
+                try:
+                    self._app.loader.import_default_modules()
+                except Exception as error:
+                    log.warning("not all modules of tasks can be imported: %s", describe(error))
+                self._imported = True
+        return self._app.tasks.get(name)
+
+    def _connect(self) -> Any:
+        if self._app.main == "default" and not self._app.conf.broker_url:
+            raise Unreachable(NO_APP)
+        connection = self._app.connection_for_write()
+        try:
+            if connection.transport.driver_type == "amqp":
+                connection.transport_options.setdefault("confirm_publish", True)
+            connection.ensure_connection(
+                max_retries=1 + len(connection.alt), interval_start=0, interval_step=0
+            )
+            return self._app.amqp.Producer(connection.channel(), auto_declare=False)
+        except Exception as error:
+            connection.collect()
+            raise Unreachable(describe(error)) from error
+
+
+def _end(producer: Any) -> None:
+    with suppress(Exception):
+        producer.connection.release()

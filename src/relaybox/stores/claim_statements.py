@@ -1,0 +1,109 @@
+"""The statements with which PostgreSQL claims, each in two forms: for whatever is due, and for chosen rows.
+
+They are one statement each. Rows are addressed by ctid: a row that changed since the statement's snapshot no
+longer has the ctid that was seen, so what is locked is exactly what was judged.
+"""
+
+from __future__ import annotations
+
+_DUE = {
+    "chosen": "",
+    "these": "destination = :destination AND status = 'pending'",
+    "window": "LIMIT :limit",
+    "id": "",
+    "own_head": "",
+    "free": "{free}",
+}
+# Not in the words of the index of what is pending, through which the planner might go instead of the ids.
+# A window of all that was chosen: keys that have to wait must not fill it for the others.
+_CHOSEN = {
+    "chosen": """chosen AS MATERIALIZED (
+    SELECT CAST(value AS uuid) AS id FROM json_array_elements_text(CAST(:only AS json))
+), """,
+    "these": """id = ANY (ARRAY(SELECT id FROM chosen)) AND destination = :destination
+      AND status NOT IN ('delivered', 'failed', 'discarded')""",
+    "window": "",
+    "id": "id, ",
+    "own_head": " AND held.id IN (SELECT id FROM chosen)",
+    "free": "({free} AND id IN (SELECT id FROM chosen))",
+}
+
+_CLAIM = """
+WITH %(chosen)sdue AS MATERIALIZED (
+    SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
+    WHERE %(these)s AND next_attempt_at <= (SELECT {now})
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
+    ORDER BY next_attempt_at, position LIMIT :limit
+    FOR UPDATE OF {event_alias} SKIP LOCKED
+), taken AS (
+    SELECT tid, suspect, first_value(suspect) OVER line AS alone, row_number() OVER line AS rank
+    FROM due WINDOW line AS (ORDER BY next_attempt_at, position)
+)
+UPDATE {event} SET {lease}
+WHERE ctid = ANY (ARRAY(SELECT tid FROM taken WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect END))
+RETURNING {columns}"""
+
+_CLAIM_ORDERED = """
+WITH %(chosen)sdue AS MATERIALIZED (
+    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspect} AS suspect FROM {event}
+    WHERE %(these)s AND next_attempt_at <= (SELECT {now})
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
+      AND current_setting('relaybox.locked', true) = :destination
+    ORDER BY next_attempt_at, position %(window)s
+), keys AS MATERIALIZED (
+    SELECT ordering_key, count(*) AS due, min(next_attempt_at) AS since FROM due
+    WHERE ordering_key IS NOT NULL GROUP BY ordering_key
+), heads AS MATERIALIZED (
+    SELECT keys.*, head.* FROM keys CROSS JOIN LATERAL (
+        SELECT ctid AS tid, %(id)sposition, {free} AS free, {suspect} AS suspect FROM {event}
+        WHERE destination = :destination AND ordering_key = keys.ordering_key AND {open}
+        ORDER BY position LIMIT 1) AS head
+), locked AS MATERIALIZED (
+    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM heads)) FOR UPDATE SKIP LOCKED
+), held AS MATERIALIZED (
+    SELECT heads.* FROM heads JOIN locked USING (tid)
+), seen AS MATERIALIZED (
+    SELECT run.tid, held.ordering_key, held.since, run.position, run.suspect,
+           bool_and(run.free AND (NOT run.suspect AND NOT held.suspect OR run.tid = held.tid)) OVER (
+               PARTITION BY held.ordering_key ORDER BY run.position) AS unbroken
+    FROM held CROSS JOIN LATERAL (
+        SELECT ctid AS tid, position, %(free)s AS free, {suspect} AS suspect FROM {event}
+        WHERE destination = :destination AND ordering_key = held.ordering_key AND {open}
+          AND position >= held.position
+        ORDER BY position LIMIT greatest(
+            held.due, CAST(:limit AS bigint) / (SELECT count(*) FROM keys))) AS run
+    WHERE held.free%(own_head)s
+    UNION ALL
+    SELECT tid, NULL, next_attempt_at, position, suspect, true FROM due WHERE ordering_key IS NULL
+), mine AS MATERIALIZED (
+    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
+    FOR UPDATE SKIP LOCKED
+), line AS (
+    SELECT seen.*, ordering_key IS NULL AND mine.tid IS NOT NULL OR bool_and(mine.tid IS NOT NULL) OVER (
+               PARTITION BY ordering_key ORDER BY position) AS whole
+    FROM seen LEFT JOIN mine USING (tid) WHERE unbroken
+), taken AS (
+    SELECT tid, suspect, first_value(suspect) OVER place AS alone, row_number() OVER place AS rank
+    FROM line WHERE whole WINDOW place AS (ORDER BY since, ordering_key, position)
+), parked AS (
+    UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {event}
+        WHERE ctid = ANY (ARRAY(SELECT due.tid FROM due JOIN held USING (ordering_key)
+            WHERE NOT held.free AND due.tid <> held.tid))
+        FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+), claimed AS (
+    UPDATE {event} SET {lease}
+    WHERE ctid = ANY (ARRAY(SELECT tid FROM taken
+        WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect AND rank <= :limit END))
+    RETURNING {columns}
+)
+SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true"""
+
+POSTGRESQL_CLAIMS = {
+    "claim": _CLAIM % _DUE,
+    "claim_ordered": _CLAIM_ORDERED % _DUE,
+    "claim_chosen": _CLAIM % _CHOSEN,
+    "claim_chosen_ordered": _CLAIM_ORDERED % _CHOSEN,
+}

@@ -1,0 +1,181 @@
+"""Real servers, started before Django is set up, and the databases that tests use through an alias.
+
+A test that asks for ``using`` runs once for each alias and sees only that one; its commits are real where a
+marker ``django_db`` says ``transaction=True``. A test that asks for ``live`` shares its database with others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import redis
+
+from tests.conftest import available
+from tests.django.databases import VARIABLE, database
+from tests.servers import base, mariadb, postgres18, sqlite
+
+ALIASES = ("default", "mariadb", "sqlite")
+KINDS = {"default": "postgresql-18", "mariadb": "mariadb", "sqlite": "sqlite"}
+URLS: dict[str, str] = {}
+MISSING: dict[str, BaseException] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A fresh, migrated database: what ``using`` means during the test, and its URL for other processes."""
+
+    using: str
+    url: str
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the servers and name the settings, before pytest-django sets Django up."""
+    if is_controller(config):
+        # Its workers inherit the environment, and are to set Django up with servers of their own.
+        return
+    if not config.option.collectonly:
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        start("default", "PostgreSQL 18", postgres18.server(), stack)
+        start("mariadb", "MariaDB", mariadb_with_a_driver(), stack)
+        start("sqlite", "SQLite", sqlite.server(), stack)
+    os.environ[VARIABLE] = json.dumps(URLS)
+    load_settings()
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process leaves the tests to the workers of xdist."""
+    return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def load_settings() -> None:
+    """pytest-django, whose turn is next, sets Django up only where the settings have been read."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.django.project.settings"
+    from django.conf import settings
+
+    settings.DATABASES  # noqa: B018
+
+
+def start(alias: str, name: str, server: AbstractContextManager[str], stack: ExitStack) -> None:
+    try:
+        URLS[alias] = stack.enter_context(available(name, server))
+    except (pytest.skip.Exception, pytest.fail.Exception) as outcome:
+        MISSING[alias] = outcome
+
+
+@contextmanager
+def mariadb_with_a_driver() -> Iterator[str]:
+    if find_spec("MySQLdb") is None:
+        raise base.Unavailable("mysqlclient is not installed")
+    with mariadb.server() as url:
+        yield url
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give the test of an alias access to that alias, and keep what its own marker says."""
+    alias = parameters(item).get("using")
+    if alias is not None:
+        own = item.get_closest_marker("django_db")
+        options = {"databases": [alias], **(own.kwargs if own else {})}
+        item.add_marker(pytest.mark.django_db(**options), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail a test whose server cannot be had."""
+    marker = item.get_closest_marker("django_db")
+    wanted = {parameters(item).get("live")}
+    if marker is not None:
+        databases = marker.kwargs.get("databases") or ["default"]
+        wanted.update(ALIASES if databases == "__all__" else databases)
+    for alias in ALIASES:
+        if alias in wanted and alias in MISSING:
+            raise MISSING[alias]
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params if callspec else {}
+
+
+@pytest.fixture(params=ALIASES)
+def using(request: pytest.FixtureRequest) -> str:
+    """An alias of ``settings.DATABASES``, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture(params=ALIASES)
+def live(
+    request: pytest.FixtureRequest, fresh_database: Callable[[str], str], django_db_blocker: Any
+) -> Iterator[Live]:
+    """A database for this process and others; it exists for this test, and every commit in it is real."""
+    from django.core.management import call_command
+
+    alias = str(request.param)
+    url = fresh_database(KINDS[alias])
+    with django_db_blocker.unblock(), pointed(alias, database(url)["NAME"]):
+        call_command("migrate", database=alias, verbosity=0)
+        yield Live(alias, url)
+
+
+@pytest.fixture
+def broker(redis_url: str) -> str:
+    """The URL of a broker without messages."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushdb()
+    return redis_url
+
+
+@pytest.fixture
+def received() -> Iterator[list[Any]]:
+    """The events that the shop's handler of ``order.placed`` got in this process, during this test."""
+    from tests.django.shop.outbox_handlers import received
+
+    received.clear()
+    yield received
+    received.clear()
+
+
+@contextmanager
+def pointed(alias: str, name: str) -> Iterator[None]:
+    """Let the alias mean another database of its server, as Django does for its test databases."""
+    from django.conf import settings
+    from django.db import connections
+
+    connection = connections[alias]
+    before = connection.settings_dict["NAME"]
+
+    def point(name: str) -> None:
+        connection.close()
+        settings.DATABASES[alias]["NAME"] = connection.settings_dict["NAME"] = name
+
+    point(name)
+    try:
+        yield
+    finally:
+        point(before)
+
+
+@pytest.fixture(scope="session")
+def postgres18_url() -> str:
+    """The server that ``default`` is on."""
+    return server_of("default")
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> str:
+    """The server that ``mariadb`` is on."""
+    return server_of("mariadb")
+
+
+def server_of(alias: str) -> str:
+    if alias in MISSING:
+        raise MISSING[alias]
+    return URLS[alias]

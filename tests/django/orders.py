@@ -1,0 +1,178 @@
+"""A shop's outbox as an operator finds it after a bad morning: something in every state."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from django.db import connections
+
+from relaybox.contrib.django import emit_event
+from relaybox.contrib.django.databases import dialect_of
+from relaybox.contrib.django.execute import get_statements
+from relaybox.contrib.django.models import OutboxEvent
+
+OUTBOX: dict[str, Any] = {
+    "DISPATCH": "none",
+    "REQUIRE_ATOMIC": False,
+    "DESTINATIONS": {
+        "billing": {"sink": "https://billing.example.com/events"},
+        "search": {"sink": "https://search.example.com/hooks/orders"},
+        "warehouse": {"sink": "https://warehouse.example.com/in", "ordered": True},
+    },
+    "ROUTES": {
+        "order.placed": ["billing", "search", "warehouse"],
+        "order.paid": ["billing", "warehouse"],
+        "order.shipped": ["search"],
+        "customer.renamed": ["search"],
+    },
+}
+REFUSED = 'HTTP 422: {"error": "currency EUX is not known", "field": "total.currency"}'
+TIMEOUT = "HTTP 503 from https://search.example.com/hooks/orders: upstream connect error, retry later"
+BUSY = 'HTTP 500: {"error": "deadlock detected", "retry": true}'
+MINUTE = timedelta(minutes=1)
+
+
+def open_shop(settings: Any, monkeypatch: Any) -> None:
+    """Have these destinations alone, without the handlers of other tests."""
+    monkeypatch.setattr("relaybox.contrib.django.configuration.registered", {})
+    settings.OUTBOX = OUTBOX
+
+
+class Everything:
+    """A router that keeps every model in one database."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        """There."""
+        return self.alias
+
+    db_for_write = db_for_read
+
+
+def emit(
+    using: str, type_: str, id_: str, event: str, payload: Any = None, **options: Any
+) -> list[OutboxEvent]:
+    """Emit; the event's rows, by destination."""
+    emitted = emit_event(type_, id_, event, {} if payload is None else payload, using=using, **options)
+    rows = OutboxEvent.objects.using(using).filter(event_id=emitted.event_id)
+    return list(rows.order_by("destination"))
+
+
+def change(row: OutboxEvent, **values: Any) -> OutboxEvent:
+    """Write what a relay would have written."""
+    assert OutboxEvent.objects.using(row._state.db).filter(pk=row.pk).update(**values) == 1
+    row.refresh_from_db()
+    return row
+
+
+def failed(row: OutboxEvent, error: str = REFUSED, attempts: int = 5) -> OutboxEvent:
+    """It is given up by its relay."""
+    tried(row, error, attempts)
+    return change(row, status="failed", next_attempt_at=None)
+
+
+def delivered(row: OutboxEvent) -> OutboxEvent:
+    """It arrived."""
+    now = datetime.now(UTC)
+    return change(
+        row, status="delivered", next_attempt_at=None, attempts=1, last_attempt_at=now, delivered_at=now
+    )
+
+
+def sending(row: OutboxEvent) -> OutboxEvent:
+    """A relay has it."""
+    until = datetime.now(UTC) + MINUTE
+    return change(
+        row,
+        attempts=1,
+        leased_until=until,
+        lease_token=uuid4(),
+        lease_owner="relay-7f9c",
+        last_attempt_at=None,
+    )
+
+
+def backing_off(row: OutboxEvent, error: str = TIMEOUT, attempts: int = 2) -> OutboxEvent:
+    """It failed and is tried again later."""
+    tried(row, error, attempts)
+    return change(row, next_attempt_at=datetime.now(UTC) + 4 * MINUTE)
+
+
+def parked(row: OutboxEvent) -> OutboxEvent:
+    """It waits behind another of its key."""
+    return change(row, next_attempt_at=None)
+
+
+def tried(row: OutboxEvent, error: str, attempts: int) -> None:
+    """Attempts that failed, and the record of each."""
+    connection = connections[row._state.db]
+    dialect = dialect_of(connection)
+    now = datetime.now(UTC)
+    texts = {
+        "record": """
+INSERT INTO {attempt} (delivery_id, attempt, failed_at, relay, error_message)
+VALUES (:id, :attempt, :at, :relay, :error)"""
+    }
+    statements = get_statements(dialect).others(texts)
+    for attempt in range(row.attempts + 1, attempts + 1):
+        at = dialect.to_time(now - (attempts - attempt) * 4 * MINUTE)
+        query = statements(
+            "record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, relay="relay-7f9c", error=error
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(query.sql, query.params)
+    change(row, attempts=attempts, last_attempt_at=now, error_message=error)
+
+
+def morning(using: str, orders: int = 14) -> dict[str, OutboxEvent]:
+    """Orders whose deliveries are in every state; those that tests go to."""
+    ages = iter(range(orders + 11, 0, -1))
+
+    def placed(number: int) -> list[OutboxEvent]:
+        return _aged(next(ages), emit(using, "order", str(number), "order.placed", _order(number)))
+
+    def happened(event: str, type_: str, id_: str, payload: Any) -> list[OutboxEvent]:
+        return _aged(next(ages), emit(using, type_, id_, event, payload))
+
+    for number in range(1040, 1040 + orders):
+        for row in placed(number):
+            delivered(row)
+    billing, search, warehouse = placed(1071)
+    tried(billing, BUSY, 1)
+    failed(billing, attempts=2)
+    delivered(search)
+    delivered(warehouse)
+    for row in happened("order.paid", "order", "1071", {"order": 1071, "total": "129.90"}):
+        delivered(row)
+    stuck = happened("order.paid", "order", "1069", {"order": 1069, "total": "18.50"})
+    delivered(stuck[0])
+    failed(stuck[1], "TimeoutError: no answer within 30 s", 5)
+    again = happened("order.paid", "order", "1069", {"order": 1069, "total": "4.20"})
+    delivered(again[0])
+    parked(again[1])
+    for number in (1066, 1067, 1068):
+        backing_off(happened("order.shipped", "order", str(number), {"carrier": "DHL"})[0])
+    [renamed] = happened("customer.renamed", "customer", "c-2291", {"name": "Ada & Söhne"})
+    sending(renamed)
+    for row in placed(1072)[1:]:
+        delivered(row)
+    return {"failed": billing, "sending": renamed}
+
+
+def _aged(minutes: int, rows: list[OutboxEvent]) -> list[OutboxEvent]:
+    born = datetime.now(UTC) - minutes * MINUTE
+    return [change(row, created_at=born) for row in rows]
+
+
+def _order(number: int) -> dict[str, Any]:
+    return {
+        "order": number,
+        "customer": {"id": "c-2291", "name": "Ada Lovelace"},
+        "total": {"amount": "129.90", "currency": "EUX"},
+        "lines": [{"sku": "KB-87", "quantity": 1}, {"sku": "CBL-USB-C", "quantity": 2}],
+        "gift": False,
+    }

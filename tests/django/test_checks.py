@@ -1,0 +1,187 @@
+"""What ``manage.py check`` says of the outbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.core.checks import CheckMessage
+from django.core.management import call_command
+from django.db import connections
+from django.test import override_settings
+
+from relaybox.contrib.django import checks, emit_event
+from relaybox.contrib.django.beat import beat_schedule
+from relaybox.contrib.django.checks import check_databases, check_settings
+
+SINK = {"sink": "memory:"}
+
+
+def found(outbox: Any) -> list[tuple[str, str]]:
+    with override_settings(OUTBOX=outbox):
+        return [shown(one) for one in check_settings()]
+
+
+def shown(message: CheckMessage) -> tuple[str, str]:
+    return message.id.removeprefix("relaybox."), message.msg
+
+
+def test_a_project_that_is_right_hears_nothing() -> None:
+    assert found({"DESTINATIONS": {"there": SINK}, "ROUTES": {"*": "there"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("outbox", "code", "said"),
+    [
+        (["x"], "E001", "OUTBOX is a list; write a dict"),
+        ({"DESTINATION": {}}, "E001", "no setting 'DESTINATION'; did you mean 'DESTINATIONS'"),
+        ({"routes": {}}, "E001", "write it in capitals: 'ROUTES'"),
+        ({"SWEEP_INTERVAL": "soon"}, "E002", "OUTBOX: SWEEP_INTERVAL = 'soon'"),
+        ({"DISPATCH": "pigeon"}, "E002", "DISPATCH = 'pigeon'"),
+        ({"DESTINATIONS": {"a": "https://x"}}, "E003", "DESTINATIONS['a']"),
+        ({"DESTINATIONS": {"a": {"sink": "htps://x"}}}, "E003", "did you mean 'https'"),
+        ({"DESTINATIONS": {"a": {**SINK, "max_atempts": 3}}}, "E003", "did you mean 'max_attempts'"),
+        ({"DESTINATIONS": {"memory": SINK}}, "E003", "two are called 'memory'"),
+        ({"DESTINATIONS": {"there": SINK}, "ROUTES": {"*": "their"}}, "E004", "did you mean 'there'"),
+        ({"ROUTES": {"": "memory"}}, "E004", "route"),
+        ({"HANDLERS": {"x.*": "tests.django.shop.refunds.refnd"}}, "E005", "did you mean 'refund'"),
+        ({"HANDLERS": {"x.*": "nowhere.at_all"}}, "E005", "no module 'nowhere'"),
+        ({"HANDLERS": {"x.*": "tests.django.shop.refunds.refunded"}}, "E005", "it is no function"),
+        ({"HANDLERS": {"x.*": 3}}, "E005", "HANDLERS['x.*'] = 3"),
+        ({"DATABASES": ["sqlte"]}, "E006", "OUTBOX: DATABASES = 'sqlte': no database is called that"),
+        ({"DESTINATIONS": {"a": {"sink": "handler:no.such:thing"}}, "ROUTES": {"*": "a"}}, "E008", "'no'"),
+        ({"DESTINATIONS": {"a": {**SINK, "secret": "env:NO_SUCH"}}, "ROUTES": {"*": "a"}}, "W001", "NO_SUCH"),
+        ({"DESTINATIONS": {"a": {"sink": "http://127.0.0.1/"}}, "ROUTES": {"*": "a"}}, "W002", "loopback"),
+        ({"DESTINATIONS": {"a": SINK}}, "W003", "destination 'a': no route leads to it"),
+        (
+            {"DESTINATIONS": {"a": {**SINK, "lease": 5}}, "ROUTES": {"*": "a"}},
+            "W004",
+            "lease 5s is shorter than timeout 30s",
+        ),
+    ],
+)
+def test_a_mistake_is_told_once_with_its_fix(outbox: Any, code: str, said: str) -> None:
+    ((its_code, text),) = found(outbox)
+    assert (its_code, said in text) == (code, True), text
+
+
+def test_every_mistake_is_told() -> None:
+    told = found(
+        {
+            "DISPATCH": "pigeon",
+            "Queue": "x",
+            "DESTINATIONS": {"a": {"sink": ""}, "b": {**SINK, "timeout": "x"}, "c": SINK},
+            "ROUTES": {"x": "a", "y": ["c", "d"], "z": "e"},
+            "HANDLERS": {"h": ["nowhere.at", "tests.django.shop.refunds.refund", "tests.none.one"]},
+        }
+    )
+    codes = sorted(code for code, _ in told)
+    assert codes == ["E001", "E002", "E003", "E003", "E004", "E004", "E005", "E005"]
+
+
+def test_a_dead_letter_destination_needs_no_route() -> None:
+    outbox = {"DESTINATIONS": {"a": {**SINK, "dead_letter": "b"}, "b": SINK}, "ROUTES": {"*": "a"}}
+    assert found(outbox) == []
+
+
+def test_celery_must_be_there_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    ((code, text),) = found({"DISPATCH": "celery"})
+    assert (code, "pip install 'relaybox[celery]'" in text) == ("E007", True)
+
+
+def test_celery_needs_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relaybox.contrib.django.dispatch.has_celery", lambda: False)
+    assert [code for code, _ in found({"DISPATCH": "celery"})] == ["W006"]
+    assert found({"DISPATCH": "auto"}) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scheduler", "codes"),
+    [
+        ({}, "celery.beat:PersistentScheduler", []),
+        ({"other": {"task": "x", "schedule": 1}}, "celery.beat:PersistentScheduler", ["W007"]),
+        ({"other": {"task": "x", "schedule": 1}}, "django_celery_beat.schedulers:DatabaseScheduler", []),
+        (beat_schedule({}), "celery.beat:PersistentScheduler", []),
+    ],
+)
+def test_a_schedule_without_the_sweep_is_told(
+    schedule: dict[str, Any], scheduler: str, codes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(current_app.conf, "beat_schedule", schedule)
+    monkeypatch.setitem(current_app.conf, "beat_scheduler", scheduler)
+    assert [code for code, _ in found({})] == codes
+
+
+@pytest.mark.parametrize(("dispatch", "codes"), [("relay", ["W005"]), ("none", []), ("celery", [])])
+def test_a_database_in_memory_is_told_where_a_relay_delivers(
+    dispatch: str, codes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sqlite" not in connections:
+        pytest.skip("there is no SQLite")
+    monkeypatch.setitem(connections["sqlite"].settings_dict, "NAME", ":memory:")
+    assert [code for code, _ in found({"DISPATCH": dispatch, "DATABASES": "sqlite"})] == codes
+
+
+def test_another_kind_of_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "oracle")
+    ((code, text),) = found({})
+    assert (code, "it is on oracle; an outbox needs PostgreSQL" in text) == ("E006", True)
+
+
+def test_a_database_that_is_right_hears_nothing_and_is_asked_only_if_named(
+    using: str, django_assert_num_queries: Any
+) -> None:
+    assert check_databases(databases=[using]) == []
+    with django_assert_num_queries(0, using=using):
+        assert check_databases(databases=None) == check_databases(databases=["other"]) == []
+
+
+def test_an_old_server_is_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections[using], "get_database_version", lambda: (1, 2))
+    (message,) = check_databases(databases=[using])
+    assert (shown(message)[0], "1.2 is too old" in message.msg) == ("E009", True)
+
+
+@pytest.mark.parametrize(("version", "said"), [(None, "are missing"), (0, "are missing")])
+def test_missing_tables_are_told(
+    using: str, version: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relaybox.contrib.django.tables.recorded_version", lambda connection: version)
+    (message,) = check_databases(databases=[using])
+    end = "" if using == "default" else f" --database {using}"
+    assert shown(message) == (
+        "W008",
+        f"database {using!r}: the tables {said}: run `manage.py migrate relaybox{end}`",
+    )
+
+
+def test_old_tables_are_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relaybox.contrib.django.tables.NEWEST", 99)
+    (message,) = check_databases(databases=[using])
+    assert "the tables are at version 1 and this release needs 99: run" in message.msg
+
+
+def test_a_database_in_which_nothing_was_migrated_yet_hears_nothing(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections[using].introspection, "table_names", lambda *_: [])
+    assert check_databases(databases=[using]) == []
+
+
+def test_events_that_no_route_takes_are_told(using: str) -> None:
+    with override_settings(OUTBOX={"UNROUTED": "store", "DATABASES": [using]}):
+        for kind in ("b.done", "a.done", "b.done"):
+            emit_event("thing", 1, kind, {}, using=using)
+        (message,) = check_databases(databases=[using])
+
+    assert shown(message) == (
+        "W009",
+        f"database {using!r}: events wait that no route takes: 'a.done', 'b.done'",
+    )
+
+
+def test_they_are_registered() -> None:
+    with override_settings(OUTBOX={"DISPATCHER": "x"}), pytest.raises(Exception, match="did you mean"):
+        call_command("check")

@@ -1,0 +1,283 @@
+"""``manage.py outbox``, from the shell and from Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.test import override_settings
+
+from relaybox.contrib.django import emit_event
+from relaybox.contrib.django.models import OutboxEvent
+from relaybox.contrib.django.outbox import get_outbox
+from relaybox.contrib.django.signals import event_delivered, event_failed
+from tests.django.conftest import Live
+from tests.django.databases import VARIABLE
+from tests.django.shop.models import Receipt
+from tests.django.workers import Running, wait_for
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "01890000-0000-7000-8000-000000000000"
+ONLY_HANDLERS = {"DISPATCH": "none"}
+
+
+def command(*arguments: str, **options: Any) -> str:
+    stdout = StringIO()
+    call_command("outbox", *arguments, stdout=stdout, **options)
+    return stdout.getvalue()
+
+
+def place(using: str, kind: str = "order.placed", **options: Any) -> Any:
+    with transaction.atomic(using=using):
+        return emit_event("order", 1, kind, {"total": 42}, using=using, **options)
+
+
+def environment(urls: dict[str, str]) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        VARIABLE: json.dumps(urls),
+        "DJANGO_SETTINGS_MODULE": "tests.django.project.settings",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def manage(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "django", "outbox", *arguments],
+        env=environment({"default": url}),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@contextmanager
+def process(url: str, *arguments: str) -> Iterator[Running]:
+    """The command in a process that goes on; killed at the end."""
+    program = [sys.executable, "-m", "django", "outbox", *arguments]
+    with TemporaryDirectory(prefix="relaybox-") as directory:
+        output = Path(directory) / "log"
+        with output.open("wb") as log:
+            started = subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", *program],
+                env=environment({"default": url}),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        running = Running(started, output)
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def test_operators_work_on_djangos_own_connection(using: str) -> None:
+    emitted = place(using)
+    deliveries = json.loads(command("events", "list", "--json", "--using", using))["events"]
+
+    assert [one["event_id"] for one in deliveries] == [str(emitted.event_id)]
+    assert "(order.placed for memory)" in command("why", str(emitted.event_id), using=using)
+    assert "`manage.py outbox relay`" in command("why", str(emitted.event_id), using=using)
+    assert "start one with `manage.py outbox relay`" in command("status", using=using)
+    assert command("pause", "memory", "--using", using) == "paused memory\n"
+    assert "`manage.py outbox resume memory`" in command("why", str(emitted.event_id), using=using)
+    assert command("discard", str(emitted.event_id), using=using) == "discarded 1\n"
+    assert OutboxEvent.objects.using(using).get().status == "discarded"
+
+
+def test_a_status_that_is_not_0_is_a_command_error(using: str) -> None:
+    stderr = StringIO()
+    with pytest.raises(CommandError, match="ended with status 1") as raised:
+        command("why", NOWHERE, using=using, stderr=stderr)
+
+    assert raised.value.returncode == 1
+    assert f"no event and no delivery has the id {NOWHERE}" in stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["status", "--using", "defualt"],
+            "no database is called that; did you mean 'default'",
+        ),
+        (["drain", "--using", "defualt"], "did you mean 'default'"),
+        (["migrate"], "run `manage.py migrate relaybox`"),
+        (["why", "x"], "as `manage.py outbox events list` prints it"),
+        (["drain", "--patience", "long"], "--patience = 'long'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_the_status_2(arguments: list[str], said: str) -> None:
+    with override_settings(OUTBOX=ONLY_HANDLERS), pytest.raises(CommandError) as raised:
+        command(*arguments)
+
+    assert said in str(raised.value)
+    assert (raised.value.returncode, "\n" in str(raised.value)) == (2, False)
+
+
+def test_wrong_settings_are_one_line() -> None:
+    with (
+        override_settings(OUTBOX={"DISPATCHER": "x"}),
+        pytest.raises(CommandError, match="did you mean 'DISPATCH'"),
+    ):
+        command("status")
+
+
+def test_wrong_usage_and_commands_that_make_no_sense_here_are_refused() -> None:
+    for arguments in (["init"], ["demo"], ["status", "--database", "x"], ["sql", "--prefix", "x"]):
+        with pytest.raises(CommandError) as raised:
+            command(*arguments, stderr=StringIO())
+        assert raised.value.returncode == 2
+
+
+def test_the_help_speaks_of_manage_py() -> None:
+    help_ = command("--help")
+    assert help_.startswith("Usage: manage.py outbox [OPTIONS] COMMAND")
+    assert "--using ALIAS" in help_
+    assert not any(word in help_ for word in ("--database", "--config", "--app", "relaybox.toml", "demo"))
+    assert command("events", "--help").startswith("Usage: manage.py outbox events")
+
+
+def test_missing_tables_are_told_with_djangos_command(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relaybox.contrib.django.tables.recorded_version", lambda connection: None)
+    with pytest.raises(CommandError, match=r"the tables are missing: run `manage\.py migrate relaybox"):
+        command("status", using=using)
+
+
+def test_without_destinations_the_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relaybox.contrib.django.configuration.registered", {})
+    monkeypatch.setattr("relaybox.contrib.django.configuration.implicit", lambda *_: [])
+    with override_settings(OUTBOX={}), pytest.raises(CommandError, match=r"OUTBOX\['DESTINATIONS'\]"):
+        command("drain", "--using", "default")
+
+
+def test_the_configuration_is_the_projects() -> None:
+    with override_settings(OUTBOX={"DESTINATIONS": {"there": {"sink": "memory:", "ordered": True}}}):
+        shown = json.loads(command("config", "show", "--json"))
+    assert shown["destinations.there"]["ordered"] == {"text": "true", "source": "the project"}
+    assert shown["relaybox"]["database"]["source"] == "the project"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_delivers_and_leaves_the_logging_alone(using: str, received: list[Any]) -> None:
+    before = logging.getLogger("relaybox").handlers, logging.getLogger("relaybox").propagate
+    with override_settings(OUTBOX={**ONLY_HANDLERS, "DATABASES": [using]}):
+        emitted = place(using)
+        done = json.loads(command("drain", "--json"))
+        again = json.loads(command("drain", "--json", using=using))
+
+    assert [event.id for event in received] == [emitted.event_id]
+    assert (done["delivered"], done["databases"][using]["destinations"]["memory"]["delivered"]) == (1, 1)
+    assert again["delivered"] == 0
+    assert (logging.getLogger("relaybox").handlers, logging.getLogger("relaybox").propagate) == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_gives_stored_events_to_a_route_that_came_later(using: str, received: list[Any]) -> None:
+    with override_settings(OUTBOX={**ONLY_HANDLERS, "UNROUTED": "store", "DATABASES": [using]}):
+        place(using, "late.one")
+    route = {"ROUTES": {"late.*": "memory"}, "DATABASES": [using]}
+    with override_settings(OUTBOX={**ONLY_HANDLERS, **route}):
+        command("drain")
+        command("drain")
+
+    assert [event.type for event in received] == ["late.one"]
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_a_drain_sweeps_every_database_also_where_one_is_wrong(received: list[Any]) -> None:
+    aliases = [alias for alias in ("sqlite", "default") if alias in connections]
+    with override_settings(OUTBOX={**ONLY_HANDLERS, "DATABASES": [*aliases, "nowhere"]}):
+        for alias in aliases:
+            place(alias)
+        with pytest.raises(CommandError, match="using = 'nowhere'"):
+            command("drain")
+
+    assert len(received) == len(aliases)
+
+
+def test_a_drain_in_a_transaction_would_see_nothing_and_says_so(using: str) -> None:
+    with override_settings(OUTBOX=ONLY_HANDLERS), pytest.raises(CommandError, match="is in a transaction"):
+        command("drain", using=using)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_relay_on_connections_of_its_own_sends_the_signals(using: str, received: list[Any]) -> None:
+    told: list[tuple[str, Any, str]] = []
+
+    def hear(event: Any, destination: str, using: str, **_: Any) -> None:
+        told.append((destination, OutboxEvent.objects.using(using).get().status, using))
+
+    with override_settings(OUTBOX=ONLY_HANDLERS):
+        for heard in (event_delivered, event_failed):
+            heard.connect(hear)
+        try:
+            place(using)
+            get_outbox(using).drain()
+        finally:
+            for heard in (event_delivered, event_failed):
+                heard.disconnect(hear)
+
+    assert told == [("memory", "delivered", using)]
+
+
+@pytest.mark.parametrize("live", ["sqlite"], indirect=True)
+def test_the_shell_has_the_documented_statuses(live: Live) -> None:
+    emitted = emit_in(live)
+    shown = manage(live.url, "why", str(emitted.event_id), "--settings", "tests.django.project.settings")
+    unknown = manage(live.url, "why", NOWHERE)
+    wrong = manage(live.url, "--using", "defualt", "status")
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert f"{emitted.event_id} (order.paid for receipts)" in shown.stdout
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+    assert wrong.stderr.startswith("CommandError: using = 'defualt': no database is called that")
+
+
+def test_a_relay_delivers_what_is_committed_until_it_is_asked_to_stop(live: Live) -> None:
+    with process(live.url, "relay") as running:
+        running.until_logged(" relays from ")
+        emitted = emit_in(live)
+        wait_for(
+            lambda: Receipt.objects.using(live.using).filter(event_id=emitted.event_id).exists(),
+            explain=lambda: running.log,
+        )
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0, running.log
+    assert OutboxEvent.objects.using(live.using).get().status == "delivered"
+
+
+@pytest.mark.parametrize("live", ["sqlite"], indirect=True)
+def test_following_events_ends_with_ctrl_c(live: Live) -> None:
+    with process(live.url, "events", "tail") as running:
+        running.until_logged("following new events")
+        emitted = emit_in(live)
+        running.until_logged(str(emitted.event_id))
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(30) == 0, running.log
+        assert "Traceback" not in running.log
+
+
+def emit_in(live: Live) -> Any:
+    """Emit for the handler that writes a row, which a test of another process can see."""
+    with override_settings(OUTBOX=ONLY_HANDLERS):
+        return place(live.using, "order.paid")

@@ -1,0 +1,177 @@
+"""Emitting inside Django's transactions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connections, transaction
+from django.test import override_settings
+from django.utils.translation import gettext_lazy
+
+from relaybox.contrib.django import aemit_event, emit_event, emit_events
+from relaybox.contrib.django.models import OutboxEvent
+from relaybox.errors import (
+    ConfigError,
+    InvalidField,
+    NotInTransaction,
+    PayloadError,
+    TransactionFailed,
+    UnknownDestination,
+    Unrouted,
+)
+from tests.django.shop.models import Order
+
+
+def place(using: str, **options: Any) -> Any:
+    return emit_event("order", 1, "order.placed", {"total": 42}, using=using, **options)
+
+
+def events(using: str) -> Any:
+    return OutboxEvent.objects.using(using)
+
+
+def test_an_event_is_a_row_of_the_open_transaction(using: str) -> None:
+    emitted = place(using, headers={"by": "a test"})
+
+    event = events(using).get()
+    assert (event.id, event.event_id) == (emitted.event_id, emitted.event_id)
+    assert (event.aggregate_type, event.aggregate_id, event.event_type) == ("order", "1", "order.placed")
+    assert event.payload == {"total": 42}
+    assert event.headers == {"by": "a test"}
+    assert (event.status, event.destination, event.max_attempts) == ("pending", "memory", 5)
+    assert abs(datetime.now(UTC) - event.created_at) < timedelta(seconds=60)
+    assert event.position > 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_event_goes_with_the_transaction_that_is_rolled_back(using: str) -> None:
+    with suppress(ZeroDivisionError), transaction.atomic(using=using):
+        Order.objects.using(using).create(total=1)
+        place(using)
+        raise ZeroDivisionError
+
+    assert not events(using).exists()
+    assert not Order.objects.using(using).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_event_goes_with_its_savepoint(using: str) -> None:
+    with transaction.atomic(using=using):
+        kept = place(using)
+        with suppress(ZeroDivisionError), transaction.atomic(using=using):
+            place(using)
+            raise ZeroDivisionError
+
+    assert [event.event_id for event in events(using)] == [kept.event_id]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outside_atomic_it_raises(using: str) -> None:
+    with pytest.raises(NotInTransaction, match=r"transaction\.atomic"):
+        place(using)
+    assert not events(using).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(OUTBOX={"REQUIRE_ATOMIC": False, "DISPATCH": "none"})
+def test_outside_atomic_it_commits_by_itself_where_that_is_wanted(using: str) -> None:
+    first = place(using, idempotency_key="k")
+    second = place(using, idempotency_key="k")
+
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert events(using).count() == 1
+
+
+def test_a_duplicate_key_writes_nothing_and_the_transaction_goes_on(using: str) -> None:
+    first = place(using, idempotency_key="k")
+    second = place(using, idempotency_key="k")
+    third = emit_event("order", 1, "order.paid", {}, idempotency_key="k", using=using)
+
+    assert (second.event_id, second.duplicate, second.destinations) == (first.event_id, True, ())
+    assert not third.duplicate
+    assert events(using).count() == 2
+
+
+def test_several_at_once_keep_their_order(using: str) -> None:
+    calls = [
+        {"aggregate_type": "order", "aggregate_id": n, "event_type": "order.placed", "payload": n}
+        for n in range(3)
+    ]
+    emitted = emit_events(calls, using=using)
+
+    rows = events(using).order_by("position")
+    assert [row.event_id for row in rows] == [one.event_id for one in emitted]
+    assert [row.payload for row in rows] == [0, 1, 2]
+    with pytest.raises(PayloadError, match=r"calls\[1\]"):
+        emit_events([calls[0], {**calls[0], "payload": object()}], using=using)
+    assert events(using).count() == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"payload": {"x": object()}}, PayloadError),
+        ({"payload": {"x": float("nan")}}, PayloadError),
+        ({"payload": Order(total=1)}, PayloadError),
+        ({"idempotency_key": "k" * 256}, InvalidField),
+        ({"aggregate_id": "i" * 256}, InvalidField),
+        ({"aggregate_type": ""}, InvalidField),
+        ({"event_type": "nobody.cares"}, Unrouted),
+        ({"destinations": ["memry"]}, UnknownDestination),
+        ({"max_attempts": 0}, InvalidField),
+        ({"deliver_at": datetime(2030, 1, 1)}, InvalidField),
+        ({"using": "defualt"}, ConfigError),
+    ],
+)
+def test_bad_input_is_refused_and_the_transaction_goes_on(
+    using: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    call = {"aggregate_type": "order", "aggregate_id": 1, "event_type": "order.placed", "payload": {}}
+    with pytest.raises(error):
+        emit_event(**{**call, "using": using, **options})
+
+    Order.objects.using(using).create(total=1)
+    assert not events(using).exists()
+
+
+def test_a_wrong_alias_is_told_with_what_was_meant() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'default'"):
+        emit_event("order", 1, "order.placed", {}, using="defualt")
+
+
+def test_lazy_text_is_text(using: str) -> None:
+    emit_event("order", 1, "order.placed", {"title": gettext_lazy("Yes")}, using=using)
+
+    assert events(using).get().payload == {"title": "Yes"}
+
+
+def test_a_transaction_in_error_raises(using: str) -> None:
+    with transaction.atomic(using=using):
+        transaction.set_rollback(True, using=using)
+        with pytest.raises(TransactionFailed):
+            place(using)
+
+
+@pytest.mark.django_db
+def test_a_statement_that_failed_before_is_told_as_that() -> None:
+    with transaction.atomic():
+        with suppress(DatabaseError), connections["default"].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+        with pytest.raises(TransactionFailed):
+            emit_event("order", 1, "order.placed", {})
+        transaction.set_rollback(True)
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_asynchronous_code_emits_where_its_synchronous_calls_are(using: str) -> None:
+    block = transaction.atomic(using=using)
+    await sync_to_async(block.__enter__)()
+    emitted = await aemit_event("order", 1, "order.placed", {}, using=using)
+    await sync_to_async(block.__exit__)(None, None, None)
+
+    assert (await events(using).aget()).event_id == emitted.event_id
+    await sync_to_async(connections[using].close)()

@@ -1,0 +1,296 @@
+"""A drain on real databases: in the time it was given, counted, and with what it sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Destination, Event, Reject, Retry, Route
+from relaybox.errors import StoreError
+from relaybox.maintenance.round import Round
+from relaybox.observe import Observer
+from relaybox.parts import open_relay, open_store
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.wakes.local import LocalWake
+from tests.integration.receivers import doing
+from tests.integration.shop import Shop
+
+QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
+
+
+@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite"])
+def shop(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Shop]:
+    shop = Shop(fresh_database(request.param))
+    yield shop
+    shop.engine.dispose()
+
+
+class Troubles(Observer):
+    """Remembers what went wrong."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+        self.seen.append(doing)
+
+
+def counted(shop: Shop) -> tuple[int, int, int]:
+    """What the statistics say was delivered, retried and failed."""
+    stats = shop.outbox.tables.stats.c
+    columns = [
+        sa.func.coalesce(sa.func.sum(column), 0) for column in (stats.delivered, stats.retried, stats.failed)
+    ]
+    with shop.engine.connect() as connection:
+        delivered, retried, failed = connection.execute(sa.select(*columns)).one()
+    return int(delivered), int(retried), int(failed)
+
+
+async def test_a_drain_whose_time_is_over_gives_back_what_a_hanging_receiver_holds(
+    fresh_database: Callable[[str], str],
+) -> None:
+    release = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+
+    async with doing(hang) as receiver:
+        runner = Destination("runner", receiver.url, allow=["127.0.0.0/8"], concurrency=4)
+        shop = Shop(fresh_database("postgresql-18"), destinations=[runner], routes=[Route("*", to="runner")])
+        shop.emit(20)
+        began = time.monotonic()
+        async with asyncio.timeout(15):
+            assert await shop.outbox.relay(patience=0.2).drain(0.5) is False
+        assert 0.5 <= time.monotonic() - began < 5
+        assert (len(receiver.requests), shop.leases()) == (4, 0)
+        assert shop.rows() == [("pending", 0, None)] * 20
+        release.set()
+    shop.engine.dispose()
+
+
+async def test_a_drain_within_its_time_says_that_nothing_is_left(shop: Shop) -> None:
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    shop.emit(30)
+    assert await shop.outbox.relay().drain(30) is True
+    assert shop.states() == {"delivered": 30}
+
+
+async def test_drains_that_follow_one_another_deliver_what_one_could_not(shop: Shop) -> None:
+    seen: list[int] = []
+
+    @shop.outbox.handler("order.*", name="on_order", concurrency=1, batch_size=5, **QUICK)
+    async def handler(event: Event) -> None:
+        await asyncio.sleep(0.02)
+        seen.append(event.payload["n"])
+
+    shop.emit(60)
+    drains = 1
+    async with asyncio.timeout(60):
+        while not await shop.outbox.relay(patience=5).drain(0.3):
+            drains += 1
+    assert (sorted(seen), shop.states()) == (list(range(60)), {"delivered": 60})
+    assert drains > 1
+
+
+async def test_what_a_drain_does_is_in_the_statistics(shop: Shop) -> None:
+    @shop.outbox.handler("order.*", name="on_order", max_attempts=5, **QUICK)
+    async def handler(event: Event) -> None:
+        match event.payload["n"] % 4:
+            case 0:
+                raise Retry("later")
+            case 1:
+                raise Reject("never")
+
+    shop.emit(20)
+    await shop.outbox.adrain()
+    assert counted(shop) == (10, 5, 5)
+    await shop.outbox.adrain()
+    assert counted(shop) == (10, 5, 5)
+
+
+async def test_statistics_that_cannot_be_written_do_not_fail_a_drain(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    async def refuse(*_: Any) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr(SqlUpkeep, "record", refuse)
+    shop.emit(3)
+    troubles = Troubles()
+    assert await shop.outbox.relay(observers=[troubles]).drain() is True
+    assert (shop.states(), troubles.seen) == ({"delivered": 3}, ["write statistics"])
+
+
+def change(shop: Shop, status: str, **values: Any) -> None:
+    event = shop.outbox.tables.event
+    with shop.engine.begin() as connection:
+        connection.execute(sa.update(event).where(event.c.status == status).values(**values))
+
+
+def park(shop: Shop) -> None:
+    """As a destination leaves it behind that was ordered."""
+    change(shop, "pending", next_attempt_at=None, ordering_key=sa.literal_column("aggregate_id"))
+
+
+async def test_a_drain_that_sweeps_says_that_it_made_something_due(shop: Shop) -> None:
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    shop.emit(3)
+    park(shop)
+    assert await shop.outbox.relay().drain() is True
+    assert shop.states() == {"pending": 3}
+    assert await shop.outbox.relay().drain(20, sweep=True) is False
+    assert await shop.outbox.relay().drain(20, sweep=True) is True
+    assert shop.states() == {"delivered": 3}
+
+
+async def test_a_drain_that_sweeps_routes_what_no_route_took_before(
+    fresh_database: Callable[[str], str],
+) -> None:
+    url = fresh_database("postgresql-18")
+    before = Shop(url, unrouted="store")
+    before.emit(3)
+    after = Shop(url, unrouted="store")
+
+    @after.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    assert await after.outbox.relay().drain(20, sweep=True) is False
+    assert await after.outbox.relay().drain(20) is True
+    assert after.states("on_order") == {"delivered": 3}
+    for shop in (before, after):
+        shop.engine.dispose()
+
+
+async def test_a_sweep_that_fails_does_not_fail_the_drain(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    async def refuse(*_: Any) -> None:
+        raise StoreError("not now")
+
+    monkeypatch.setattr(SqlUpkeep, "unpark", refuse)
+    shop.emit(3)
+    troubles = Troubles()
+    assert await shop.outbox.relay(observers=[troubles]).drain(20, sweep=True) is True
+    assert (shop.states(), troubles.seen) == ({"delivered": 3}, ["sweep"])
+
+
+async def test_upkeep_prunes_or_sweeps_and_does_not_deliver(shop: Shop) -> None:
+    @shop.outbox.handler("order.*", name="on_order", retention="1h", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    shop.emit(1)
+    await shop.outbox.adrain()
+    change(shop, "delivered", delivered_at=datetime(2020, 1, 1, tzinfo=UTC))
+    shop.emit(1)
+    park(shop)
+    swept = await shop.outbox.relay().upkeep(prune=False)
+    assert (swept.pruned, swept.swept) == (None, Round(1))
+    assert shop.states() == {"delivered": 1, "pending": 1}
+    pruned = await shop.outbox.relay().upkeep(sweep=False)
+    assert (pruned.pruned, pruned.swept, pruned.routed) == (Round(1), None, None)
+    assert shop.states() == {"pending": 1}
+
+
+async def test_upkeep_ends_when_it_is_stopped(shop: Shop) -> None:
+    names = [f"d{n}" for n in range(100)]
+    for name in names:
+        shop.outbox.handler("order.*", name=name)(print)
+    relay = shop.outbox.relay()
+    keeping = asyncio.create_task(relay.upkeep())
+    began = time.monotonic()
+    async with asyncio.timeout(10):
+        relay.stop()
+        chores = await keeping
+    assert time.monotonic() - began < 2, "a hundred destinations take five seconds"
+    assert chores.swept == Round(done=False)
+
+
+async def test_a_store_and_a_wake_that_are_handed_in_are_used_and_not_closed(shop: Shop) -> None:
+    class Closing(LocalWake):
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
+
+    @shop.outbox.handler("order.*", name="on_order", **QUICK)
+    async def handler(event: Event) -> None:
+        return
+
+    shop.emit(2)
+    outbox = shop.outbox
+    store: SqlStore = open_store(outbox.settings.database, outbox.tables)
+    closed: list[SqlStore] = []
+    close = store.close
+
+    async def seen() -> None:
+        closed.append(store)
+        await close()
+
+    store.close = seen  # type: ignore[method-assign]
+    wake = Closing()
+    parts = (outbox.settings, outbox.tables, outbox.handlers, outbox._bell)
+    for left in (2, 0):
+        assert shop.states() == ({"pending": 2} if left else {"delivered": 2})
+        assert await open_relay(*parts, patience=1.0, store=store, wake=wake).drain()
+    assert (closed, wake.closed) == ([], False)
+    await close()
+
+
+def ids_of(shop: Shop, destination: str) -> list[UUID]:
+    """The rows of a destination, in order."""
+    event = shop.outbox.tables.event.c
+    query = sa.select(event.id).where(event.destination == destination).order_by(event.position)
+    with shop.engine.connect() as connection:
+        return list(connection.scalars(query))
+
+
+@pytest.mark.parametrize("circuit", ["closed", "open"])
+async def test_a_drain_of_chosen_rows_delivers_no_others(shop: Shop, circuit: str) -> None:
+    seen: dict[str, list[int]] = {"plain": [], "keys": []}
+
+    @shop.outbox.handler("order.*", name="plain", **QUICK)
+    async def plain(event: Event) -> None:
+        seen["plain"].append(event.payload["n"])
+
+    @shop.outbox.handler("order.*", name="keys", ordered=True, **QUICK)
+    async def keys(event: Event) -> None:
+        seen["keys"].append(event.payload["n"])
+
+    shop.emit(12, keys=3)
+    outbox = shop.outbox
+    place = outbox.tables.destination
+    with shop.engine.begin() as connection:
+        then = datetime(2020, 1, 1, tzinfo=UTC)
+        rows = [{"name": name, "circuit": circuit, "circuit_until": then} for name in seen]
+        connection.execute(sa.insert(place), rows)
+    only = (*ids_of(shop, "plain")[5:8], *ids_of(shop, "keys")[:5], ids_of(shop, "keys")[11])
+    parts = (outbox.settings, outbox.tables, outbox.handlers, outbox._bell)
+    assert await open_relay(*parts, patience=1.0, only=only).drain(20) is True
+    assert (sorted(seen["plain"]), sorted(seen["keys"])) == ([5, 6, 7], [0, 1, 2, 3, 4])
+    assert (shop.leases(), shop.circuit("plain"), shop.circuit("keys")) == (0, "closed", "closed")
+    assert await shop.outbox.relay().drain(20) is True
+    assert (sorted(seen["plain"]), sorted(seen["keys"])) == (list(range(12)), list(range(12)))

@@ -1,0 +1,43 @@
+"""Placeholders, and percent signs that are none."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.schema import make_tables
+from relaybox.stores import destinations, ledger, upkeep_statements
+from relaybox.stores.dialects import DIALECTS, SQLITE
+from relaybox.stores.ledger import QUESTIONS
+from relaybox.stores.statements import TEMPLATES, Statements, compile_parameters
+
+TABLES = make_tables(sa.MetaData())
+
+
+def test_a_percent_sign_is_doubled_where_placeholders_have_one() -> None:
+    sql = "SELECT strftime('%f', :at), :at"
+    assert compile_parameters(sql, "format", ()) == ("SELECT strftime('%%f', %s), %s", ("at", "at"))
+    assert compile_parameters(sql, "qmark", ()) == ("SELECT strftime('%f', ?), ?", ("at", "at"))
+    assert compile_parameters(sql, "numeric", ()) == ("SELECT strftime('%f', $1), $2", ("at", "at"))
+
+
+def test_what_a_driver_makes_of_a_statement_in_that_style_is_the_statement() -> None:
+    query = Statements(TABLES, SQLITE, "format")("now")
+    [[moment]] = sqlite3.connect(":memory:").execute(query.sql % query.params)
+    assert SQLITE.from_time(moment).year >= 2026
+
+
+def texts(dialect: str) -> Mapping[str, str]:
+    one_statement = DIALECTS[dialect].one_statement
+    own = destinations.POSTGRESQL if one_statement else destinations.STEPWISE
+    upkeep = upkeep_statements.templates(dialect, TABLES)
+    return {**TEMPLATES[dialect], **own, **upkeep, **QUESTIONS, **ledger.templates(dialect)}
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])
+def test_no_statement_of_a_driver_that_may_leave_percent_signs_as_they_are_has_any(dialect: str) -> None:
+    statements = Statements(TABLES, DIALECTS[dialect], "format", texts(dialect))
+    assert [name for name, sql in statements._sql.items() if "%" in sql] == []
