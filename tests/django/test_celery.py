@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import redis
 from django.db import transaction
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
@@ -15,6 +17,7 @@ from relaybox.contrib.django.tasks import deliver_outbox_events_task, queue
 from tests.django import workers
 from tests.django.conftest import Live
 from tests.django.shop.models import Receipt
+from tests.servers import redis as server
 
 on_postgresql = pytest.mark.parametrize("live", ["default"], indirect=True)
 EVENTS = 2_000
@@ -127,8 +130,6 @@ def test_postgresql_is_the_broker_and_the_schedule_is_in_the_database(live: Live
 
 
 def test_one_task_is_queued_for_a_transaction_and_none_while_one_is(live: Live, broker: str) -> None:
-    import redis
-
     with workers.sending_to(broker), redis.Redis.from_url(broker) as client:
         with transaction.atomic(using=live.using):
             for number in range(3):
@@ -142,3 +143,17 @@ def test_one_task_is_queued_for_a_transaction_and_none_while_one_is(live: Live, 
         pay(live)
         assert client.llen("celery") == 2
     assert OutboxLeader.objects.using(live.using).count() == 1
+
+
+@on_postgresql
+def test_a_broker_that_came_back_is_told_at_once(live: Live) -> None:
+    with ExitStack() as first:
+        broker = first.enter_context(server.server())
+        port = int(broker.rpartition(":")[2].partition("/")[0])
+        with workers.sending_to(broker):
+            pay(live, 1)
+            deliver_outbox_events_task.run(using=live.using)
+            first.close()
+            with server.server(port=port) as again, redis.Redis.from_url(again) as client:
+                pay(live, 2)
+                assert client.llen("celery") == 1

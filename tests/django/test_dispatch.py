@@ -12,10 +12,9 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from relaybox import Event
-from relaybox.contrib.django import dispatch, emit_event
+from relaybox.contrib.django import dispatch, emit_event, tasks
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import get_outbox
-from relaybox.contrib.django.tasks import deliver_outbox_events_task
 from tests.django import workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -116,11 +115,9 @@ def test_transactions_by_hand_have_no_hook_and_nothing_is_lost(using: str, told:
 def test_a_broker_that_refuses_is_logged_and_not_asked_again_at_once(
     using: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    publish = deliver_outbox_events_task.apply_async
-    monkeypatch.setattr(
-        deliver_outbox_events_task, "apply_async", lambda *a, **k: (asked.append(k), publish(*a, **k))
-    )
+    asked: list[str] = []
+    publish = tasks._publish
+    monkeypatch.setattr(tasks, "_publish", lambda using: (asked.append(using), publish(using)))
     with workers.sending_to(NOBODY):
         for number in range(3):
             with transaction.atomic(using=using):

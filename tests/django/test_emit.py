@@ -174,4 +174,4 @@ async def test_asynchronous_code_emits_where_its_synchronous_calls_are(using: st
     await sync_to_async(block.__exit__)(None, None, None)
 
     assert (await events(using).aget()).event_id == emitted.event_id
-    await sync_to_async(connections[using].close)()
+    await sync_to_async(connections.close_all)()

@@ -91,13 +91,25 @@ def queue(using: str) -> None:
     if time.monotonic() < broker.refused_until or not queued.mark(using, LOST):
         return
     try:
-        deliver_outbox_events_task.apply_async(
-            kwargs={"using": using}, queue=get_settings().QUEUE, retry=False, ignore_result=True
-        )
+        _publish(using)
     except Exception:
         broker.refused_until = time.monotonic() + REST
         queued.clear(using)
         raise
+
+
+def _publish(using: str) -> None:
+    """Queue a task. A broker that is away is not waited for; one that lost the connection is asked anew."""
+    with deliver_outbox_events_task.app.producer_pool.acquire(block=True) as producer:
+        producer.connection.ensure_connection(max_retries=0)
+        deliver_outbox_events_task.apply_async(
+            kwargs={"using": using},
+            queue=get_settings().QUEUE,
+            producer=producer,
+            retry=True,
+            retry_policy={"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0},
+            ignore_result=True,
+        )
 
 
 class Broker:
