@@ -32,7 +32,7 @@ test: $(ENV) $(DJANGO42) ## Run every test
 	.venv/bin/pytest --numprocesses 2 --dist loadfile -m 'not slow'
 	.venv/bin/pytest -m slow
 	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/django
-	.venv-django42/bin/pytest --numprocesses 2 --dist loadfile tests/django
+	.venv-django42/bin/pytest --numprocesses 2 --dist loadfile tests/django -m 'not processes'
 
 lint: $(ENV) ## Check style, formatting and the import layers
 	.venv/bin/ruff check

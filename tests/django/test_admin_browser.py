@@ -22,7 +22,7 @@ PICTURES = os.environ.get("RELAYBOX_TEST_PICTURES")
 
 STRICT = "default-src 'self'"
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
 
 @pytest.fixture

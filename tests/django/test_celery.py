@@ -64,6 +64,7 @@ def test_what_was_emitted_while_no_worker_was_there_is_delivered_by_the_sweep(
     assert [receipt.event_id for receipt in receipts(live)] == [first.event_id]
 
 
+@pytest.mark.processes
 @on_postgresql
 def test_a_worker_that_is_killed_loses_nothing(live: Live, broker: str) -> None:
     with workers.worker(live.url, broker, pool="prefork") as worker, workers.sending_to(broker):
@@ -79,6 +80,7 @@ def test_a_worker_that_is_killed_loses_nothing(live: Live, broker: str) -> None:
     assert len({receipt.event_id for receipt in receipts(live)}) == EVENTS
 
 
+@pytest.mark.processes
 def test_two_workers_send_nothing_twice(live: Live, broker: str) -> None:
     pay_many(live, EVENTS)
     with (
@@ -99,6 +101,7 @@ def test_two_workers_send_nothing_twice(live: Live, broker: str) -> None:
     assert all("succeeded" in log for log in logs)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("pool", ["gevent", "eventlet", "threads"])
 @on_postgresql
 def test_every_pool_delivers(live: Live, broker: str, pool: str) -> None:
@@ -111,6 +114,7 @@ def test_every_pool_delivers(live: Live, broker: str, pool: str) -> None:
     assert receipts(live).count() == 50
 
 
+@pytest.mark.processes
 @on_postgresql
 def test_postgresql_is_the_broker_and_the_schedule_is_in_the_database(live: Live) -> None:
     broker = workers.through_database(live.url)
@@ -145,6 +149,7 @@ def test_one_task_is_queued_for_a_transaction_and_none_while_one_is(live: Live, 
     assert OutboxLeader.objects.using(live.using).count() == 1
 
 
+@pytest.mark.processes
 @on_postgresql
 def test_a_broker_that_came_back_is_told_at_once(live: Live) -> None:
     with ExitStack() as first:

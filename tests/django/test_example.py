@@ -30,7 +30,7 @@ SECONDS = 240
 PATIENCE = 30_000
 """Milliseconds that the browser waits."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.mark.parametrize(("broker", "name"), [("redis", "Redis"), ("postgresql", "PostgreSQL")])

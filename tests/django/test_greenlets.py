@@ -13,6 +13,8 @@ from tests.django.conftest import ALIASES, Live
 from tests.django.databases import VARIABLE
 from tests.django.workers import ROOT
 
+pytestmark = pytest.mark.processes
+
 GREEN = """
 import json, os, sys, threading
 {patch}

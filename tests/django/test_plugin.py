@@ -21,6 +21,8 @@ from tests.django.conftest import ALIASES
 from tests.django.databases import database
 from tests.django.shop.models import Order
 
+pytestmark = pytest.mark.processes
+
 pytest_plugins = ["pytester"]
 
 

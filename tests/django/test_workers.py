@@ -13,6 +13,8 @@ from tests.django.conftest import Live
 from tests.django.shop.models import Order
 from tests.django.shop.tasks import place_order
 
+pytestmark = pytest.mark.processes
+
 on_postgresql = pytest.mark.parametrize("live", ["default"], indirect=True)
 
 
