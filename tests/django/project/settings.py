@@ -51,7 +51,7 @@ CELERY_BROKER_URL = os.environ.get("RELAYBOX_TEST_BROKER", "memory://")
 CELERY_TIMEZONE = "UTC"
 
 OUTBOX = {
-    "DATABASES": [alias for alias, given in DATABASES.items() if given],
+    "DATABASES": [alias for alias, given in DATABASES.items() if given] or ["default"],
     "DESTINATIONS": {"runner": {"sink": "http://127.0.0.1:9/events", "allow": ["127.0.0.0/8"]}},
     "ROUTES": {"file.*": ["runner"]},
     "HANDLERS": {"order.refunded": "tests.django.shop.refunds.refund"},
