@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -188,6 +189,18 @@ def test_a_drain_delivers_and_leaves_the_logging_alone(using: str, received: lis
     assert (done["delivered"], done["databases"][using]["destinations"]["memory"]["delivered"]) == (1, 1)
     assert again["delivered"] == 0
     assert (logging.getLogger("relaybox").handlers, logging.getLogger("relaybox").propagate) == before
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(OUTBOX=ONLY_HANDLERS)
+def test_what_was_kept_long_enough_is_removed(using: str, received: list[Any]) -> None:
+    old, young = place(using), place(using)
+    command("drain", "--using", using)
+    events = OutboxEvent.objects.using(using)
+    events.filter(pk=old.event_id).update(delivered_at=datetime(2020, 1, 1, tzinfo=UTC))
+
+    assert json.loads(command("prune", "--using", using, "--json")) == {"removed": 1}
+    assert [event.pk for event in events.all()] == [young.event_id]
 
 
 @pytest.mark.django_db(transaction=True)

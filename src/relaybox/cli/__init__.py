@@ -17,11 +17,12 @@ from relaybox.cli.group import Group
 from relaybox.cli.init import init
 from relaybox.cli.migrate import migrate
 from relaybox.cli.options import Options
+from relaybox.cli.prune import prune
 from relaybox.cli.relay import relay
 from relaybox.cli.sql import sql
 
 app = make_app(Group, completion=True)
-for work in (demo, migrate, sql, init, relay, drain):
+for work in (demo, migrate, sql, init, relay, drain, prune):
     app.command(epilog=EXIT_STATUS)(work)
 add_commands(app)
 

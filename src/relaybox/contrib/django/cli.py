@@ -15,6 +15,8 @@ from relaybox.cli.drain import Drained, document, run_drain, show
 from relaybox.cli.group import Group
 from relaybox.cli.operate import print_json
 from relaybox.cli.options import Json, Options, options
+from relaybox.cli.prune import run_prune
+from relaybox.cli.prune import tell as tell_removed
 from relaybox.cli.relay import Patience, relay
 from relaybox.cli.sql import DIALECT, Dialect
 from relaybox.cli.sql import sql as print_sql
@@ -186,6 +188,17 @@ def _tell(drained: dict[str, Drained], as_json: bool) -> None:
         show(one)
 
 
+def prune(context: typer.Context, as_json: Json = False) -> None:
+    """Remove what was kept longer than OUTBOX['RETENTION_HOURS']: for cron, where Celery's beat does not.
+
+    Every database of OUTBOX['DATABASES'], or that of --using. While a relay leads, there is nothing to do.
+    """
+    given = options(context)
+    assert isinstance(given, ProjectOptions)
+    aliases = (given.using,) if given.using else get_settings().DATABASES
+    tell_removed({alias: run_prune(replace(given, using=alias)) for alias in aliases}, as_json)
+
+
 def schedule(
     remove: Annotated[bool, typer.Option("--remove", help="Take the entries away instead.")] = False,
 ) -> None:
@@ -199,6 +212,6 @@ def schedule(
         typer.echo(f"{name}: every {every:g} s")
 
 
-for command in (relay, drain, schedule, migrate, sql):
+for command in (relay, drain, prune, schedule, migrate, sql):
     app.command(epilog=EXIT_STATUS)(command)
 add_commands(app)
