@@ -161,7 +161,7 @@ def _mysql(url: str) -> Iterator[Execute]:
 def _runner() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     """Run coroutines from synchronous code: in another thread where this one runs a loop already."""
     with asyncio.Runner() as runner:
-        if not _in_loop():
+        if not in_loop():
             yield runner.run
             return
         with ThreadPoolExecutor(1) as thread:
@@ -171,7 +171,8 @@ def _runner() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
                 thread.submit(runner.close).result()
 
 
-def _in_loop() -> bool:
+def in_loop() -> bool:
+    """Whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from relaybox.app import Outbox
 from relaybox.config import Destination
+from relaybox.connect import in_loop
 from relaybox.errors import ConfigError, StoreError
 from relaybox.event import Event
 from relaybox.migrations import rendered
@@ -226,12 +227,3 @@ def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError |
         _store_error(each) for each in raised.exceptions if isinstance(each, StoreError | ExceptionGroup)
     )
     return next(filter(None, found), None)
-
-
-def in_loop() -> bool:
-    """Whether an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

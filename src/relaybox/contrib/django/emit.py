@@ -16,8 +16,8 @@ from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.dispatch import after_commit
-from relaybox.contrib.django.execute import Row, execute, get_statements
-from relaybox.emit.drive import drive, translated
+from relaybox.contrib.django.execute import Row, execute, get_statements, translated_error
+from relaybox.emit.drive import drive
 from relaybox.emit.driver import failed
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
@@ -154,8 +154,7 @@ def _execute(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
     try:
         return execute(connection, query)
     except Error as error:
-        beneath = error.__cause__ or error
-        ours = translated(beneath)
-        if ours is beneath:
+        ours = translated_error(error)
+        if ours is error:
             raise
         raise ours from error

@@ -22,6 +22,8 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
+from relaybox.connect import in_loop
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -33,7 +35,7 @@ def enter(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     alone = partial(copy_context().run, _alone, work)
     if (apply := _native_thread()) is not None:
         return apply(alone)
-    if _in_loop():
+    if in_loop():
         with ThreadPoolExecutor(1, "relaybox-drain") as thread:
             return thread.submit(alone).result()
     return async_to_sync(work)()
@@ -48,7 +50,7 @@ async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 def enter_interruptibly(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run ``work`` to its end, or to Ctrl-C: for commands, whose thread has nothing else to do."""
-    if _native_thread() is not None or _in_loop():
+    if _native_thread() is not None or in_loop():
         return enter(work)
     return _here(work)
 
@@ -78,14 +80,6 @@ def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return function(*args, **kwargs)
     finally:
         asyncio._set_running_loop(loop)
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _native_thread() -> Callable[[Callable[[], T]], T] | None:

@@ -10,8 +10,10 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 from django.conf import settings
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from relaybox.emit.drive import translated
 from relaybox.schema import Tables, make_tables
 from relaybox.stores.dialects import SQLITE, Dialect
 from relaybox.stores.statements import Query, Statements
@@ -50,6 +52,13 @@ def _execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | 
         rows: list[Row] = cursor.fetchall() if cursor.description else []
     translate = _translate(connection) if rows else None
     return rows if translate is None else [tuple(map(translate, row)) for row in rows]
+
+
+def translated_error(error: Error) -> BaseException:
+    """Our own error where there is one, else Django's."""
+    beneath = error.__cause__ or error
+    ours = translated(beneath)
+    return error if ours is beneath else ours
 
 
 def _translate(connection: BaseDatabaseWrapper) -> Callable[[Any], Any] | None:

@@ -18,21 +18,20 @@ from django.db import Error, transaction
 from django.test.testcases import DatabaseOperationForbidden
 
 from relaybox.config import Destination
-from relaybox.connect import Execute
+from relaybox.connect import Execute, in_loop
 from relaybox.contrib.django import drain as draining
 from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.emit import default_alias
-from relaybox.contrib.django.execute import execute_text
+from relaybox.contrib.django.execute import execute_text, translated_error
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.store import is_busy
-from relaybox.emit.drive import translated
 from relaybox.errors import ConfigError
 from relaybox.parts import Handlers
 from relaybox.sink import Sink
 from relaybox.testing.emitted import EmittedEvent, Reader
-from relaybox.testing.probe import OutboxProbe, as_text, in_loop, no_backoff
+from relaybox.testing.probe import OutboxProbe, as_text, no_backoff
 from relaybox.testing.rehearsal import Drained, Tally
 
 SECONDS = 600.0
@@ -170,8 +169,7 @@ def _opened(using: str) -> Iterator[Execute]:
     except SynchronousOnlyOperation as error:
         raise ConfigError("in asynchronous code, await the twin that begins with an a") from error
     except Error as error:
-        beneath = error.__cause__ or error
-        ours = translated(beneath)
-        if ours is beneath:
+        ours = translated_error(error)
+        if ours is error:
             raise
         raise ours from error
