@@ -69,9 +69,14 @@ class Circuit:
         self._troubled.add(who)
         return at_once or len(self._troubled) >= THRESHOLD
 
+    @staticmethod
+    def pace(times: int) -> float:
+        """Seconds to wait after so many times in a row."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 10))
+
     def pause(self, asked: float | None) -> float:
         """Seconds until a probe: twice as long each time, and no less than the destination asked for."""
-        length = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self._trips)
+        length = self.pace(self._trips + 1)
         self._trips = min(self._trips + 1, 10)
         self._troubled.clear()
         return max(length, asked or 0.0)

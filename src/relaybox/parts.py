@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from relaybox.config import Destination, Settings
 from relaybox.emit.reroute import StoredRouter
-from relaybox.errors import ConfigError, MissingExtra
+from relaybox.errors import ConfigError, MissingExtra, RelayboxError
 from relaybox.load import load
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.moment import DatabaseTime
@@ -62,19 +62,28 @@ def open_relay(
     wake: Wake | None = None,
     only: Mapping[str, Sequence[UUID]] | None = None,
     tally: Tally | None = None,
+    left_out: Callable[[str, RelayboxError], None] | None = None,
 ) -> Relay:
     """A relay for every destination; nothing is connected to before it runs.
 
     ``sink_of`` is asked for the sinks instead of ``open_sink``. A ``store`` and a ``wake`` that are handed in
     are used in place of those that the settings name, and are not closed. With ``only`` it delivers nothing
     but the rows of these ids, by destination. ``tally`` goes on counting where an earlier relay ended.
+    With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised.
     """
     from relaybox.stores.upkeep import SqlUpkeep
 
     destinations = {destination.name: destination for destination in settings.destinations}
     served = [name for name in destinations if only is None or name in only]
     sink_of = sink_of or open_sink
-    sinks = {name: sink_of(destinations[name], handlers) for name in served}
+    sinks: dict[str, Sink] = {}
+    for name in served:
+        try:
+            sinks[name] = sink_of(destinations[name], handlers)
+        except RelayboxError as error:
+            if left_out is None:
+                raise
+            left_out(name, error)
     opened: list[Store | Wake] = []
     if wake is None:
         opened.append(wake := open_wake(settings))
@@ -101,7 +110,7 @@ def open_relay(
             _dead_letter(destinations[name], destinations),
             None if only is None else tuple(only[name]),
         )
-        for name in served
+        for name in sinks
     ]
 
     async def close() -> None:

@@ -11,6 +11,11 @@ class Program:
     otherwise = ", or call outbox.migrate()"
     """How code makes the tables, where code does."""
 
+    @staticmethod
+    def deliverer() -> str | None:
+        """What delivers where no relay runs, if anything does."""
+        return None
+
 
 def command(words: str) -> str:
     """A command as it is to be typed, in the quotes of messages."""

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.ledger import Entry, Place, Relay, State
-from relaybox.program import command
+from relaybox.program import Program, command
 
 SILENT = timedelta(seconds=15)
 """A relay that was not seen for so long is taken for gone; it shows itself every two seconds."""
@@ -161,6 +161,8 @@ def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
 def _relay(relays: Sequence[Relay]) -> str:
     if any(map(is_alive, relays)):
         return "by the next relay that has room"
+    if deliverer := Program.deliverer():
+        return f"by {deliverer}"
     seen = f"the last was seen at {at(relays[0].last_seen_at)}" if relays else "none runs now"
     return f"when a relay runs, but {seen}; {command('relay')}"
 

@@ -88,7 +88,8 @@ class Scene:
     async def take_over(self) -> None:
         """Another relay brings it to its end."""
         async with self.shop.outbox.relay():
-            await until(lambda: self.shop.states() == {"delivered": EVENTS}, "all delivered by the successor")
+            delivered = {"delivered": EVENTS}
+            await until(lambda: self.shop.states() == delivered, "all delivered by the successor", 60.0)
 
     def check(self, in_flight: set[int]) -> None:
         """Nothing lost; duplicates are of what was in flight, once each; first deliveries are in order."""

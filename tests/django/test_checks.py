@@ -114,6 +114,14 @@ def test_a_schedule_without_the_sweep_is_told(
     assert [code for code, _ in found({})] == codes
 
 
+def test_no_schedule_at_all_is_told_unless_one_may_be_in_the_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(current_app.conf, "beat_schedule", {})
+    monkeypatch.setattr("relaybox.contrib.django.checks.apps.is_installed", lambda name: False)
+    assert [code for code, _ in found({})] == ["W007"]
+
+
 @pytest.mark.parametrize(("dispatch", "codes"), [("relay", ["W005"]), ("none", []), ("celery", [])])
 def test_a_database_in_memory_is_told_where_a_relay_delivers(
     dispatch: str, codes: list[str], monkeypatch: pytest.MonkeyPatch

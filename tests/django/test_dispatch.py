@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ from relaybox.contrib.django import dispatch, emit_event, tasks
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import get_outbox
 from tests.django import workers
+from tests.django.eager import eager
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -128,6 +130,19 @@ def test_a_broker_that_refuses_is_logged_and_not_asked_again_at_once(
     assert OutboxEvent.objects.using(using).due().count() == 3
 
 
+def test_a_broker_that_does_not_answer_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "ANSWER", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with workers.sending_to(f"redis://127.0.0.1:{port}/0"), transaction.atomic():
+            place("default")
+
+    assert "the next sweep will find" in caplog.text
+    assert OutboxEvent.objects.due().count() == 1
+
+
 def test_a_task_that_could_not_be_queued_leaves_no_mark(using: str, broker: str) -> None:
     import redis
 
@@ -157,4 +172,19 @@ def test_nobody_is_told_where_that_is_wanted(using: str, configured: Any, receiv
         place(using)
 
     assert not received
+    assert OutboxEvent.objects.using(using).due().count() == 1
+
+
+@pytest.mark.parametrize("propagates", [False, True])
+def test_an_eager_task_that_fails_is_logged_and_the_request_does_not_notice(
+    using: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, propagates: bool
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError("no drain today")
+
+    monkeypatch.setattr(tasks, "drain_rows", refuse)
+    with eager(propagates=propagates), transaction.atomic(using=using):
+        place(using)
+
+    assert "which the next sweep will find: ZeroDivisionError: no drain today" in caplog.text
     assert OutboxEvent.objects.using(using).due().count() == 1

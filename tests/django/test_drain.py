@@ -180,3 +180,26 @@ def test_without_time_zones_times_are_right_all_the_same(using: str, received: l
     drain(using)
 
     assert abs(datetime.now(UTC) - received[0].created_at) < timedelta(minutes=1)
+
+
+def test_a_destination_that_cannot_be_opened_holds_up_no_other(
+    using: str, received: list[Event], caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.conf import settings
+
+    monkeypatch.delenv("MISSING_SECRET", raising=False)
+    runner = {"sink": "https://runner.example/events", "secret": "env:MISSING_SECRET"}
+    with override_settings(
+        OUTBOX={
+            **settings.OUTBOX,
+            "DESTINATIONS": {"runner": runner},
+            "ROUTES": {"order.placed": ["runner"]},
+        }
+    ):
+        place(using)
+        assert drain(using) == Drained(delivered=1)
+
+    assert len(received) == 1
+    assert events(using).pending().get().destination == "runner"
+    assert "nothing is sent to runner from this process" in caplog.text
+    assert "env:MISSING_SECRET is missing" in caplog.text

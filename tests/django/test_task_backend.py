@@ -201,6 +201,18 @@ def test_the_frameworks_signals_are_sent(using: str) -> None:
     ]
 
 
+def test_a_task_that_has_run_does_not_run_again_for_a_receiver_that_raises(using: str) -> None:
+    def receive(**_: Any) -> None:
+        raise ZeroDivisionError("the receiver's own")
+
+    task_finished.connect(receive)
+    pack.enqueue(7, using=using)
+    drained = drain(using)
+    task_finished.disconnect(receive)
+
+    assert (drained, packed(using)) == (Drained(delivered=1), [7])
+
+
 @pytest.mark.parametrize("id_", ["", "of no event", str(UUID(int=7))])
 def test_what_does_not_exist_is_told(using: str, id_: str) -> None:
     with transaction.atomic(using=using):

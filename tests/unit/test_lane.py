@@ -116,6 +116,30 @@ async def test_a_lane_stops_in_a_probe_though_the_database_is_away() -> None:
     assert statuses(store) == [Status.PENDING]
 
 
+async def test_a_circuit_whose_events_all_wait_is_told_to_be_open_and_never_closed() -> None:
+    store, seen = MemoryStore(), []
+    insert(store, 1)
+    for row in store.rows.values():
+        assert row.next_attempt_at is not None
+        row.next_attempt_at += 60
+    store.destinations["runner"].circuit = "open"
+    store.destinations["runner"].circuit_until = 0.0
+
+    class Watching(Observer):
+        def claimed(self, destination: str, claim: Claim) -> None:
+            seen.append(claim.held and claim.held.why)
+
+    destination = Destination("runner", "handler:", poll_interval="20ms")
+    lane = Lane(destination, HandlerSink(destination, nothing), shared(store, Watching()))
+    running = asyncio.create_task(lane.run(1.0))
+    async with asyncio.timeout(10):
+        while len(seen) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        lane.stop()
+        await running
+    assert set(seen) == {"open"}
+
+
 @pytest.mark.parametrize("after", [0, None])
 async def test_a_drain_does_not_go_round_with_an_event_whose_attempts_do_not_count(
     after: float | None,

@@ -80,7 +80,7 @@ def test_jitter_spreads_the_wait() -> None:
         (Retry("500", after=7), 5, Failed("500")),
         (Unavailable("503"), 5, Retried(2, "503", counts=False)),
         (Unavailable("429", after=30), 1, Retried(30, "429", counts=False)),
-        (Unreachable("refused"), 5, Retried(2, "refused", counts=False)),
+        (Unreachable("refused"), 5, Retried(FIRST_PAUSE, "refused", counts=False)),
         (Gone("410"), 5, Retried(2, "410", counts=False)),
     ],
 )

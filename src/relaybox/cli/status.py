@@ -78,11 +78,14 @@ def _notes(one: DestinationStats) -> Iterator[str]:
 
 
 def _relays(stats: Stats) -> str:
+    from relaybox.program import Program
     from relaybox.why import is_alive
 
     alive = [relay for relay in stats.relays if is_alive(relay)]
     if alive:
         return plain(f"relays: {', '.join(sorted(relay.name for relay in alive))}")
+    if deliverer := Program.deliverer():
+        return f"no relay runs; what is due is claimed by {deliverer}"
     if not stats.relays:
         return f"no relay runs now: start one with {command('relay')}"
     last = stats.relays[0]

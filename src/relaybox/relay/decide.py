@@ -86,8 +86,10 @@ class Policy:
         if trouble.poison and not isinstance(answer, Unreachable | Throttled | Gone):
             return self._retry(answer, delivery), None
         reason, asked = _reason(answer, "unavailable"), seconds_asked(answer)
-        # After the outage nobody should have to wait for longer than a circuit stays open.
-        backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), LONGEST_PAUSE)
+        # After the outage nobody should have to wait for longer than a circuit stays open; where nobody
+        # listens, whom the backoff is to spare, the circuit's own pace will do.
+        longest = LONGEST_PAUSE if not isinstance(answer, Unreachable) else self._circuit.pace(trouble.times)
+        backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), longest)
         after = max(backoff if asked is None else asked, SHORTEST_WAIT)
         outcome = Retried(after, reason, counts=False)
         if isinstance(answer, Gone):

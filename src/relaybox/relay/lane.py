@@ -152,14 +152,24 @@ class Lane:
         async with asyncio.TaskGroup() as self._tasks:
             works = (self._end(patience), self._settler.run(), self._extender.run(), *others)
             ending, *beside = [self._tasks.create_task(work) for work in works]
+            refused: StoreError | None = None
             try:
-                yield
+                try:
+                    yield
+                except StoreError as error:
+                    if not self._raises:
+                        raise
+                    # What was sent is written first: the database may be there again.
+                    refused = error
+                    self.stop()
                 if self._stopping:
                     await ending
                     await self._finish(patience)
             finally:
                 for task in (ending, *beside, *self._sends):
                     task.cancel()
+        if refused is not None:
+            raise refused
 
     async def _round(self) -> bool:
         """One step; whether it is worth taking the next at once."""
@@ -212,7 +222,9 @@ class Lane:
             self._longest_rest = self._idle_for = 2 * destination.poll_interval
             return Claim(), until
         self._longest_rest = destination.poll_interval
-        self._observer.claimed(self.name, claim)
+        # A claim that passes the circuit tells nothing of it while there is nothing to try it with.
+        if not probe or claim.deliveries or claim.failed:
+            self._observer.claimed(self.name, claim)
         return claim, until
 
     def _begin(
@@ -255,14 +267,16 @@ class Lane:
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         """Whether a delivery may be sent now."""
+        # First: a sink may ask from another thread, while this one gives back what has not begun.
+        batch.begun.add(delivery.position)
         left = batch.until - self._clock.now()
         may = (
             not self._halted.is_set()
             and left > LEASE_LEFT_TO_BEGIN * self._destination.lease
             and delivery.position in batch.unsettled
         )
-        if may:
-            batch.begun.add(delivery.position)
+        if not may:
+            batch.begun.discard(delivery.position)
         return may
 
     def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -116,8 +117,20 @@ class Relay:
         since = await self._shared.store.now()
         self._caretaker.set_time(since)
         async with asyncio.TaskGroup() as group:
-            drains = [group.create_task(lane.drain(since, self._patience)) for lane in self._lanes]
-        return all(task.result() for task in drains)
+            drains = [group.create_task(self._drain_lane(lane, since)) for lane in self._lanes]
+        ends = [task.result() for task in drains]
+        for end in ends:
+            if isinstance(end, StoreError):
+                raise end
+        return all(ends)
+
+    async def _drain_lane(self, lane: Lane, since: datetime) -> bool | StoreError:
+        """The error where the database refused it; the others then stop, and write what they have sent."""
+        try:
+            return await lane.drain(since, self._patience)
+        except StoreError as error:
+            self._stop_lanes()
+            return error
 
     async def _sweep(self) -> bool:
         """Whether that made something due."""

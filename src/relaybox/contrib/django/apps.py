@@ -19,6 +19,7 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         """Register the checks, and find the handlers of every app."""
         from relaybox.contrib.django import checks  # noqa: F401
         from relaybox.contrib.django.configuration import forget
+        from relaybox.contrib.django.dispatch import deliverer
         from relaybox.contrib.django.handlers import autodiscover
         from relaybox.contrib.django.operations import create_tables_without_migrations
         from relaybox.program import Program
@@ -26,6 +27,7 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         # What messages tell the reader to type.
         Program.name, Program.migrate = "manage.py outbox", "manage.py migrate relaybox"
         Program.otherwise = ""
+        Program.deliverer = staticmethod(deliverer)  # type: ignore[method-assign]
         setting_changed.connect(forget, dispatch_uid="relaybox")
         pre_migrate.connect(create_tables_without_migrations, sender=self, dispatch_uid="relaybox")
         autodiscover()

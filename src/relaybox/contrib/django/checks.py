@@ -17,7 +17,7 @@
 | relaybox.W004 | a destination's settings will hardly do what was meant |
 | relaybox.W005 | the database is in memory, where no relay or worker sees it |
 | relaybox.W006 | events go to Celery, and the project has no Celery application |
-| relaybox.W007 | beat has a schedule, and the sweep is not in it |
+| relaybox.W007 | the sweep is not in beat's schedule |
 | relaybox.W008 | the tables are missing or too old (with ``--database``; no error, as ``migrate`` asks too) |
 | relaybox.W009 | events wait that no route takes (with ``--database``) |
 """
@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import Error as DatabaseError
@@ -41,6 +42,8 @@ from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.mistakes import mistakes
 from relaybox.contrib.django.tables import check_tables
 from relaybox.errors import ConfigError, SchemaError, StoreError
+
+SECRET = "Tasks send nothing there from a process that lacks it, and `manage.py outbox relay` does not start."
 
 OLDEST = {
     "postgresql": ("PostgreSQL", (13,)),
@@ -140,13 +143,16 @@ def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
 
 
 def _sweepless(task: str) -> bool:
-    """Whether a schedule is in the settings, and lacks the task; one in a database is not looked into."""
+    """Whether the schedule in the settings lacks the task; one in a database is not looked into."""
     from celery import current_app
 
     conf = current_app.conf
     schedule = conf.beat_schedule or {}
-    kept_elsewhere = "Database" in str(conf.beat_scheduler)
-    return bool(schedule) and not kept_elsewhere and all(one.get("task") != task for one in schedule.values())
+    elsewhere = "Database" in str(conf.beat_scheduler) or (
+        not schedule and apps.is_installed("django_celery_beat")
+    )
+    missing = all(one.get("task") != task for one in schedule.values())
+    return missing and not elsewhere and not conf.task_always_eager
 
 
 def _destination(destination: Destination, configuration: Configuration) -> Iterator[CheckMessage]:
@@ -156,7 +162,7 @@ def _destination(destination: Destination, configuration: Configuration) -> Iter
         check_secrets(destination)
     except ConfigError as error:
         # Not an error: only the process that delivers needs it, and this may be another.
-        yield Warning(str(error), hint="Nothing is sent there until it is set.", id="relaybox.W001")
+        yield Warning(str(error), hint=SECRET, id="relaybox.W001")
         return
     try:
         check_sink(destination, configuration.handlers)

@@ -69,6 +69,6 @@ def by_path(given: OutboxSettings) -> Iterator[Handler]:
         module, _, name = path.rpartition(".")
         setting = f"OUTBOX: HANDLERS[{patterns[0]!r}] = {path!r}"
         function = load(f"{module}:{name}", setting, FIX)
-        if not callable(function):
+        if not callable(function) or isinstance(function, type):
             raise ConfigError(f"{setting}: it is no function; {FIX}")
         yield Handler(function, tuple(patterns), path, {})

@@ -67,7 +67,7 @@ def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]
 def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
     """Tell whoever delivers that these rows are there, ids by destination."""
     kind = get_settings().DISPATCH
-    if kind == "celery" or (kind == "auto" and has_celery()):
+    if by_celery():
         from relaybox.contrib.django.tasks import deliver_or_queue
 
         deliver_or_queue(using, rows)
@@ -75,6 +75,19 @@ def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
         from relaybox.contrib.django.outbox import get_outbox
 
         get_outbox(using).wake(*rows)
+
+
+def by_celery() -> bool:
+    """Whether Celery's workers deliver."""
+    kind = get_settings().DISPATCH
+    return kind == "celery" or (kind == "auto" and has_celery())
+
+
+def deliverer() -> str | None:
+    """What delivers where no relay runs."""
+    if not by_celery():
+        return None
+    return f"a Celery worker, at the latest in the next sweep (every {get_settings().SWEEP_INTERVAL:g} s)"
 
 
 def in_tests() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import time
 from collections import defaultdict, deque
@@ -21,6 +22,7 @@ from relaybox.contrib.django.execute import get_tables
 from relaybox.contrib.django.signals import SignalObserver
 from relaybox.contrib.django.sink import CallersThread
 from relaybox.contrib.django.store import is_busy, open_store
+from relaybox.errors import RelayboxError
 from relaybox.maintenance.caretaker import Chores
 from relaybox.maintenance.tally import Tally
 from relaybox.observe import Observer
@@ -30,6 +32,8 @@ from relaybox.relay.relay import Relay
 from relaybox.sink import Sink
 from relaybox.sinks.handler import is_async
 from relaybox.wakes.local import Bell, LocalWake
+
+log = logging.getLogger("relaybox.django")
 
 PATIENCE = 5.0
 """Seconds that what is being sent has when the time is over."""
@@ -191,7 +195,12 @@ def _relay(
         wake=LocalWake(),
         only=only,
         tally=tally,
+        left_out=_tell_left_out,
     )
+
+
+def _tell_left_out(name: str, error: RelayboxError) -> None:
+    log.error("nothing is sent to %s from this process, the others go on: %s", name, error)
 
 
 def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:

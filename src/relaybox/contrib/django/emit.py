@@ -129,15 +129,17 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     if get_settings().REQUIRE_ATOMIC:
         raise NotInTransaction(
             "no transaction is open, so the event would commit apart from the change it belongs to; write"
-            " `with transaction.atomic():` around both, or set OUTBOX['REQUIRE_ATOMIC'] = False if that is"
-            " what you want"
+            " `with transaction.atomic():` around both (asynchronous code calls one such function by"
+            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False if that is what you want"
         )
     return False
 
 
 def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], dialect: Dialect) -> list[Emitted]:
     writing = write(emissions, get_statements(dialect), dialect)
-    emitted = drive(writing, functools.partial(_execute, connection))
+    # Some databases keep what a failed call had written; to commit that would lose an event to its own key.
+    with transaction.mark_for_rollback_on_error(using=connection.alias):
+        emitted = drive(writing, functools.partial(_execute, connection))
     rows = [
         row
         for emission, one in zip(emissions, emitted, strict=True)

@@ -62,11 +62,13 @@ def translated_error(error: Error) -> BaseException:
 
 
 def _translate(connection: BaseDatabaseWrapper) -> Callable[[Any], Any] | None:
-    """Where the backend has its own idea of times, back to what the core's dialect reads."""
+    """Where the backend has its own idea of times and bytes, back to what the core's dialect reads."""
     if connection.vendor == "sqlite":
         return _time_as_text
-    if connection.vendor == "postgresql" and not settings.USE_TZ:
-        return functools.partial(_in_zone, ZoneInfo(connection.timezone_name))
+    if connection.vendor == "postgresql":
+        zone = None if settings.USE_TZ else ZoneInfo(connection.timezone_name)
+        if zone is not None or connection.Database.__name__ == "psycopg2":
+            return functools.partial(_of_postgresql, zone)
     return None
 
 
@@ -75,6 +77,8 @@ def _time_as_text(value: Any) -> Any:
     return SQLITE.to_time(value.replace(tzinfo=UTC)) if isinstance(value, datetime) else value
 
 
-def _in_zone(zone: ZoneInfo, value: Any) -> Any:
-    """Without USE_TZ, times arrive in the session's zone and do not say so."""
+def _of_postgresql(zone: ZoneInfo | None, value: Any) -> Any:
+    """Without USE_TZ, times arrive in the session's zone and do not say so; psycopg2 hands out its memory."""
+    if isinstance(value, memoryview):
+        return value.tobytes()
     return value.replace(tzinfo=zone) if isinstance(value, datetime) and value.tzinfo is None else value

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from django.db import transaction
+from django.db import Error, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.enter import call
+from relaybox.contrib.django.store import is_busy
 from relaybox.envelope import event_of
 from relaybox.errors import PayloadError
 from relaybox.event import Delivery
@@ -23,6 +25,8 @@ log = logging.getLogger("relaybox.handler")
 
 SLICE = 0.02
 """Seconds of handlers after which the thread does what else waits for it: leases are extended there too."""
+
+LEFT_OPEN = "the handler left its transaction open, and what it wrote there was rolled back"
 
 
 class CallersThread:
@@ -93,4 +97,21 @@ class CallersThread:
                 "%s: the handler failed with %s", delivery.destination, describe(error), exc_info=error
             )
             return Retry(describe(error))
-        return Delivered()
+        finally:
+            left_open = not inside and _mend(connection_of(self._using))
+        return Retry(LEFT_OPEN) if left_open else Delivered()
+
+
+def _mend(connection: BaseDatabaseWrapper) -> bool:
+    """Roll back what a handler left open, in which nothing that follows would commit; whether it did."""
+    if not is_busy(connection):
+        return False
+    try:
+        while connection.in_atomic_block:
+            connection.atomic_blocks[-1].__exit__(Retry, Retry(LEFT_OPEN), None)
+        if not connection.get_autocommit():
+            connection.rollback()
+            connection.set_autocommit(True)
+    except Error:
+        connection.close()
+    return True

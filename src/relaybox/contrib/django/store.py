@@ -45,7 +45,8 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
     blocks = connection.atomic_blocks
     if blocks:
         return not blocks[-1]._from_testcase
-    return bool(connection.connection is not None and not connection.get_autocommit())
+    connected = connection.connection is not None
+    return not (connection.get_autocommit() if connected else connection.settings_dict["AUTOCOMMIT"])
 
 
 class DjangoDriver:

@@ -139,7 +139,8 @@ def run(event: Event) -> None:
         # With the whole path, by which a result's errors name their classes.
         raise Retry(f"{kind.__module__}.{describe(error)}") from error
     ended = replace(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
-    task_finished.send(type(task.get_backend()), task_result=ended)
+    # The task has done its work: a receiver that raises must not have it run again.
+    task_finished.send_robust(type(task.get_backend()), task_result=ended)
 
 
 def _task(call: Mapping[str, Any]) -> Task:

@@ -5,26 +5,35 @@ Both are safe in any number of workers at once.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from celery import shared_task
+from kombu.pools import producers
 
 from relaybox.contrib.django import queued
 from relaybox.contrib.django.conf import get_settings
+from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
+from relaybox.contrib.django.store import is_busy
 
 T = TypeVar("T")
+
+log = logging.getLogger("relaybox.django")
 
 LOST = 60.0
 """Seconds after which a queued task that has not begun is taken to be lost, and another is queued."""
 
 REST = 5.0
 """Seconds for which a broker that refused is not asked again, so that it does not slow every request down."""
+
+ANSWER = 2.0
+"""Seconds that Redis has to answer, unless ``broker_transport_options`` say otherwise."""
 
 
 @shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
@@ -58,6 +67,15 @@ def cleanup_delivered_outbox_events_task(using: str | None = None) -> int:
 
 def _deliver(using: str, sweep: bool) -> Drained:
     queued.clear(using)
+    if is_busy(connection_of(using)):
+        # Another task would find the same, and another after that.
+        log.error(
+            "nothing is delivered from %s: the task runs inside a transaction that is open already, as of a"
+            " task class that opens atomic(), or of DATABASES[%r]['AUTOCOMMIT'] = False",
+            using,
+            using,
+        )
+        return Drained(finished=False)
     drained = drain(using, seconds=get_settings().DRAIN_SECONDS, sweep=sweep)
     # An eager task would begin here and now, where this one could not go on.
     if not drained.finished and not deliver_outbox_events_task.app.conf.task_always_eager:
@@ -81,7 +99,8 @@ def _each(aliases: Iterable[str], work: Callable[[str], T]) -> list[T]:
 def deliver_or_queue(using: str, rows: Mapping[str, Sequence[str]]) -> None:
     """Deliver these rows now where tasks are eager, else have a worker look."""
     if deliver_outbox_events_task.app.conf.task_always_eager:
-        deliver_outbox_events_task.delay(using=using, rows=dict(rows))
+        # What goes wrong is for whoever called, whatever Celery's settings say of eager tasks.
+        deliver_outbox_events_task.apply(kwargs={"using": using, "rows": dict(rows)}, throw=True)
     else:
         queue(using)
 
@@ -100,7 +119,7 @@ def queue(using: str) -> None:
 
 def _publish(using: str) -> None:
     """Queue a task. A broker that is away is not waited for; one that lost the connection is asked anew."""
-    with deliver_outbox_events_task.app.producer_pool.acquire(block=True) as producer:
+    with _producers().acquire(block=True) as producer:
         producer.connection.ensure_connection(max_retries=0)
         deliver_outbox_events_task.apply_async(
             kwargs={"using": using},
@@ -110,6 +129,22 @@ def _publish(using: str) -> None:
             retry_policy={"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0},
             ignore_result=True,
         )
+
+
+def _producers() -> Any:
+    """Those of the application; Redis, which is waited for without end by default, has a limit."""
+    app = deliver_outbox_events_task.app
+    return producers[_connection(app, repr(app.conf.broker_write_url))]
+
+
+@lru_cache(maxsize=4)
+def _connection(app: Any, _url: str) -> Any:
+    """What the pool of an application's broker is known by; costly to make, so once for each URL."""
+    connection = app.connection_for_write()
+    if connection.get_transport_cls().driver_type == "redis":
+        for option in ("socket_timeout", "socket_connect_timeout"):
+            connection.transport_options.setdefault(option, ANSWER)
+    return connection
 
 
 class Broker:
