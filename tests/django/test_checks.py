@@ -114,6 +114,23 @@ def test_a_schedule_without_the_sweep_is_told(
     assert [code for code, _ in found({})] == codes
 
 
+@pytest.mark.parametrize(
+    ("limits", "codes"),
+    [
+        ({"task_soft_time_limit": 20}, ["W010"]),
+        ({"task_soft_time_limit": 35, "task_time_limit": 30}, ["W010", "W010"]),
+        ({"task_soft_time_limit": 60, "task_time_limit": 90}, []),
+    ],
+)
+def test_a_time_limit_that_would_end_a_delivery_is_told(
+    limits: dict[str, int], codes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(current_app.conf, "beat_schedule", beat_schedule({}))
+    for name, seconds in limits.items():
+        monkeypatch.setitem(current_app.conf, name, seconds)
+    assert [code for code, _ in found({})] == codes
+
+
 def test_no_schedule_at_all_is_told_unless_one_may_be_in_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -96,9 +96,7 @@ def test_operators_work_on_djangos_own_connection(using: str) -> None:
 
     assert [one["event_id"] for one in deliveries] == [str(emitted.event_id)]
     assert "(order.placed for memory)" in command("why", str(emitted.event_id), using=using)
-    assert "claimed by a Celery worker, at the latest" in command(
-        "why", str(emitted.event_id), using=using
-    )
+    assert "claimed by a Celery worker, at the latest" in command("why", str(emitted.event_id), using=using)
     assert "no relay runs; what is due is claimed by a Celery worker" in command("status", using=using)
     with override_settings(OUTBOX={"DISPATCH": "relay"}):
         assert "`manage.py outbox relay`" in command("why", str(emitted.event_id), using=using)

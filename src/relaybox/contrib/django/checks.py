@@ -20,6 +20,7 @@
 | relaybox.W007 | the sweep is not in beat's schedule |
 | relaybox.W008 | the tables are missing or too old (with ``--database``; no error, as ``migrate`` asks too) |
 | relaybox.W009 | events wait that no route takes (with ``--database``) |
+| relaybox.W010 | a time limit of Celery's is shorter than what the delivery task takes |
 """
 
 from __future__ import annotations
@@ -123,7 +124,6 @@ def _needs_relay(settings: OutboxSettings) -> bool:
 
 
 def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    from relaybox.contrib.django.beat import DELIVER
     from relaybox.contrib.django.dispatch import has_celery
 
     if settings.DISPATCH not in ("celery", "auto"):
@@ -131,15 +131,37 @@ def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
     if settings.DISPATCH == "celery" and find_spec("celery") is None:
         text = "OUTBOX: DISPATCH = 'celery': celery is not installed: pip install 'relaybox[celery]'"
         yield Error(text, id="relaybox.E007")
-    elif not has_celery():
-        if settings.DISPATCH == "celery":
-            text = "OUTBOX: DISPATCH = 'celery': the project has no Celery application"
-            hint = "Make one, and import it in the project's __init__.py, as Celery's documentation has it."
-            yield Warning(text, hint=hint, id="relaybox.W006")
-    elif _sweepless(DELIVER):
+    elif has_celery():
+        yield from _limits(settings)
+        yield from _schedule()
+    elif settings.DISPATCH == "celery":
+        text = "OUTBOX: DISPATCH = 'celery': the project has no Celery application"
+        hint = "Make one, and import it in the project's __init__.py, as Celery's documentation has it."
+        yield Warning(text, hint=hint, id="relaybox.W006")
+
+
+def _schedule() -> Iterator[CheckMessage]:
+    from relaybox.contrib.django.beat import DELIVER
+
+    if _sweepless(DELIVER):
         text = "the schedule of Celery's beat has no sweep: what is retried, or was not dispatched, stays"
         hint = "Add **relaybox.contrib.django.beat.beat_schedule(OUTBOX) to CELERY_BEAT_SCHEDULE."
         yield Warning(text, hint=hint, id="relaybox.W007")
+
+
+def _limits(settings: OutboxSettings) -> Iterator[CheckMessage]:
+    """A task that is ended in mid-delivery leaves its rows to wait until their leases run out."""
+    from celery import current_app
+
+    from relaybox.contrib.django.drain import PATIENCE
+
+    needed = settings.DRAIN_SECONDS + PATIENCE
+    for name in ("task_time_limit", "task_soft_time_limit"):
+        limit = current_app.conf[name]
+        if limit is not None and limit <= needed:
+            text = f"CELERY_{name.upper()} = {limit} ends the delivery task, which takes up to {needed:g} s"
+            hint = "Raise it, or lower OUTBOX['DRAIN_SECONDS']."
+            yield Warning(text, hint=hint, id="relaybox.W010")
 
 
 def _sweepless(task: str) -> bool:

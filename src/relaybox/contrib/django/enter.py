@@ -14,12 +14,12 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections
 
 from relaybox.connect import in_loop
@@ -38,7 +38,43 @@ def enter(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     if in_loop():
         with ThreadPoolExecutor(1, "relaybox-drain") as thread:
             return thread.submit(alone).result()
-    return async_to_sync(work)()
+    entered = _Entered(work)
+    try:
+        return async_to_sync(entered.run)()
+    except BaseException:
+        entered.leave()
+        raise
+
+
+class _Entered(Generic[T]):
+    """Work that a thread waits for; where that thread is interrupted, as by a time limit, it ends too."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._work = work
+        self._left = False
+        self._ended: Future[None] = Future()
+        self._begun: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Any] | None = None
+
+    async def run(self) -> T:
+        """Do the work."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        executor = getattr(AsyncToSync.executors, "current", None) or AsyncToSync.loop_thread_executors[loop]
+        self._begun = (loop, task, executor)
+        try:
+            if self._left:
+                raise asyncio.CancelledError
+            return await self._work()
+        finally:
+            self._ended.set_result(None)
+
+    def leave(self) -> None:
+        """Cancel it, and do for it what only this thread can, until it has ended."""
+        self._left = True
+        if self._begun is not None and not self._ended.done():
+            loop, task, executor = self._begun
+            loop.call_soon_threadsafe(task.cancel)
+            executor.run_until_future(self._ended)
 
 
 async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
