@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from io import StringIO
 from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
+from django.core.management import call_command
 from django.db import transaction
-from django_celery_beat.models import IntervalSchedule, PeriodicTask
+from django.test import override_settings
 
 from relaybox.contrib.django import emit_event, emit_events
 from relaybox.contrib.django.models import OutboxEvent, OutboxLeader
@@ -118,8 +121,8 @@ def test_every_pool_delivers(live: Live, broker: str, pool: str) -> None:
 @on_postgresql
 def test_postgresql_is_the_broker_and_the_schedule_is_in_the_database(live: Live) -> None:
     broker = workers.through_database(live.url)
-    every, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
-    PeriodicTask.objects.create(name="sweep", task=deliver_outbox_events_task.name, interval=every)
+    with override_settings(OUTBOX={**settings.OUTBOX, "SWEEP_INTERVAL": "1s"}):
+        call_command("outbox", "schedule", stdout=StringIO())
     with workers.sending_to("redis://127.0.0.1:1/0"):
         pay(live, 1)
     with (

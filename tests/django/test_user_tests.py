@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import IntegrityError, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 
 from relaybox import Event
 from relaybox.contrib.django import aemit_event, emit_event
 from relaybox.contrib.django.models import OutboxEvent
+from relaybox.contrib.django.tasks import (
+    cleanup_delivered_outbox_events_task,
+    deliver_outbox_events_task,
+)
 from relaybox.contrib.django.testing import OutboxTestMixin
 from relaybox.errors import ConfigError, UnknownDestination
 from tests.django.eager import eager, handled_by
@@ -53,6 +59,16 @@ class PlainTests(TestCase):
         self.assertEqual(len(callbacks), 1)
         self.assertEqual(received, [])
         self.assertEqual(OutboxEvent.objects.get().status, "pending")
+
+    def test_the_tasks_can_be_called(self) -> None:
+        place()
+        with override_settings(OUTBOX={"DATABASES": ["default"]}):
+            self.assertEqual(deliver_outbox_events_task()["delivered"], 1)
+            self.assertEqual(cleanup_delivered_outbox_events_task(), 0)
+            long_ago = OutboxEvent.objects.get().delivered_at - timedelta(hours=169)
+            OutboxEvent.objects.update(delivered_at=long_ago)
+            self.assertEqual(cleanup_delivered_outbox_events_task(), 1)
+        self.assertFalse(OutboxEvent.objects.exists())
 
     def test_the_callbacks_deliver_in_the_transaction_of_the_test(self) -> None:
         seen: list[bool] = []
