@@ -36,6 +36,7 @@ from uuid import UUID
 import msgspec
 
 from relaybox.errors import PayloadError, shorten
+from relaybox.program import Program
 
 BINARY = "binary"
 """The ``payload_encoding`` of a payload that is bytes."""
@@ -121,7 +122,8 @@ def _encode(value: Any, limits: Limits, root: str) -> str:
 def _check_size(size: int, limits: Limits, root: str) -> None:
     if size > limits.max_bytes:
         problem = f"{size:,} bytes is over the limit of {limits.max_bytes:,} bytes"
-        raise PayloadError(root, f"{problem}; send a reference to the data, or raise max_payload")
+        fix = f"send a reference to the data, or raise {Program.max_payload}"
+        raise PayloadError(root, f"{problem}; {fix}")
 
 
 def _same(value: Any, limits: Limits, room: int) -> Any:

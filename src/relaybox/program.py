@@ -10,6 +10,11 @@ class Program:
     migrate = "relaybox migrate"
     otherwise = ", or call outbox.migrate()"
     """How code makes the tables, where code does."""
+    route = 'add Route({!r}, to="…")'
+    """How a route is added for an event type."""
+    unrouted = 'unrouted = "store"'
+    max_payload = "max_payload"
+    """How settings are written that an application may have to change."""
 
     @staticmethod
     def deliverer() -> str | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from relaybox.config import OnUnrouted, Route
 from relaybox.errors import InvalidField, UnknownDestination, Unrouted
+from relaybox.program import Program
 
 UNROUTED = ""
 """The destination of an event that waits until a route takes it."""
@@ -80,7 +81,6 @@ def _unrouted_message(event_type: str, patterns: tuple[str, ...]) -> str:
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     listed = ", ".join(patterns[:20]) + (", …" if len(patterns) > 20 else "")
     routes = f"the routes take {listed}" if patterns else "there are no routes"
-    fix = (
-        f'add Route({event_type!r}, to="…"), or set unrouted = "store" to keep such events until a route does'
-    )
+    add, store = Program.route.format(event_type), Program.unrouted
+    fix = f"{add}, or set {store} to keep such events until a route does"
     return f"no route takes the event type {event_type!r}{hint} {routes}; {fix}"

@@ -143,6 +143,13 @@ def test_a_wrong_alias_is_told_with_what_was_meant() -> None:
         emit_event("order", 1, "order.placed", {}, using="defualt")
 
 
+def test_refusals_speak_of_the_settings_that_a_project_has(using: str) -> None:
+    with pytest.raises(Unrouted, match=r"add 'order.plcaed': \['…'\] to OUTBOX\['ROUTES'\]"):
+        emit_event("order", 1, "order.plcaed", {}, using=using)
+    with pytest.raises(PayloadError, match=r"raise OUTBOX\['MAX_PAYLOAD'\]"):
+        emit_event("order", 1, "order.placed", "x" * 2_000_000, using=using)
+
+
 def test_lazy_text_is_text(using: str) -> None:
     emit_event("order", 1, "order.placed", {"title": gettext_lazy("Yes")}, using=using)
 

@@ -27,6 +27,8 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         # What messages tell the reader to type.
         Program.name, Program.migrate = "manage.py outbox", "manage.py migrate relaybox"
         Program.otherwise = ""
+        Program.route = "add {!r}: ['…'] to OUTBOX['ROUTES']"
+        Program.unrouted, Program.max_payload = "OUTBOX['UNROUTED'] = 'store'", "OUTBOX['MAX_PAYLOAD']"
         Program.deliverer = staticmethod(deliverer)  # type: ignore[method-assign]
         setting_changed.connect(forget, dispatch_uid="relaybox")
         pre_migrate.connect(create_tables_without_migrations, sender=self, dispatch_uid="relaybox")
