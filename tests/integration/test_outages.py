@@ -176,8 +176,9 @@ async def test_events_that_time_out_at_a_healthy_receiver_are_failed_and_hold_up
     rows = shop.rows()
     assert rows[:count] == [("failed", 3, f"no answer from 127.0.0.1:{runner.port} within 0.2s")] * count
     assert {row[:2] for row in rows[count:]} == {("delivered", 1)}
-    # The first time may be an outage for all that is known: it is given back, and three more are counted.
-    assert {runner.tries[n] for n in range(count)} == {4}
+    # The first time may be an outage for all that is known: it is given back, and three more are counted. So
+    # may the second on a busy machine, where nothing else was answered in between.
+    assert {runner.tries[n] for n in range(count)} <= {4, 5}
     if count == 1:
         assert seen.changes == []
     # Five at once look like an outage, until a probe gets through.
