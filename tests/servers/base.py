@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -36,12 +37,14 @@ def apt_install(*packages: str) -> None:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise Unavailable(f"{names} is not installed, and only root on Debian can install it from here")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Parallel test processes may ask for the same package at the same time.
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-    # An update that fails does not matter if the lists of an earlier one do.
-    subprocess.run([*apt, "update"], env=environment, capture_output=True)
     install = [*apt, "install", "-y", "--no-install-recommends", *packages]
-    done = subprocess.run(install, env=environment, capture_output=True, text=True)
+    # One at a time: parallel test processes would spoil each other's lists of packages.
+    with Path(tempfile.gettempdir(), "relaybox-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # An update that fails does not matter if the lists of an earlier one do.
+        subprocess.run([*apt, "update"], env=environment, capture_output=True)
+        done = subprocess.run(install, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise Unavailable(f"apt-get install {names} failed: {last_line(done.stderr)}")
 
