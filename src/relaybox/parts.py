@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Handlers = Mapping[str, Callable[..., Any]]
 OpenSink = Callable[[Destination, Handlers], Sink]
+LeftOut = Callable[[str, RelayboxError], None]
 
 
 def open_relay(
@@ -62,7 +63,7 @@ def open_relay(
     wake: Wake | None = None,
     only: Mapping[str, Sequence[UUID]] | None = None,
     tally: Tally | None = None,
-    left_out: Callable[[str, RelayboxError], None] | None = None,
+    left_out: LeftOut | None = None,
 ) -> Relay:
     """A relay for every destination; nothing is connected to before it runs.
 
@@ -75,15 +76,7 @@ def open_relay(
 
     destinations = {destination.name: destination for destination in settings.destinations}
     served = [name for name in destinations if only is None or name in only]
-    sink_of = sink_of or open_sink
-    sinks: dict[str, Sink] = {}
-    for name in served:
-        try:
-            sinks[name] = sink_of(destinations[name], handlers)
-        except RelayboxError as error:
-            if left_out is None:
-                raise
-            left_out(name, error)
+    sinks = _open_sinks([destinations[name] for name in served], handlers, sink_of or open_sink, left_out)
     opened: list[Store | Wake] = []
     if wake is None:
         opened.append(wake := open_wake(settings))
@@ -102,16 +95,7 @@ def open_relay(
         random=random.random,
         owner=me.name,
     )
-    lanes = [
-        Lane(
-            destinations[name],
-            sinks[name],
-            shared,
-            _dead_letter(destinations[name], destinations),
-            None if only is None else tuple(only[name]),
-        )
-        for name in sinks
-    ]
+    lanes = [_open_lane(destinations[name], sink, shared, destinations, only) for name, sink in sinks.items()]
 
     async def close() -> None:
         for sink in sinks.values():
@@ -121,6 +105,31 @@ def open_relay(
         _ours.discard(me.name)
 
     return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
+
+
+def _open_lane(
+    destination: Destination,
+    sink: Sink,
+    shared: Shared,
+    others: Mapping[str, Destination],
+    only: Mapping[str, Sequence[UUID]] | None,
+) -> Lane:
+    chosen = None if only is None else tuple(only[destination.name])
+    return Lane(destination, sink, shared, _dead_letter(destination, others), chosen)
+
+
+def _open_sinks(
+    destinations: Sequence[Destination], handlers: Handlers, sink_of: OpenSink, left_out: LeftOut | None
+) -> dict[str, Sink]:
+    sinks = {}
+    for destination in destinations:
+        try:
+            sinks[destination.name] = sink_of(destination, handlers)
+        except RelayboxError as error:
+            if left_out is None:
+                raise
+            left_out(destination.name, error)
+    return sinks
 
 
 def new_tally(name: str | None = None) -> Tally:

@@ -179,6 +179,8 @@ def test_a_worker_queues_and_runs_it_once(live: Live, broker: str, pool: str) ->
         with transaction.atomic():
             ship.delay_via_outbox(8)
         workers.wait_for(lambda: shipped(live.using) == [7, 8], explain=lambda: worker.log)
+        worker.stop()
+    assert shipped(live.using) == [7, 8]
 
 
 @override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": "none", "BACKOFF": {"base": 1}})
