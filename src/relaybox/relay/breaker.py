@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relaybox.circuit import Circuit
+from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
 from relaybox.observe import Observer
 from relaybox.relay.decide import Opening
@@ -22,31 +23,37 @@ class Breaker:
     async def open(self, opening: Opening, *, probed: bool = False) -> None:
         """Open it, or pause the destination, and tell."""
         state = "paused" if opening.gone else "open"
+        reached("change circuit")
         try:
             done = await self._open(opening, probed)
         except StoreError as error:
             self._observer.trouble(self._name, "open the circuit", error)
         else:
+            reached("circuit changed")
             if done:
                 self._observer.circuit(self._name, state, opening.reason)
 
     async def close(self) -> None:
         """The probe got through."""
+        reached("change circuit")
         try:
             done = await self._store.close_circuit(self._name)
         except StoreError as error:
             self._observer.trouble(self._name, "close the circuit", error)
         else:
+            reached("circuit changed")
             if done:
                 self._observer.circuit(self._name, "closed", "")
 
     async def may_probe(self, seconds: float) -> bool:
         """Whether this relay is the one that probes; it has so many seconds for it."""
+        reached("change circuit")
         try:
             mine = await self._store.probe(self._name, seconds)
         except StoreError as error:
             self._observer.trouble(self._name, "probe", error)
             return False
+        reached("circuit changed")
         if mine:
             self._observer.circuit(self._name, "half_open", "")
         return mine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relaybox.config import Destination
+from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
 from relaybox.observe import Observer
 from relaybox.relay.batch import InFlight
@@ -45,11 +46,13 @@ class Extender:
         held = [delivery for batch in batches for delivery in batch.unsettled.values()]
         if not held:
             return True
+        reached("extend")
         try:
             lost = await self._store.extend(held, self._lease)
         except StoreError as error:
             self._observer.trouble(self._name, "extend leases", error)
             return False
+        reached("extended")
         for batch in batches:
             batch.until = now + self._lease
         # What was answered meanwhile is no longer leased because it is settled, or its settle will tell.

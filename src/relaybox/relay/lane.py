@@ -16,6 +16,7 @@ from uuid import UUID
 
 from relaybox.circuit import THRESHOLD, Circuit
 from relaybox.config import Destination
+from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
 from relaybox.outcome import Released, Retry
@@ -213,6 +214,7 @@ class Lane:
             only=self._only,
         )
         until = self._clock.now() + destination.lease
+        reached("claim")
         try:
             claim = await self._store.claim(want)
         except StoreError as error:
@@ -221,6 +223,7 @@ class Lane:
             self._observer.trouble(self.name, "claim", error)
             self._longest_rest = self._idle_for = 2 * destination.poll_interval
             return Claim(), until
+        reached("claimed")
         self._longest_rest = destination.poll_interval
         # A claim that passes the circuit tells nothing of it while there is nothing to try it with.
         if not probe or claim.deliveries or claim.failed:
@@ -241,6 +244,7 @@ class Lane:
     async def _send(self, batch: Batch, turn: bool) -> None:
         if not turn:
             await self._await_turn(len(batch.deliveries))
+        reached("send")
         try:
             answers = await self._sink.send(batch.deliveries, Sending(self, batch))
             pairs = list(zip(batch.deliveries, answers, strict=True))
@@ -281,6 +285,7 @@ class Lane:
 
     def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
         """Decide what becomes of a delivery, and have it settled."""
+        reached("answered")
         batch.answered.add(delivery.position)
         self._answered += 1
         if delivery.position not in batch.unsettled:
@@ -386,10 +391,12 @@ class Lane:
         """Give back what was not tried; if that fails, the leases run out."""
         if not deliveries:
             return
+        reached("release")
         try:
             await self._store.release(deliveries, on_failed=self._destination.on_failed or "skip")
         except StoreError as error:
             self._observer.trouble(self.name, "release", error)
+        reached("released")
 
     async def _end(self, patience: float) -> None:
         """When asked to stop: the round that is under way may itself wait for what is being sent."""

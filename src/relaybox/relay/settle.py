@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from relaybox.config import Destination
+from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
 from relaybox.observe import Observer
@@ -62,7 +63,9 @@ class Settler:
             self._enough.clear()
             self._began = self._clock.now()
             settlements, self._waiting = self._waiting, []
+            reached("settle")
             await self._settle(settlements)
+            reached("settled")
             self._settled([delivery for delivery, _ in settlements])
 
     async def _gather(self) -> None:
