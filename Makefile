@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help env demo example test lint check bench docs
+.PHONY: help env demo example test proof lint check bench docs
 
 ENV := .venv/.complete
 BENCH := .venv/.bench
@@ -33,6 +33,9 @@ test: $(ENV) $(DJANGO42) ## Run every test
 	.venv/bin/pytest -m slow
 	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/django
 	.venv-django42/bin/pytest --numprocesses 2 --dist loadfile tests/django -m 'not processes'
+
+proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names some of its parts
+	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(ONLY),--only $(ONLY))
 
 lint: $(ENV) ## Check style, formatting and the import layers
 	.venv/bin/ruff check

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
-from tests.servers import base, chromium, fresh, mariadb, postgres15, postgres18, redis, sqlite
+from tests.servers import base, chromium, fresh, mariadb, pgbouncer, postgres15, postgres18, redis, sqlite
 
 FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
 
@@ -24,6 +24,13 @@ def postgres18_url() -> Iterator[str]:
 def postgres15_url() -> Iterator[str]:
     """The URL of a PostgreSQL 15 server."""
     with available("PostgreSQL 15", postgres15.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_url(postgres18_url: str) -> Iterator[str]:
+    """The URL of a PgBouncer in transaction mode, in front of the PostgreSQL 18 server."""
+    with available("PgBouncer", pgbouncer.server(postgres18_url)) as url:
         yield url
 
 

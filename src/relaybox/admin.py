@@ -21,6 +21,7 @@ from relaybox.ledger import (
     Filter,
     Lane,
     Ledger,
+    Mark,
     Page,
     Place,
     Relay,
@@ -152,6 +153,22 @@ class Admin:
                 break
         return Page(tuple(found), cursor)
 
+    async def destination(self, name: str) -> Destination | None:
+        """A destination as it is configured; None: it only has rows. Raises where there is no such."""
+        await self._check_known(name)
+        return self._destinations.get(name)
+
+    async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
+        """What deliveries carry."""
+        return await self._ledger.contents(ids)
+
+    async def inbox(self, consumer: str) -> AsyncIterator[Sequence[Mark]]:
+        """What a consumer has processed, a batch at a time."""
+        after = ""
+        while marks := await self._ledger.marks(consumer, after):
+            yield marks
+            after = marks[-1].message_id
+
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
         """The delivery of that id, or every delivery of the event of that id; none where there is no such."""
         return tuple(
@@ -249,7 +266,7 @@ class Admin:
         for status in statuses:
             filter = Filter(status=status, destination=from_)
             audit = Audit(self._actor, "move", {"from": from_, "to": to, "status": status})
-            async for entries in self._walk(filter):
+            async for entries in self.walk(filter):
                 changed = len(entries) if dry_run else await change(entries, audit)
                 affected += changed
                 skipped += len(entries) - changed
@@ -298,7 +315,7 @@ class Admin:
         given = {name: value for name, value in asdict(filter).items() if value is not None}
         audit = Audit(self._actor, action, {"filter": given, **details})
         affected = skipped = 0
-        async for entries in self._walk(filter):
+        async for entries in self.walk(filter):
             changed = len(await act(entries, audit))
             affected += changed
             skipped += len(entries) - changed
@@ -332,7 +349,7 @@ class Admin:
             destinations=tuple(sorted({entries[id_].destination for id_ in changed})),
         )
 
-    async def _walk(self, filter: Filter) -> AsyncIterator[Sequence[Entry]]:
+    async def walk(self, filter: Filter) -> AsyncIterator[Sequence[Entry]]:
         """Everything that the filter is true of, each once, oldest first; not what comes in the meantime."""
         last = await self._ledger.newest()
         cursor: UUID | None = None

@@ -19,7 +19,7 @@ from relaybox.emit.transaction import Transaction
 from relaybox.errors import ConfigError
 from relaybox.event import Emitted
 from relaybox.schema import make_tables
-from relaybox.setting import known_only, parse_secret
+from relaybox.setting import known_only, reveal_database
 from relaybox.wakes.open import open_bell
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _settings(
     names = {field.name for field in dataclasses.fields(Settings)} - {"database", "destinations", "routes"}
     known_only(options, names, "Outbox")
     if database is not None:
-        url = parse_secret(database, "database").reveal(os.environ)
+        url = reveal_database(database, os.environ)
         return Settings(url, destinations, routes, **options)
     loaded = Settings.load(None, os.environ)
     # Checked by themselves first: a route may lead to a destination of the file.

@@ -115,6 +115,9 @@ def _encode(value: Any, limits: Limits, root: str) -> str:
         raise PayloadError(refused.path(root), refused.problem) from None
     except RecursionError:
         raise PayloadError(root, "it is nested deeper than Python's stack allows here; flatten it") from None
+    except Exception as error:
+        # Of a class of the caller's, which may fail at anything.
+        raise PayloadError(root, f"{type(error).__name__} while it was read; send plain values") from error
     _check_size(len(encoded), limits, root)
     return encoded.decode()
 

@@ -35,6 +35,7 @@ from relaybox.setting import (
     parse_secret,
     parse_size,
     read_toml,
+    reveal_database,
     wrong,
 )
 
@@ -248,7 +249,7 @@ class Route:
     @property
     def _where(self) -> str:
         # The events come first: while they are checked themselves, there is nothing to call the route by.
-        events = ", ".join(map(repr, self.__dict__.get("events", ())))
+        events = ", ".join(map(shorten, self.__dict__.get("events", ())))
         return f"route {events}: " if events else "route: "
 
     @classmethod
@@ -360,7 +361,7 @@ def _database(named: tuple[str, Any] | None, env: Mapping[str, str]) -> str:
     if named is None:
         return DEFAULT_DATABASE
     setting, value = named
-    return normalize_url(parse_secret(value, setting).reveal(env), setting)
+    return normalize_url(reveal_database(value, env, setting), setting)
 
 
 def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any] | None:
@@ -381,7 +382,12 @@ def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
     own, shared = Path("relaybox.toml"), Path("pyproject.toml")
     if own.is_file():
         return own
-    return shared if shared.is_file() and "relaybox" in read_toml(shared).get("tool", {}) else None
+    return shared if shared.is_file() and "relaybox" in _tools(read_toml(shared)) else None
+
+
+def _tools(data: dict[str, Any]) -> dict[str, Any]:
+    tools = data.get("tool")
+    return tools if isinstance(tools, dict) else {}
 
 
 def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
@@ -393,7 +399,7 @@ def _table(path: Path) -> dict[str, Any]:
     data = read_toml(path)
     general = {item.name for item in fields(Settings)} - {"destinations", "routes"}
     if path.name == "pyproject.toml":
-        given = data.get("tool", {}).get("relaybox")
+        given = _tools(data).get("relaybox")
         if given is None:
             raise ConfigError(f"{path} has no [tool.relaybox] table; add one, or write relaybox.toml")
         return known_only(given, general | {"destinations", "routes"}, "[tool.relaybox]")

@@ -117,5 +117,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def shorten(value: object, limit: int = 60) -> str:
     """``repr(value)``, cut to a length that fits into a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        # Its class may fail at this, and Python refuses to print an integer of some thousand digits.
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

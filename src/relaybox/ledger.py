@@ -35,7 +35,12 @@ class State(StrEnum):
     DELIVERED = "delivered"
     FAILED = "failed"
     DISCARDED = "discarded"
+    UNKNOWN = "unknown"
+    """Of a newer version, or of somebody's own making: nothing here touches it."""
 
+
+FINAL = ("delivered", "failed", "discarded")
+"""The statuses of rows that nothing moves but an operator."""
 
 Choice = Literal[
     "pending", "due", "scheduled", "parked", "sending", "processing", "delivered", "completed", "failed",
@@ -74,8 +79,10 @@ class Entry:
     @property
     def state(self) -> State:
         """Where it was at that moment."""
-        if self.status != "pending":
+        if self.status in FINAL:
             return State(self.status)
+        if self.status != "pending":
+            return State.UNKNOWN
         if self.leased_until is not None and self.leased_until > self.seen_at:
             return State.SENDING
         if self.next_attempt_at is None:
@@ -106,6 +113,14 @@ class Content:
     payload_data: bytes | None
     payload_encoding: str | None
     headers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A row of ``inbox_message``: that a consumer has processed a message."""
+
+    message_id: str
+    processed_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +255,14 @@ class Ledger(Protocol):
 
     async def content(self, id_: UUID) -> Content | None:
         """What a delivery carries."""
+        ...
+
+    async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
+        """What each of these deliveries carries."""
+        ...
+
+    async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
+        """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""
         ...
 
     async def attempts(self, id_: UUID) -> tuple[Attempt, ...]:

@@ -67,7 +67,13 @@ def resolve(
 
 
 def _named(explicit: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys((explicit,) if isinstance(explicit, str) else explicit))
+    try:
+        given = (explicit,) if isinstance(explicit, str) else tuple(explicit)
+    except Exception:
+        raise InvalidField("destinations", explicit, "give a list of names") from None
+    if not all(isinstance(name, str) for name in given):
+        raise InvalidField("destinations", explicit, "give names, which are text")
+    names = tuple(dict.fromkeys(map(str.__str__, given)))
     if not names:
         raise InvalidField("destinations", explicit, "name at least one, or leave it out to use the routes")
     for name in names:

@@ -109,7 +109,18 @@ def _uuid_mysql(element: _MysqlUuid, compiler: Any, **_: Any) -> str:
 
 UUID = sa.Uuid().with_variant(_MysqlUuid(native_uuid=False), *MYSQL)
 TIME = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *MYSQL)
-JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+
+
+class _Json(sa.JSON):
+    """JSON, on SQLite a text: in a column of the type JSON it would make a number of one that is a number."""
+
+
+@compiles(_Json, "sqlite")
+def _json_sqlite(element: _Json, compiler: Any, **_: Any) -> str:
+    return "TEXT"
+
+
+JSON = _Json().with_variant(postgresql.JSONB(), "postgresql")
 BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

@@ -27,6 +27,12 @@ Kept = TypeVar("Kept")
 Parse: TypeAlias = Callable[[Any, str], Kept]
 """Makes the value that is kept of the one given; the text is the setting's name, for messages."""
 
+LONGEST_DURATION = 36_500 * 86_400.0
+"""Seconds; every database can add them to its clock, and take them from it."""
+
+MOST = 2**31 - 1
+"""Of whatever is counted: what every database keeps in a column."""
+
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
@@ -55,7 +61,15 @@ class Setting(Generic[Given, Kept]):
         return self._default if instance is None else instance.__dict__[self._name]
 
     def __set__(self, instance: Any, value: Given) -> None:
-        instance.__dict__[self._name] = self._parse(value, f"{instance._where}{self._name}")
+        setting = f"{instance._where}{self._name}"
+        try:
+            instance.__dict__[self._name] = self._parse(value, setting)
+        except ConfigError:
+            raise
+        except Exception as error:
+            # An object of the caller's, which may fail at anything; not shown, because it may be a secret.
+            seen = f"of type {type(value).__name__}, which fails with {type(error).__name__}"
+            raise ConfigError(f"{setting} is {seen}; write a plain value") from error
 
 
 class Secret:
@@ -120,10 +134,14 @@ def known_only(
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} is a {type(mapping).__name__}; write a table of settings")
     names = set(known)
-    for name in mapping:
+    try:
+        given = dict(mapping)
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be read: {type(error).__name__}; write a plain table") from error
+    for name in given:
         if name not in names:
             raise UnknownSetting(str(name), names, where, (fixes or {}).get(name))
-    return dict(mapping)
+    return given
 
 
 def mask_url(url: str) -> str:
@@ -139,6 +157,8 @@ def parse_duration(value: Duration, setting: str) -> float:
         seconds = float(match[1]) * _SECONDS[match[2]]
     if not 0 <= seconds < math.inf:
         raise wrong(setting, value, "write a duration such as '50ms', '2s', '5m', '1h' or '7d'")
+    if seconds > LONGEST_DURATION:
+        raise wrong(setting, value, "write no more than 36500d, which is a hundred years")
     return seconds
 
 
@@ -192,7 +212,9 @@ def parse_count(value: int, setting: str) -> int:
     """A whole number, 1 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise wrong(setting, value, "write a whole number, 1 or more")
-    return value
+    if value > MOST:
+        raise wrong(setting, value, f"write no more than {MOST}")
+    return int.__int__(value)
 
 
 def parse_flag(value: bool, setting: str) -> bool:
@@ -241,6 +263,15 @@ def parse_secret(value: str | Secret, setting: str) -> Secret:
     raise ConfigError(f"{setting} is {seen}; write {what}, env:NAME or file:PATH")
 
 
+def reveal_database(value: Any, env: Mapping[str, str], setting: str = "database") -> str:
+    """The database's URL, of itself, ``env:NAME`` or ``file:PATH``."""
+    secret = parse_secret(value, setting)
+    try:
+        return secret.reveal(env)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+
+
 def parse_name(value: str, setting: str) -> str:
     """A name of 1 to 100 characters that any database keeps and any log prints."""
     if not isinstance(value, str) or not 1 <= len(value) <= 100:
@@ -262,6 +293,8 @@ def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
 
 def parse_networks(value: Iterable[str], setting: str) -> tuple[str, ...]:
     """Networks such as ``10.0.0.0/8``."""
+    if not isinstance(value, Iterable):
+        raise wrong(setting, value, "write a list of networks such as ['10.0.0.0/8']")
     entries = (value,) if isinstance(value, str) else tuple(value)
     for entry in entries:
         try:
@@ -284,5 +317,5 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; create it, or name another file") from None
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None

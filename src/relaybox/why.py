@@ -17,7 +17,7 @@ SILENT = timedelta(seconds=15)
 
 Kind: TypeAlias = Literal[
     "delivered", "failed", "discarded", "sending", "paused", "circuit_open", "circuit_half_open", "unrouted",
-    "unknown_destination", "parked", "backing_off", "scheduled", "lease_expired", "due",
+    "unknown_destination", "unknown_status", "parked", "backing_off", "scheduled", "lease_expired", "due",
 ]  # fmt: skip
 
 
@@ -84,6 +84,9 @@ def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
         return Reason(entry, "delivered", text)
     if entry.status == "discarded":
         return Reason(entry, "discarded", f"was discarded by an operator at {at(entry.updated_at)}")
+    if entry.state is State.UNKNOWN:
+        text = f"has the status {entry.status!r}, which this version does not know and leaves alone"
+        return Reason(entry, "unknown_status", text)
     crashes = f"; its relay died {_count(entry.crashes, 'time')}" if entry.crashes else ""
     text = (
         f"failed at {at(entry.updated_at)} after {_count(entry.attempts, 'attempt')}{crashes}: "

@@ -107,6 +107,17 @@ def test_operators_work_on_djangos_own_connection(using: str) -> None:
     assert OutboxEvent.objects.using(using).get().status == "discarded"
 
 
+def test_what_a_consumer_recorded_is_verified(using: str, tmp_path: Path) -> None:
+    emitted = place(using)
+    recorded = tmp_path / "recorded"
+    recorded.write_text(json.dumps({"id": str(emitted.event_id), "data": {"total": 42}}))
+    document = json.loads(command("verify", "memory", str(recorded), "--json", "--using", using))
+    assert (document["ok"], document["events"], document["payloads"]) == (True, 1, 1)
+    recorded.write_text(json.dumps({"id": str(emitted.event_id), "data": {"total": 43}}))
+    with pytest.raises(CommandError, match="ended with status 1"):
+        command("verify", "memory", str(recorded), using=using)
+
+
 def test_a_status_that_is_not_0_is_a_command_error(using: str) -> None:
     stderr = StringIO()
     with pytest.raises(CommandError, match="ended with status 1") as raised:

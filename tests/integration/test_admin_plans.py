@@ -91,6 +91,8 @@ async def everything(ledger: SqlLedger) -> None:
     assert await ledger.find(entry.id)
     assert not await ledger.find(uuid4())
     await ledger.content(entry.id)
+    assert await ledger.contents([entry.id])
+    assert not await ledger.marks("nobody", "")
     await ledger.attempts(entry.id)
     [keyed] = (await ledger.search(Filter(status="pending", destination="rare"), 1)).entries
     assert await ledger.head("rare", keyed.ordering_key or "", block=True)

@@ -12,8 +12,8 @@ HASTY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 @contextmanager
-def cluster(binaries: Path, *, durable: bool) -> Iterator[str]:
-    """Run a new cluster and yield the URL of its database."""
+def cluster(binaries: Path, *, durable: bool, prefix: base.Command = ()) -> Iterator[str]:
+    """Run a new cluster and yield the URL of its database. ``prefix`` begins the server's command."""
     settings = [
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
@@ -27,7 +27,7 @@ def cluster(binaries: Path, *, durable: bool) -> Iterator[str]:
 
         def command(port: int) -> base.Command:
             options = [word for setting in settings for word in ("-c", setting)]
-            return [binaries / "postgres", "-D", data, "-p", str(port), *options]
+            return [*prefix, binaries / "postgres", "-D", data, "-p", str(port), *options]
 
         with base.running(command, directory, ready="ready to accept connections") as port:
             yield f"postgresql://relaybox:relaybox@127.0.0.1:{port}/postgres"

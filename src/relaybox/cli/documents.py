@@ -41,12 +41,20 @@ def detail_document(detail: Detail) -> dict[str, Any]:
     if content is not None:
         data = content.payload_data
         document |= {
-            "payload": None if content.payload is None else json.loads(content.payload),
+            "payload": None if content.payload is None else _document(content.payload),
             "payload_data": None if data is None else base64.b64encode(data).decode(),
             "payload_encoding": content.payload_encoding,
-            "headers": json.loads(content.headers),
+            "headers": _document(content.headers),
         }
     return {**document, "failed_attempts": [_plain(asdict(attempt)) for attempt in detail.attempts]}
+
+
+def _document(text: str) -> Any:
+    """The JSON; where it is none, the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def reason_document(reason: Reason) -> dict[str, Any]:

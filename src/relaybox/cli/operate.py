@@ -61,11 +61,12 @@ def parse_moment(text: str, setting: str, direction: int) -> datetime:
 
     try:
         moment = datetime.fromisoformat(text)
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     except ValueError:
-        pass
+        moment = None
     try:
-        return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))
+        if moment is None:
+            return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ConfigError, OverflowError):
         fix = "write a duration such as '30m', '1h' or '7d', or a time such as '2026-01-31T12:00:00Z'"
         raise ConfigError(f"{setting} = {text!r}: {fix}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import EllipsisType
 from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid7
 
 from relaybox.codec import Limits, encode_headers, encode_payload
 from relaybox.config import Destination, Settings
-from relaybox.errors import InvalidField
+from relaybox.errors import InvalidField, PayloadError
 from relaybox.routing import Routes, resolve
 from relaybox.stores.dialects import Dialect
 
@@ -114,13 +114,15 @@ class RowBuilder:
 def _text(field: str, value: Any, longest: int) -> str:
     if not isinstance(value, str):
         raise InvalidField(field, value, "it must be text")
-    if not value:
-        raise InvalidField(field, value, "it must not be empty")
-    if len(value) > longest:
-        raise InvalidField(field, value, f"it has {len(value)} characters and may have at most {longest}")
-    if not (value.isascii() and value.isprintable()) and not _storable(value):
-        raise InvalidField(field, value, "it holds a NUL or a lone surrogate; remove it")
-    return value
+    # Not all drivers know subclasses, and one may lie about itself.
+    text: str = value if type(value) is str else str.__str__(value)
+    if not text:
+        raise InvalidField(field, text, "it must not be empty")
+    if len(text) > longest:
+        raise InvalidField(field, text, f"it has {len(text)} characters and may have at most {longest}")
+    if not (text.isascii() and text.isprintable()) and not _storable(text):
+        raise InvalidField(field, text, "it holds a NUL or a lone surrogate; remove it")
+    return text
 
 
 def _storable(value: str) -> bool:
@@ -131,9 +133,10 @@ def _aggregate_id(value: Any) -> str:
     if isinstance(value, str):
         return _text("aggregate_id", value, 255)
     if isinstance(value, UUID):
-        return str(value)
+        return UUID.__str__(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidField("aggregate_id", value, "give text, an integer or a UUID")
+    value = int.__int__(value)
     # Beyond some thousand digits Python refuses to print an integer at all.
     if value.bit_length() > 800:
         seen = f"an integer of {value.bit_length()} bits"
@@ -144,28 +147,45 @@ def _aggregate_id(value: Any) -> str:
 def _deliver_at(value: Any, dialect: Dialect) -> Any:
     if not isinstance(value, datetime):
         raise InvalidField("deliver_at", value, "give a datetime with a time zone")
-    if value.utcoffset() is None:
+    if value.tzinfo is None or _offset(value) is None:
         fix = "it has no time zone; write datetime.now(UTC) + … or add tzinfo=UTC"
         raise InvalidField("deliver_at", value, fix)
     try:
-        return dialect.to_time(value.astimezone(UTC))
+        moment = datetime.astimezone(value, UTC)
     except OverflowError:
         raise InvalidField("deliver_at", value, "it is outside the years that UTC can write") from None
+    # Not all drivers know subclasses.
+    return dialect.to_time(datetime.combine(datetime.date(moment), datetime.timetz(moment)))
+
+
+def _offset(value: datetime) -> timedelta | None:
+    try:
+        return datetime.utcoffset(value)
+    except Exception as error:
+        problem = f"its time zone fails with {type(error).__name__}; give one such as UTC"
+        raise InvalidField("deliver_at", value, problem) from error
 
 
 def _headers(call: Call, limits: Limits) -> str:
-    if call.tenant is None or not isinstance(call.headers or {}, Mapping):
-        return encode_headers(call.headers, limits) if call.headers else "{}"
-    return encode_headers({**(call.headers or {}), "tenant": _text("tenant", call.tenant, 255)}, limits)
+    if call.headers is None and call.tenant is None:
+        return "{}"
+    try:
+        headers = dict(call.headers) if isinstance(call.headers, Mapping) else call.headers or {}
+    except Exception as error:
+        raise PayloadError("headers", f"{type(error).__name__} while they were read; give a dict") from error
+    if call.tenant is not None and isinstance(headers, dict):
+        headers["tenant"] = _text("tenant", call.tenant, 255)
+    return encode_headers(headers, limits)
 
 
 def _max_attempts(call: Call, destination: Destination | None) -> int:
     if call.max_attempts is not None:
         if isinstance(call.max_attempts, bool) or not isinstance(call.max_attempts, int):
             raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
-        if not 1 <= call.max_attempts <= 2**31 - 1:
+        attempts = int.__int__(call.max_attempts)
+        if not 1 <= attempts <= 2**31 - 1:
             raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
-        return call.max_attempts
+        return attempts
     return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
 
 

@@ -23,6 +23,10 @@ from relaybox.upkeep import Member, Router, Upkeep
 RENEW, PRUNE, SWEEP, FLUSH, ROUTE = 5.0, 60.0, 30.0, 10.0, 2.0
 """Seconds between two runs of a job; whoever routes keeps an interval of its own within a term."""
 
+AGAIN = 1.0
+"""Seconds after which a job that failed is tried again, where it would not be sooner: without a heartbeat a
+relay sends nothing, and the first of them after an outage should not be long in coming."""
+
 log = logging.getLogger(__name__)
 
 Job = Callable[[], Awaitable[Any]]
@@ -134,11 +138,12 @@ class Caretaker:
         return led
 
     async def _every(self, seconds: float, doing: str, job: Job) -> None:
-        while await self._rest(seconds):
-            await self._try(doing, job)
+        pause = seconds
+        while await self._rest(pause):
+            pause = seconds if await self._try(doing, job) else min(seconds, AGAIN)
 
-    async def _try(self, doing: str, job: Job) -> None:
-        """Do it; what goes wrong is logged once until it goes right again."""
+    async def _try(self, doing: str, job: Job) -> bool:
+        """Do it, and say whether that worked; what goes wrong is logged once until it goes right again."""
         try:
             await job()
         except Exception as error:
@@ -146,10 +151,11 @@ class Caretaker:
                 self._troubled.add(doing)
                 known = isinstance(error, StoreError)
                 log.warning("upkeep cannot %s: %s; it is tried again", doing, error, exc_info=not known)
-        else:
-            if doing in self._troubled:
-                self._troubled.discard(doing)
-                log.info("upkeep can %s again", doing)
+            return False
+        if doing in self._troubled:
+            self._troubled.discard(doing)
+            log.info("upkeep can %s again", doing)
+        return True
 
     async def _rest(self, seconds: float) -> bool:
         """Wait so long, or until stopped; whether to go on."""

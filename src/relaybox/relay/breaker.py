@@ -5,19 +5,18 @@ from __future__ import annotations
 from relaybox.circuit import Circuit
 from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
-from relaybox.observe import Observer
 from relaybox.relay.decide import Opening
-from relaybox.store import Store
+from relaybox.relay.shared import Shared
 
 
 class Breaker:
     """Writes what becomes of one destination's circuit. A database that is away leaves it as it was."""
 
-    def __init__(self, name: str, owner: str, store: Store, observer: Observer, circuit: Circuit) -> None:
+    def __init__(self, name: str, shared: Shared, circuit: Circuit) -> None:
         self._name = name
-        self._owner = owner
-        self._store = store
-        self._observer = observer
+        self._owner = shared.owner
+        self._store = shared.store
+        self._observer = shared.observer
         self._circuit = circuit
 
     async def open(self, opening: Opening, *, probed: bool = False) -> None:

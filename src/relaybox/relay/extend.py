@@ -5,10 +5,8 @@ from __future__ import annotations
 from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
-from relaybox.observe import Observer
 from relaybox.relay.batch import InFlight
-from relaybox.relay.clock import Clock
-from relaybox.store import Store
+from relaybox.relay.shared import Shared
 
 LOOKS = 6
 """A lease. So two thirds of it are left at least when a delivery begins: more than the time that it has by
@@ -22,14 +20,12 @@ class Extender:
     It looks several times a lease (more often after an error) and extends what it saw before.
     """
 
-    def __init__(
-        self, destination: Destination, store: Store, observer: Observer, clock: Clock, in_flight: InFlight
-    ) -> None:
+    def __init__(self, destination: Destination, shared: Shared, in_flight: InFlight) -> None:
         self._name = destination.name
         self._lease = destination.lease
-        self._store = store
-        self._observer = observer
-        self._clock = clock
+        self._store = shared.store
+        self._observer = shared.observer
+        self._clock = shared.clock
         self._in_flight = in_flight
 
     async def run(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
 from relaybox.relay.probe import choose, probe_is_due
+from relaybox.relay.sending import Sending
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
@@ -64,14 +66,13 @@ class Lane:
         self._dead_letter = dead_letter
         self._only = only
         self._circuit = Circuit()
-        self._breaker = Breaker(self.name, shared.owner, self._store, self._observer, self._circuit)
+        self._breaker = Breaker(self.name, shared, self._circuit)
         self._policy = Policy(destination, self._circuit, shared.random)
         self._sizing = Sizing(destination)
         self._in_flight = InFlight(self._changed)
-        self._settler = Settler(
-            destination, self._store, self._observer, self._clock, dead_letter, self._in_flight.drop
-        )
-        self._extender = Extender(destination, self._store, self._observer, self._clock, self._in_flight)
+        self._pause = partial(shared.pause, destination.poll_interval)
+        self._settler = Settler(destination, shared, dead_letter, self._in_flight.drop)
+        self._extender = Extender(destination, shared, self._in_flight)
         self._sends: set[asyncio.Task[None]] = set()
         self._opening: Opening | None = None
         self._halted = asyncio.Event()
@@ -82,6 +83,8 @@ class Lane:
         self._idle_for = SHORTEST_POLL
         self._longest_rest = destination.poll_interval
         self._raises = False
+        self._refused = False
+        self._standing_back = False
         self._stop = asyncio.Event()
 
     @property
@@ -108,7 +111,7 @@ class Lane:
                 self._observer.trouble(self.name, "run", error)
                 self._in_flight.forget()
                 self._resume()
-                await self._clock.sleep(2 * self._destination.poll_interval)
+                await self._clock.sleep(self._pause())
 
     async def drain(self, since: datetime, patience: float) -> bool:
         """Deliver what is due, then return; what was emitted after ``since`` does not keep it going.
@@ -221,9 +224,11 @@ class Lane:
             if self._raises:
                 raise
             self._observer.trouble(self.name, "claim", error)
-            self._longest_rest = self._idle_for = 2 * destination.poll_interval
+            self._refused = True
+            self._longest_rest = self._idle_for = self._pause()
             return Claim(), until
         reached("claimed")
+        self._refused = False
         self._longest_rest = destination.poll_interval
         # A claim that passes the circuit tells nothing of it while there is nothing to try it with.
         if not probe or claim.deliveries or claim.failed:
@@ -276,6 +281,7 @@ class Lane:
         left = batch.until - self._clock.now()
         may = (
             not self._halted.is_set()
+            and not self._standing_back
             and left > LEASE_LEFT_TO_BEGIN * self._destination.lease
             and delivery.position in batch.unsettled
         )
@@ -352,8 +358,21 @@ class Lane:
     async def _keep_to_share(self) -> None:
         """As relays come and go, also while nothing is claimed."""
         while True:
-            self._sink.limit(self._shared.share(self._destination.concurrency))
+            share = self._shared.share(self._destination.concurrency)
+            self._sink.limit(share)
+            if not share:
+                await self._stand_back()
             await self._clock.sleep(1.0)
+
+    async def _stand_back(self) -> None:
+        """The others have every place: let them have what has not begun here, or it would wait for ever."""
+        left = [delivery for batch in self._in_flight for delivery in batch.unbegun()]
+        self._standing_back = True
+        try:
+            if await self._release(left):
+                self._in_flight.drop(left)
+        finally:
+            self._standing_back = False
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
@@ -387,16 +406,18 @@ class Lane:
             found |= suspect
         return found
 
-    async def _release(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back what was not tried; if that fails, the leases run out."""
+    async def _release(self, deliveries: Sequence[Delivery]) -> bool:
+        """Give back what was not tried; if that fails, the leases run out. Whether it was given back."""
         if not deliveries:
-            return
+            return True
         reached("release")
         try:
             await self._store.release(deliveries, on_failed=self._destination.on_failed or "skip")
         except StoreError as error:
             self._observer.trouble(self.name, "release", error)
+            return False
         reached("released")
+        return True
 
     async def _end(self, patience: float) -> None:
         """When asked to stop: the round that is under way may itself wait for what is being sent."""
@@ -413,7 +434,9 @@ class Lane:
     async def _give_up(self, patience: float) -> None:
         """Wait for what is being sent, and give the rest back."""
         if self._sends:
-            _, late = await asyncio.wait(self._sends, timeout=patience)
+            # Whatever is still in a send without having begun waits for a place, and may do so for long.
+            under_way = any(batch.unanswered() for batch in self._in_flight)
+            _, late = await asyncio.wait(self._sends, timeout=patience if under_way else 0.0)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -456,8 +479,8 @@ class Lane:
 
     def _changed(self) -> None:
         self._room.set()
-        if self._destination.ordered:
-            # The next of each key is due now.
+        if self._destination.ordered or self._refused:
+            # The next of each key is due now; or the database, which refused, is there again.
             self._shared.wake.wake(self.name)
 
     async def _until_done(self, batch: Batch) -> None:
@@ -475,19 +498,3 @@ class Lane:
     async def _until_changed(self) -> None:
         await self._room.wait()
         self._room.clear()
-
-
-class Sending:
-    """The ``Progress`` of one batch."""
-
-    def __init__(self, lane: Lane, batch: Batch) -> None:
-        self._lane = lane
-        self._batch = batch
-
-    def begin(self, delivery: Delivery) -> bool:
-        """Whether it may be sent now."""
-        return self._lane.may_begin(self._batch, delivery)
-
-    def report(self, delivery: Delivery, answer: Answer) -> None:
-        """It was answered so."""
-        self._lane.answer(self._batch, delivery, answer)

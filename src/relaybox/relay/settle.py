@@ -6,14 +6,14 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
-from relaybox.observe import Observer
-from relaybox.relay.clock import Clock
-from relaybox.store import DeadLetter, Settlement, Store
+from relaybox.relay.shared import Shared
+from relaybox.store import DeadLetter, Settlement
 
 GAP, GAP_WHERE_ORDERED = 0.05, 0.02
 """Seconds between the beginnings of two settles, unless there is enough for the next one. Where events are
@@ -27,16 +27,15 @@ class Settler:
     def __init__(
         self,
         destination: Destination,
-        store: Store,
-        observer: Observer,
-        clock: Clock,
+        shared: Shared,
         dead_letter: DeadLetter | None,
         settled: Callable[[Sequence[Delivery]], None],
     ) -> None:
         self._destination = destination
-        self._store = store
-        self._observer = observer
-        self._clock = clock
+        self._store = shared.store
+        self._observer = shared.observer
+        self._clock = shared.clock
+        self._pause = partial(shared.pause, destination.poll_interval)
         self._dead_letter = dead_letter
         self._settled = settled
         self._waiting: list[Settlement] = []
@@ -51,7 +50,8 @@ class Settler:
         """Settle this with the next statement."""
         self._waiting.append(settlement)
         self._news.set()
-        if len(self._waiting) >= ENOUGH:
+        # A suspect is in flight alone, and the next one waits for it.
+        if len(self._waiting) >= ENOUGH or settlement.delivery.suspect:
             self._enough.set()
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class Settler:
             except StoreError as error:
                 self.in_trouble = True
                 self._observer.trouble(destination.name, "settle", error)
-                await self._clock.sleep(2 * destination.poll_interval)
+                await self._clock.sleep(self._pause())
             else:
                 self.in_trouble = False
                 self._observer.settled(destination.name, settlements, lost)

@@ -29,3 +29,7 @@ class Shared:
     share: Callable[[int], int] = _whole
     quarantine: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a suspect is in flight: when it kills the process, no other suspect shall be blamed."""
+
+    def pause(self, poll_interval: float) -> float:
+        """Seconds until a database that refused is asked again; relays that lost it together come apart."""
+        return poll_interval * (1.0 + 0.8 * self.random())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_type_hints
 from uuid import UUID
 
 from relaybox.codec import Limits
@@ -16,6 +16,14 @@ from relaybox.program import Program
 _ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
     Delivery.__struct_fields__.index, ("id", "event_id", "created_at", "lease_token")
 )
+_TYPES: tuple[Any, ...] = tuple(get_type_hints(Delivery)[name] for name in Delivery.__struct_fields__)
+
+EARLIEST = datetime.min.replace(tzinfo=UTC)
+"""What is read of a time that is none: a row may have been edited by hand."""
+
+
+class Unreadable(Exception):
+    """A row that no delivery can be made of; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +42,57 @@ class Dialect:
     """Whether one statement changes two tables, or changes a row and answers with what it was."""
     native: bool = False
     """Whether UUIDs and times arrive as Python's own."""
+    typed: bool = True
+    """Whether a column holds nothing but values of its type."""
     quote: str = '"'
 
     def delivery(self, row: Sequence[Any]) -> Delivery:
-        """A claimed row as a value."""
+        """A claimed row as a value; raises ``Unreadable``."""
         if self.native:
             return Delivery(*row)
         values = list(row)
-        for index in (_ID, _EVENT_ID, _LEASE_TOKEN):
-            values[index] = self.from_uuid(values[index])
+        try:
+            for index in (_ID, _EVENT_ID, _LEASE_TOKEN):
+                values[index] = self.from_uuid(values[index])
+        except (ValueError, TypeError, AttributeError):
+            raise Unreadable("its id or its event_id is no UUID") from None
+        if self.to_uuid(values[_ID]) != row[_ID]:
+            raise Unreadable("its id is not written as 32 hexadecimal digits, by which it would be settled")
         values[_CREATED_AT] = self.from_time(values[_CREATED_AT])
+        if not self.typed and not all(map(isinstance, values, _TYPES)):
+            kinds = zip(Delivery.__struct_fields__, values, _TYPES, strict=True)
+            wrong = next(name for name, value, kind in kinds if not isinstance(value, kind))
+            raise Unreadable(f"its {wrong} is of another type than that of the column")
         return Delivery(*values)
 
 
 def _utc_text(value: datetime) -> str:
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    # Not strftime, which writes years before 1000 in fewer digits: texts must compare as their times do.
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 def _from_text(value: str) -> datetime:
-    return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    try:
+        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    except (ValueError, TypeError):
+        return EARLIEST
+
+
+def _from_naive(value: Any) -> datetime:
+    # A date such as 0000-00-00 arrives as a text.
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else EARLIEST
 
 
 # The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
 # ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
 # ``items``, ``keys`` and ``chosen``, a parameter's JSON records as a table; ``set``, how SET names a column
 # of ``e``; ``join``, one that goes through its left side first.
-_DEAD_LETTER_HEADERS = """JSON_SET(headers, '$."relaybox-dead-letter-from"', destination,
-        '$."relaybox-dead-letter-reason"', s.error)"""
+
+# Headers that are no object are left behind: they would fail the whole statement, again and again.
+_DEAD_LETTER_HEADERS = """JSON_SET(
+        CASE WHEN NOT JSON_VALID(headers) THEN JSON_OBJECT()
+            WHEN UPPER(JSON_TYPE(headers)) <> 'OBJECT' THEN JSON_OBJECT() ELSE headers END,
+        '$."relaybox-dead-letter-from"', destination, '$."relaybox-dead-letter-reason"', s.error)"""
 
 _ON_CONFLICT = {
     "or_nothing": "ON CONFLICT DO NOTHING",
@@ -86,8 +118,9 @@ POSTGRESQL = Dialect(
         "lock": "FOR UPDATE",
         "items": """json_to_recordset(CAST(:items AS json)) AS s(id uuid, token uuid, status text,
         seconds float8, error text, given_back int, attempt int, relay text, copy uuid)""",
-        "dead_letter_headers": """headers || jsonb_build_object('relaybox-dead-letter-from', destination,
-        'relaybox-dead-letter-reason', error)""",
+        "dead_letter_headers": """CASE jsonb_typeof(headers) WHEN 'object' THEN headers
+        ELSE jsonb_build_object() END || jsonb_build_object(
+        'relaybox-dead-letter-from', destination, 'relaybox-dead-letter-reason', error)""",
         "keys": "json_array_elements_text(CAST(:keys AS json)) AS k(ordering_key)",
     },
     to_uuid=str,
@@ -139,7 +172,7 @@ def _mysql(name: str, collation: str) -> Dialect:
         to_uuid=lambda value: value.hex,
         to_time=lambda value: value.astimezone(UTC).replace(tzinfo=None),
         from_uuid=UUID,
-        from_time=lambda value: value.replace(tzinfo=UTC),
+        from_time=_from_naive,
         # MariaDB's JSON_VALID refuses deeper documents.
         limits=Limits(max_depth=31),
         returning=False,
@@ -177,6 +210,7 @@ SQLITE = Dialect(
     from_uuid=UUID,
     from_time=_from_text,
     limits=Limits(),
+    typed=False,
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, MARIADB, SQLITE)}

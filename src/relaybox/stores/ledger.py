@@ -21,16 +21,17 @@ from relaybox.ledger import (
     Entry,
     Filter,
     Lane,
+    Mark,
     Page,
     Place,
     Relay,
 )
 from relaybox.schema import MYSQL
 from relaybox.stores.changes import templates
-from relaybox.stores.search import COLUMNS, Bounds, Search
+from relaybox.stores.search import COLUMNS, Bounds, Search, shown
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
-from relaybox.stores.steps import Row, Steps
+from relaybox.stores.steps import Row, Steps, make_found_due, make_heads_due
 
 NEXT_NAME = """
 SELECT destination FROM {event} WHERE CONDITION AND destination > :after ORDER BY destination LIMIT 1"""
@@ -118,7 +119,17 @@ class SqlLedger:
     async def content(self, id_: UUID) -> Content | None:
         """What a delivery carries."""
         [rows] = await self._ask([self._sql("content", id=self._dialect.to_uuid(id_))])
-        return Content(*rows[0]) if rows else None
+        return self._content(rows[0]) if rows else None
+
+    async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
+        """What each of these deliveries carries."""
+        [rows] = await self._ask([self._search.contents(ids)]) if ids else [[]]
+        return {self._dialect.from_uuid(row[0]): self._content(row[1:]) for row in rows}
+
+    async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
+        """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""
+        [rows] = await self._ask([self._search.marks(consumer, after, BATCH)])
+        return tuple(Mark(*self._times(row, 1)) for row in rows)
 
     async def attempts(self, id_: UUID) -> tuple[Attempt, ...]:
         """The failed attempts of a delivery that are on record, oldest first."""
@@ -188,6 +199,13 @@ class SqlLedger:
         params = {"destination": destination, **_audited(audit)}
         return bool(await self._driver.run(lambda: self._change("resume", params)))
 
+    def _content(self, row: Row) -> Content:
+        payload, data, encoding, headers = row
+        if not self._dialect.typed:
+            payload, encoding, headers = shown(payload), shown(encoding), shown(headers) or ""
+            data = data if data is None or isinstance(data, bytes) else str(data).encode()
+        return Content(payload, data, encoding, headers)
+
     def _names(self) -> Steps[frozenset[str]]:
         [rows, unrouted] = yield [self._sql("named"), self._sql("unrouted")]
         names = {row[0] for row in (*rows, *unrouted)}
@@ -196,7 +214,7 @@ class SqlLedger:
             results = yield [self._sql(index, after=name) for index, name in reached.items()]
             reached = {index: rows[0][0] for index, rows in zip(reached, results, strict=True) if rows}
             names.update(reached.values())
-        return frozenset(names)
+        return frozenset(name if isinstance(name, str) else str(shown(name)) for name in names)
 
     async def _ask(self, queries: list[Query]) -> list[list[Row]]:
         def steps() -> Steps[list[list[Row]]]:
@@ -240,18 +258,13 @@ class SqlLedger:
         if found:
             params = {**params, "ids": [row[0] for row in found]}
             audit = self._sql("audit", affected=len(found), **params)
-            yield [self._sql(f"{action}_write", **params), audit, *after]
+            _, _, *heads = yield [self._sql(f"{action}_write", **params), audit, *after]
+            yield from make_found_due(self._own, heads)
         return found
 
     def _make_heads_due(self, keys: Mapping[str, Collection[str]], lanes: Mapping[str, Lane]) -> list[Query]:
         return [
-            self._own(
-                "make_heads_due",
-                destination=name,
-                keys=_json.encode(list(of)).decode(),
-                block=_lane(lanes, name).block,
-            )
-            for name, of in sorted(keys.items())
+            make_heads_due(self._own, name, of, _lane(lanes, name).block) for name, of in sorted(keys.items())
         ]
 
     def _counts(self, parts: Mapping[str, Row]) -> Counts:
@@ -274,7 +287,7 @@ class SqlLedger:
     def _times(self, row: Row, *indexes: int) -> list[Any]:
         values = list(row)
         for index in indexes:
-            values[index] = values[index] and self._dialect.from_time(values[index])
+            values[index] = None if values[index] is None else self._dialect.from_time(values[index])
         return values
 
 

@@ -19,8 +19,10 @@ from relaybox.stores.steps import Row, Steps, Stepwise, StoreSteps
 
 T = TypeVar("T")
 
-DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
+DEADLOCK, LOCK_WAIT_TIMEOUT, CHECK_FAILED = 1213, 1205, 4025
 TRIES = 5
+ANSWER_SECONDS = 60.0
+"""Unless the URL says otherwise: a server that has not answered by then is taken to be gone."""
 
 MYSQL_SESSION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 # A transaction, and its locks, whose process was stopped in the midst of it is ended.
@@ -36,7 +38,7 @@ def open_store(url: str, tables: Tables, *, connections: int = 2, mariadb: bool 
 
 
 class Asyncmy:
-    """A pool of asyncmy connections."""
+    """A pool of asyncmy connections. One that failed or whose caller was cancelled is closed."""
 
     def __init__(self, url: str, connections: int, mariadb: bool) -> None:
         self._mariadb = mariadb
@@ -46,11 +48,22 @@ class Asyncmy:
 
     async def run(self, begin: Callable[[], Steps[T]]) -> T:
         """Drive the steps in one transaction, again from the start when it was chosen to break a deadlock."""
+        try:
+            return await self._run(begin)
+        finally:
+            _heed_cancellation()
+
+    async def _run(self, begin: Callable[[], Steps[T]]) -> T:
+        checks = True
         for last in (*[False] * (TRIES - 1), True):
             try:
-                return await self._transaction(begin())
+                return await self._transaction(begin(), checks)
             except MySQLError as error:
-                if last or error.args[:1] not in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,)):
+                if self._mariadb and checks and error.args[:1] == (CHECK_FAILED,):
+                    # A row that somebody edited breaks it: the others need not wait for that one.
+                    checks = False
+                    continue
+                if last or not _is_worth_another_try(error):
                     raise refusal(error) from error
         raise AssertionError("unreachable")
 
@@ -61,36 +74,55 @@ class Asyncmy:
             await self._pool.wait_closed()
             self._pool = None
 
-    async def _transaction(self, steps: Steps[T]) -> T:
+    async def _transaction(self, steps: Steps[T], checks: bool) -> T:
         async with (await self._open()).acquire() as connection:
             try:
+                if not checks:
+                    await _fetch(connection, Query("SET SESSION check_constraint_checks = 0", ()))
                 await connection.begin()
                 queries = next(steps)
                 while True:
                     queries = steps.send([await _fetch(connection, query) for query in queries])
             except StopIteration as end:
                 await connection.commit()
+                if not checks:
+                    await _fetch(connection, Query("SET SESSION check_constraint_checks = 1", ()))
                 return end.value  # type: ignore[no-any-return]
-            except asyncio.CancelledError:
-                # Not asked to roll back: the server may be what does not answer.
-                connection.close()
-                raise
-            except BaseException:
-                # A connection that broke has rolled back by closing.
-                with suppress(MySQLError):
-                    await connection.rollback()
+            except BaseException as error:
+                if checks and _is_worth_another_try(error):
+                    with suppress(MySQLError):
+                        await connection.rollback()
+                else:
+                    # Not asked to roll back, because the server may be what does not answer; and not kept,
+                    # because after a failover it may be one that takes no writes, and a new one is led on.
+                    connection.close()
                 raise
 
     async def _open(self) -> Any:
         if self._pool is None:
             _, options = self._url.get_dialect()().create_connect_args(self._url)
             self._pool = await asyncmy.create_pool(
-                **{"charset": "utf8mb4", **options},
+                **{"charset": "utf8mb4", "read_timeout": ANSWER_SECONDS, **options},
                 minsize=0,
                 maxsize=self._connections,
                 init_command=MARIADB_SESSION if self._mariadb else MYSQL_SESSION,
             )
         return self._pool
+
+
+def _heed_cancellation() -> None:
+    """A cancellation that came together with the answer, or with an error, is one all the same.
+
+    The driver waits by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its
+    cancellation keeps its relay from ever leaving.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _is_worth_another_try(error: BaseException) -> bool:
+    return isinstance(error, MySQLError) and error.args[:1] in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,))
 
 
 async def _fetch(connection: Any, query: Query) -> list[Row]:

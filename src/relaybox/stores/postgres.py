@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
 
 from relaybox.connect import hang_up
 from relaybox.schema import Tables
-from relaybox.stores.dialects import POSTGRESQL, refusal
+from relaybox.stores.dialects import EARLIEST, POSTGRESQL, refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
 
 T = TypeVar("T")
+# The driver's own: the one in C where that is installed.
+_TIME_LOADER: Any = psycopg.adapters.get_loader(
+    psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT
+)
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
 CONNECT = {
@@ -60,14 +67,7 @@ class Psycopg:
         try:
             async with self._places:
                 connection = self._idle.pop() if self._idle else await self._connect()
-                timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _hang_up, connection)
-                try:
-                    result = await self._drive(connection, begin())
-                except BaseException:
-                    await connection.close()
-                    raise
-                finally:
-                    timer.cancel()
+                result = await _answered(connection, self._drive(connection, begin()))
                 self._idle.append(connection)
                 return result
         except psycopg.Error as error:
@@ -94,6 +94,9 @@ class Psycopg:
         }
         connection: Connection = await AsyncConnection.connect(**options)
         connection.adapters.register_loader("jsonb", TextLoader)
+        connection.adapters.register_loader("timestamptz", _AnyTime)
+        if await _answered(connection, _pooled(connection)):
+            connection.prepare_threshold = None
         return connection
 
     async def _pipeline(self, connection: Connection, queries: Sequence[Query]) -> list[list[Row]]:
@@ -105,6 +108,43 @@ class Psycopg:
                 cursors = [await connection.execute(query.sql, query.params) for query in queries]
             await connection.execute("COMMIT")
         return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
+
+
+class _AnyTime(Loader):
+    """Also of a time that Python cannot hold, such as infinity, which would fail the whole statement."""
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._load = _TIME_LOADER(oid, context).load
+
+    def load(self, data: Buffer) -> datetime:
+        """The time, else the earliest there is."""
+        try:
+            moment: datetime = self._load(data)
+        except psycopg.DataError:
+            return EARLIEST
+        return moment
+
+
+async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
+    """The result of what is done on the connection, which is given up when it fails or takes too long."""
+    timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _hang_up, connection)
+    try:
+        return await work
+    except BaseException:
+        await connection.close()
+        raise
+    finally:
+        timer.cancel()
+
+
+async def _pooled(connection: Connection) -> bool:
+    """Whether its sessions may change: a pooler invents the process number that a server would tell.
+
+    A statement that is prepared stays with the session, where another client has one of the same name.
+    """
+    cursor = await connection.execute("SELECT pg_backend_pid()")
+    return await cursor.fetchone() != (connection.info.backend_pid,)
 
 
 def _hang_up(connection: Connection) -> None:

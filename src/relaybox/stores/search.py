@@ -6,7 +6,7 @@ there is one; else through the primary key, which is ordered by time, a window o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -32,6 +32,9 @@ TIMES = (
     *("next_attempt_at", "leased_until", "created_at", "updated_at"),
     *("last_attempt_at", "delivered_at", "seen_at"),
 )
+NUMBERS = ("position", "attempts", "max_attempts", "crashes")
+TEXTS = tuple(name for name in COLUMNS if name not in (*IDS, *TIMES, *NUMBERS))
+NIL = UUID(int=0)
 EQUAL = ("destination", "event_type", "aggregate_type", "aggregate_id", "ordering_key")
 
 _COMPILERS: dict[str, Any] = {
@@ -66,6 +69,7 @@ class Search:
     def __init__(self, statements: Statements) -> None:
         self.dialect = statements.dialect
         self._event = statements.tables.event
+        self._inbox = statements.tables.inbox
         self._sql = _COMPILERS[self.dialect.name](paramstyle=_STYLES[statements.style])
         self._split = self.dialect.name in MYSQL
         # A function that may answer anew for every row is no bound of an index, a subquery is.
@@ -80,10 +84,20 @@ class Search:
         """A row of ``COLUMNS`` and the database's time as a value."""
         values = dict(zip((*COLUMNS, "seen_at"), row, strict=True))
         for name in IDS:
-            values[name] = self.dialect.from_uuid(values[name])
+            values[name] = self._shown_id(values[name])
         for name in TIMES:
-            values[name] = values[name] and self.dialect.from_time(values[name])
+            values[name] = None if values[name] is None else self.dialect.from_time(values[name])
+        if not self.dialect.typed:
+            values |= {name: shown(values[name]) for name in TEXTS}
+            values |= {name: values[name] if isinstance(values[name], int) else 0 for name in NUMBERS}
         return Entry(**values)
+
+    def _shown_id(self, value: Any) -> UUID:
+        """An id, also of a row that somebody spoilt: no other row has it."""
+        try:
+            return self.dialect.from_uuid(value)
+        except (ValueError, TypeError, AttributeError):
+            return NIL
 
     def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
         """The entries that ``filter`` is true of, within the bounds."""
@@ -104,7 +118,7 @@ class Search:
         if len(entries) == limit:
             return Page(entries, entries[-1].id)
         ends = [] if narrow is not None else (yield [self.query(self._end(bounds))])[0]
-        return Page(entries, self.dialect.from_uuid(ends[0][0]) if ends else None)
+        return Page(entries, self._shown_id(ends[0][0]) if ends else None)
 
     def find(self, id_: UUID, *, whole: bool = False, exact: bool = False) -> Steps[tuple[Entry, ...]]:
         """The delivery of that id (``exact``: only), or (``whole``: only) those of the event of that id.
@@ -130,6 +144,18 @@ class Search:
     def newest(self) -> Query:
         """The id of the newest row."""
         return self.query(sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(1))
+
+    def contents(self, ids: Collection[UUID]) -> Query:
+        """What deliveries carry, each with its id."""
+        event = self._event.c
+        columns = (event.id, event.payload, event.payload_data, event.payload_encoding, event.headers)
+        return self.query(sa.select(*columns).where(event.id.in_([self._id(id_) for id_ in ids])))
+
+    def marks(self, consumer: str, after: str, limit: int) -> Query:
+        """The messages of a consumer's inbox behind one of them, by the primary key."""
+        inbox = self._inbox.c
+        found = sa.select(inbox.message_id, inbox.processed_at).where(inbox.consumer == consumer)
+        return self.query(found.where(inbox.message_id > after).order_by(inbox.message_id).limit(limit))
 
     def count(self, name: str) -> dict[str, Query]:
         """For each range of a destination's rows: how many, how many of them leased, the oldest, and now."""
@@ -270,18 +296,27 @@ class Search:
         return self.dialect.to_uuid(id_)
 
 
+def shown(value: Any) -> str | None:
+    """A text, of whatever a row holds in its place."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
 def _in_time(filter: Filter, bounds: Bounds) -> Bounds:
     """Bounds that leave out what is surely too old or too new."""
     above, below = bounds.above, bounds.below
     if filter.since is not None:
-        first = _first_id(filter.since - SKEW)
+        first = _first_id(filter.since, -SKEW)
         above = first if above is None else max(above, first)
     if filter.until is not None:
-        first = _first_id(filter.until + SKEW)
+        first = _first_id(filter.until, SKEW)
         below = first if below is None else min(below, first)
     return replace(bounds, above=above, below=below)
 
 
-def _first_id(moment: datetime) -> UUID:
-    """No id of that millisecond is smaller."""
-    return UUID(int=max(0, int(moment.timestamp() * 1000)) << 80)
+def _first_id(moment: datetime, shift: timedelta) -> UUID:
+    """No id of that millisecond, so much later, is smaller."""
+    # In seconds: the first and the last day of the calendar have no neighbours.
+    milliseconds = int((moment.timestamp() + shift.total_seconds()) * 1000)
+    return UUID(int=min(max(0, milliseconds), 2**48 - 1) << 80)

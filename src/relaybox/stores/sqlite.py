@@ -42,13 +42,38 @@ class Sqlite3:
         """Drive the steps in one transaction that is the only writer from its beginning."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._transaction, begin())
+            return await loop.run_in_executor(self._thread, self._attempt, begin)
         except sqlite3.Error as error:
             raise refusal(error) from error
 
     async def close(self) -> None:
         """Give up the connection; the thread ends with the last reference to this."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+
+    def _attempt(self, begin: Callable[[], Steps[T]]) -> T:
+        """Once more where a row that somebody edited is in the way: the others need not wait for it."""
+        borne = 0
+        try:
+            while True:
+                try:
+                    return self._transaction(begin())
+                except sqlite3.Error as error:
+                    borne += 1
+                    if borne > 2 or not self._bears(error):
+                        raise
+        finally:
+            if borne:
+                self._connect().execute("PRAGMA ignore_check_constraints = OFF")
+
+    def _bears(self, error: sqlite3.Error) -> bool:
+        """Whether the connection bears from now on what was wrong with a row."""
+        if "CHECK constraint" in str(error):
+            self._connect().execute("PRAGMA ignore_check_constraints = ON")
+            return True
+        if "decode to UTF-8" in str(error):
+            self._connect().text_factory = _text
+            return True
+        return False
 
     def _transaction(self, steps: Steps[T]) -> T:
         connection = self._connect()
@@ -74,6 +99,14 @@ class Sqlite3:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _text(data: bytes) -> str | bytes:
+    """A text; what is none is told from one by its type."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _fetch(connection: sqlite3.Connection, query: Query) -> list[Row]:

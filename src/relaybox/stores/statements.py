@@ -60,8 +60,10 @@ WORDS = {
     "stopped": "({paused} OR (circuit <> 'closed' AND NOT :probe))",
     "held": "EXISTS (SELECT 1 FROM {destination} WHERE name = :destination AND {stopped})",
     # A batch that dies gives its attempts back; a lone claim that dies does not.
-    "lease": """attempts = attempts + CASE WHEN lease_token IS NOT NULL AND crashes = 0 THEN 0 ELSE 1 END,
-    crashes = crashes + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
+    # The numbers end where the columns do: one row that was edited by hand must not fail a whole claim.
+    "lease": """attempts = {least}(attempts, 2147483646)
+        + CASE WHEN lease_token IS NOT NULL AND crashes = 0 THEN 0 ELSE 1 END,
+    crashes = {least}(crashes, 2147483646) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
     "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event}
@@ -134,6 +136,9 @@ SELECT * FROM (SELECT id, ordering_key, position, {free}, {suspect} FROM {event}
 SELECT id, ordering_key, position, {free}, {suspect} FROM {event} {by_id}
 WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
     "lease": "UPDATE {event} {by_id} SET {lease} WHERE id IN (:ids)",
+    "fail_unreadable": """
+UPDATE {event} {by_id} SET status = 'failed', error_message = :error, next_attempt_at = NULL,
+    leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now} WHERE id = :id""",
     "park": "UPDATE {event} {by_id} SET next_attempt_at = NULL, updated_at = {now} WHERE id IN (:ids)",
     "read": "SELECT {columns} FROM {event} {by_id} WHERE id IN (:ids) ORDER BY position",
     "copy_failed": """
@@ -161,10 +166,8 @@ DELETE a FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}
 STRAIGHT_JOIN {attempt} a {by_id} ON a.delivery_id = e.id""",
     "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
     "extend": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET e.leased_until = {later}",
-    "make_heads_due": """
-UPDATE ({heads_of_keys}) t STRAIGHT_JOIN {event} e {by_id} ON e.id = t.id
-SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
-WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
+    # What an UPDATE of two tables reads it locks: the heads are read ahead of it (see steps.py).
+    "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids) AND {parked}",
 }
 
 POSTGRESQL = (

@@ -6,7 +6,7 @@ runs the whole generator in one transaction. So the same steps serve asynchronou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
@@ -19,7 +19,7 @@ from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
-from relaybox.stores.dialects import Dialect
+from relaybox.stores.dialects import Dialect, Unreadable
 from relaybox.stores.statements import Query, Statements
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
 """SQLite takes no more than 500 SELECTs in one statement."""
 DELETED = Delivered(keep=False)
+_KEY, _POSITION = map(Delivery.__struct_fields__.index, ("ordering_key", "position"))
 # Every database reads a UUID from its 32 digits; those that keep it as text keep these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -61,7 +62,11 @@ class StoreSteps:
         """Lease due rows, and fail the one whose relays died in all of its attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked, places = yield from claim(want)
-        deliveries = tuple(map(self.dialect.delivery, rows))
+        deliveries, unreadable = self._read(rows)
+        if unreadable:
+            yield from self._fail_unreadable(unreadable, want)
+            if not deliveries:
+                return (yield from self.claim(want))
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
@@ -69,6 +74,29 @@ class StoreSteps:
             return Claim(failed=deliveries, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
+
+    def _read(self, rows: Sequence[Row]) -> tuple[tuple[Delivery, ...], list[tuple[Row, str]]]:
+        """The rows as deliveries, and apart from them those that somebody spoilt."""
+        try:
+            return tuple(map(self.dialect.delivery, rows)), []
+        except Unreadable:
+            pass
+        deliveries: list[Delivery] = []
+        unreadable: list[tuple[Row, str]] = []
+        for row in rows:
+            try:
+                deliveries.append(self.dialect.delivery(row))
+            except Unreadable as error:
+                unreadable.append((row, f"this row cannot be read: {error}"))
+        return tuple(deliveries), unreadable
+
+    def _fail_unreadable(self, unreadable: Sequence[tuple[Row, str]], want: Want) -> Steps[None]:
+        """So that the others need not wait for them."""
+        fail = [self.statements("fail_unreadable", id=row[0], error=error) for row, error in unreadable]
+        keys = [row[_KEY] for row, _ in unreadable if isinstance(row[_KEY], str)]
+        heads = self._make_heads_due({want.destination: keys}, want.on_failed) if keys else []
+        results = yield [*fail, *heads]
+        yield from make_found_due(self.statements, results[len(fail) :])
 
     def _held(self, want: Want, place: Row) -> Held | None:
         paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, now = place
@@ -109,8 +137,9 @@ class StoreSteps:
         if deleted:
             ahead = () if self.dialect.one_statement else ("forget_attempts",)
             answers.append(self._add_fenced(queries, *ahead, "delete", items=self._items(deleted)))
-        queries += self._make_heads_due(keys, on_failed)
-        results = yield queries
+        heads = self._make_heads_due(keys, on_failed)
+        results = yield [*queries, *heads]
+        yield from make_found_due(self.statements, results[len(queries) :])
         return self._lost([s.delivery for s in settlements], [results[index] for index in answers])
 
     def _settle_kept(
@@ -150,10 +179,7 @@ class StoreSteps:
 
     def _make_heads_due(self, keys: dict[str, list[str]], on_failed: OnFailed) -> list[Query]:
         block = on_failed == "block"
-        return [
-            self.statements("make_heads_due", destination=name, keys=_json.encode(of).decode(), block=block)
-            for name, of in keys.items()
-        ]
+        return [make_heads_due(self.statements, name, of, block) for name, of in keys.items()]
 
     def _items(self, settlements: Sequence[Settlement], *, copy: bool = False) -> str:
         return _json.encode(
@@ -182,6 +208,19 @@ class StoreSteps:
             return frozenset()
         ours = {self.dialect.from_uuid(row[0]) for rows in results for row in rows}
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
+
+
+def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
+    """Where an UPDATE would wait for a head that is not committed yet, the heads are only found."""
+    name = "make_heads_due" if sql.dialect.returning else "heads"
+    return sql(name, destination=destination, keys=_json.encode(list(keys)).decode(), block=block)
+
+
+def make_found_due(sql: Statements, results: Sequence[list[Row]]) -> Steps[None]:
+    """What is left to do where heads were only found."""
+    found = {row[0] for rows in results for row in rows if row[0] is not None}
+    if found and not sql.dialect.returning:
+        yield [sql("make_due", ids=sorted(found))]
 
 
 class OneStatement:
@@ -228,14 +267,14 @@ class Stepwise:
         """Lock due rows, lease them, read them."""
         name = "due_locked" if want.only is None else "due_of_chosen_locked"
         [rows] = yield [self._sql(name, limit=want.limit, **_line(want))]
-        take = ordering.unordered(list(map(Candidate._make, rows)))
+        take = ordering.unordered(self._candidates(rows))
         return (yield from self._take(want, take, 0))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
         yield from self._lock_destination(want.destination)
         [rows] = yield [self._window(want)]
-        window = list(map(Candidate._make, rows))
+        window = self._candidates(rows)
         if not window:
             return (yield from self._take(want, [], 0))
         heads = yield from self._heads(want, window)
@@ -282,13 +321,22 @@ class Stepwise:
         records = [{"key": head.key, "start": head.position, **common} for head in free]
         parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
         results = yield [self._sql.union("run", part) for part in parts]
-        return ordering.runs(free, (Candidate._make(row) for rows in results for row in rows), only)
+        return ordering.runs(free, self._candidates([row for rows in results for row in rows]), only)
 
     def _lock(self, want: Want, ids: Sequence[Any]) -> Steps[list[Candidate]]:
         if not ids:
             return []
         [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
-        return list(map(Candidate._make, rows))
+        return self._candidates(rows)
+
+    def _candidates(self, rows: Sequence[Row]) -> list[Candidate]:
+        if self._dialect.typed:
+            return list(map(Candidate._make, rows))
+        # A position that is no number cannot be compared; its row will be found unreadable.
+        return [
+            Candidate(id_, key, position if isinstance(position, int) else 0, free, suspect)
+            for id_, key, position, free, suspect in rows
+        ]
 
     def _take(self, want: Want, ids: list[Any], parked: int) -> Steps[Claimed]:
         """Lease the rows and read them; without any, read why there may be none."""
@@ -325,7 +373,7 @@ def _lease(want: Want) -> dict[str, Any]:
 
 
 def _position(row: Row) -> Any:
-    return row[11]
+    return row[_POSITION]
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:

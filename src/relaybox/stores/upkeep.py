@@ -250,16 +250,19 @@ class SqlUpkeep:
         if not stuck:
             return Slice(0, after)
         keys = [key for [key] in stuck]
-        make_due = self._sql("make_heads_due", term=term, **words, keys=_json.encode(keys).decode())
-        led, *_, made = yield [self._fence(term), *self._lock(words["destination"]), *self._counted(make_due)]
-        return Slice(self._count(made), after) if led else None
+        find = self._sql("make_heads_due", term=term, **words, keys=_json.encode(keys).decode())
+        made = yield from self._make_due(term, words["destination"], find)
+        return None if made is None else Slice(made, after)
 
     def _unpark(self, term: int, destination: str, limit: int) -> Steps[int | None]:
         words = {"destination": destination, "limit": limit, "after": 0}
         led, parked = yield [self._fence(term), self._sql("parked", **words | {"limit": 1})]
         if not led or not parked:
             return 0 if led else None
-        find = self._sql("unpark", term=term, **words)
+        return (yield from self._make_due(term, destination, self._sql("unpark", term=term, **words)))
+
+    def _make_due(self, term: int, destination: str, find: Query) -> Steps[int | None]:
+        """Where one statement does not do it, the rows are found and locked first; how many it were."""
         led, *_, found = yield [self._fence(term), *self._lock(destination), find]
         if led and found and not self._dialect.one_statement:
             yield [self._sql("make_due", ids=[row[0] for row in found])]
@@ -301,12 +304,6 @@ class SqlUpkeep:
         """The lock under which claims and settles of an ordered destination come one after the other."""
         statements = ("ensure_destination", "lock_destination")
         return [self._store_sql(statement, destination=destination) for statement in statements]
-
-    def _counted(self, query: Query) -> list[Query]:
-        return [query] if self._dialect.one_statement else [query, self._sql("changed")]
-
-    def _count(self, result: Sequence[Row]) -> int:
-        return len(result) if self._dialect.one_statement else int(result[0][0])
 
 
 def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dict[str, Any]]:

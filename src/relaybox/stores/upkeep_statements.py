@@ -146,6 +146,9 @@ WHERE id IN (:ids) AND status = 'discarded' AND updated_at < {later} {skip_locke
     "find_keys": """
 SELECT event_type, idempotency_key FROM {idempotency} WHERE created_at < {later}
 ORDER BY created_at LIMIT :limit {skip_locked}""",
+    "make_heads_due": """
+SELECT e.id FROM ({heads_of_keys}) t {join} {event} e {by_id} ON e.id = t.id
+WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased} {skip_locked}""",
     "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids)",
     "lock_unrouted": """
 SELECT id FROM {event} {by_id} WHERE id IN (:ids) AND {still_unrouted} ORDER BY id {lock_now}""",
@@ -172,8 +175,6 @@ DELETE FROM {stats} WHERE rowid IN (
     SELECT rowid FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
         "audit": """
 DELETE FROM {audit} WHERE rowid IN (SELECT rowid FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit)""",
-        "make_heads_due": """
-UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked} AND {unleased}""",
     }
 )
 
@@ -205,10 +206,6 @@ ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
 DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :event_type AND i.idempotency_key IN (:keys)""",
     "stats": "DELETE FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit",
     "audit": "DELETE FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit",
-    "make_heads_due": """
-UPDATE ({heads_of_keys}) t STRAIGHT_JOIN {event} e {by_id} ON e.id = t.id
-SET e.next_attempt_at = LEAST(e.created_at, {now}), e.updated_at = {now}
-WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased}""",
 }
 
 # Said without naming what is pending: an index that holds all of it would look like the shorter way.

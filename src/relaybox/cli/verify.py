@@ -1,0 +1,272 @@
+"""``relaybox verify``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from relaybox.cli.operate import bulk, parse_moment, plain, print_json, run
+from relaybox.cli.options import Json
+from relaybox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from relaybox.admin import Admin
+    from relaybox.cli.comparison import Comparison, Difference, Terms
+    from relaybox.cli.scratch import Scratch
+    from relaybox.config import Destination
+    from relaybox.ledger import Entry, Filter
+
+EXIT_STATUS = """Exit status: 0 nothing is amiss; 1 something is lost, a phantom, out of order or altered
+(with --strict: or a duplicate); 2 wrong usage, a wrong setting, a line that cannot be read, or the database
+refused: one line on standard error says why; 130 interrupted."""
+
+MARGIN = timedelta(hours=1)
+"""How far an emitter's clock, which is in an event's id, may be from the database's."""
+
+AT_ONCE = 100
+"""How many payloads are fetched at a time: each may be of a mebibyte."""
+
+MEANINGS = {
+    "events": "compared",
+    "recorded": "of them recorded",
+    "lost": "delivered, but not recorded",
+    "phantom": "recorded, but not committed",
+    "disorder": "recorded before an earlier event of their key",
+    "altered": "recorded with another payload",
+    "duplicate": "recorded once more, as at-least-once delivery may",
+    "pending": "not recorded yet: pending, or delivered just now",
+    "failed": "not recorded: failed, and shown as such",
+    "discarded": "not recorded: discarded",
+    "pruned": "recorded, but older than what is kept",
+    "outside": "recorded, but outside --since and --until",
+}
+DIFFERENCES: tuple[Difference, ...] = ("lost", "phantom", "disorder", "altered", "duplicate")
+ALWAYS = ("events", "recorded", "lost", "phantom", "disorder", "altered")
+
+
+def verify(
+    context: typer.Context,
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION")],
+    recorded: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECORDED]",
+            help="A file, or - for standard input. A line is an event id, or a JSON object with event_id, "
+            "webhook-id or id, and perhaps data or payload.",
+        ),
+    ] = None,
+    inbox: Annotated[
+        str | None,
+        typer.Option(metavar="CONSUMER", help="Instead of a file: what this consumer has in inbox_message."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Duplicates count as differences.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most so many of each kind.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Compare what a destination's consumer recorded with what was committed for it.
+
+    RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
+    """
+    from relaybox.cli.comparison import Comparison, Terms, compare
+    from relaybox.cli.scratch import scratch
+
+    if (recorded is None) == (inbox is None):
+        raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
+    first = None if since is None else parse_moment(since, "--since", -1)
+    last = None if until is None else parse_moment(until, "--until", -1)
+    configured, now = run(context, lambda admin: _begin(admin, destination))
+    terms = Terms(
+        destination,
+        "skip" if configured and configured.on_failed == "skip" else "block",
+        first,
+        last,
+        now - timedelta(seconds=configured.retention) if configured else None,
+        _at_line if inbox is None else _at_time,
+    )
+    done = Comparison(limit)
+    with scratch() as room:
+        if recorded is not None:
+            _read(recorded, room)
+        run(context, lambda admin: _gather(admin, inbox, room, terms, now, done))
+        done.counts["records"], done.has_payloads = room.size(), room.has_payloads()
+        compare(room, terms, done)
+    _tell(done, terms, strict, as_json)
+    if done.differences(strict=strict):
+        raise typer.Exit(1)
+
+
+async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
+    """The destination, and the database's time before anything is read."""
+    configured = await admin.destination(name)
+    page = await admin.events(limit=1, windows=1)
+    return configured, page.entries[0].seen_at if page.entries else datetime.now(UTC)
+
+
+def _read(path: str, room: Scratch) -> None:
+    from relaybox.cli.recorded import opened, read_records
+
+    name = "standard input" if path == "-" else path
+    with opened(path) as stream, _with_bar(stream) as lines:
+        room.record(read_records(lines, name))
+
+
+def _with_bar(stream: BinaryIO) -> Any:
+    """The same stream, with a bar that says how much of it is read, where there is a terminal to see it."""
+    from contextlib import nullcontext
+
+    from rich.console import Console
+    from rich.progress import wrap_file
+
+    console = Console(stderr=True)
+    size = os.fstat(stream.fileno()).st_size if console.is_terminal else 0
+    if not size:
+        return nullcontext(stream)
+    return wrap_file(stream, size, description="reading", console=console, transient=True)
+
+
+async def _gather(
+    admin: Admin, inbox: str | None, room: Scratch, terms: Terms, now: datetime, done: Comparison
+) -> None:
+    """Take what the database has: of the inbox, if it is that, and then the rows."""
+    if inbox is not None:
+        await _read_inbox(admin, inbox, room)
+
+    has_payloads = room.has_payloads()
+
+    async def walk(progress: Any) -> None:
+        seen = 0
+        async for entries in admin.walk(_filter(terms)):
+            seen += len(entries)
+            room.commit((entry, _is_sent(entry, now), terms.covers(entry.created_at)) for entry in entries)
+            if has_payloads:
+                await _compare_payloads(admin, room, entries, terms, done)
+            progress(seen)
+
+    await bulk(room.size() or None, "comparing", walk)
+
+
+async def _read_inbox(admin: Admin, consumer: str, room: Scratch) -> None:
+    from relaybox.cli.scratch import microseconds
+
+    async for marks in admin.inbox(consumer):
+        room.record(
+            (microseconds(mark.processed_at), event, None)
+            for mark in marks
+            if (event := _uuid(mark.message_id)) is not None
+        )
+    if not room.size():
+        raise ConfigError(f"--inbox {consumer!r}: inbox_message has no event of this consumer")
+
+
+def _filter(terms: Terms) -> Filter:
+    """Somewhat more than is compared, so that no record near the edge is taken for one without a row."""
+    from relaybox.ledger import Filter
+
+    return Filter(
+        destination=terms.destination,
+        since=None if terms.since is None else terms.since - MARGIN,
+        until=None if terms.until is None else terms.until + MARGIN,
+    )
+
+
+def _is_sent(entry: Entry, now: datetime) -> bool:
+    """Whether it was delivered before what was recorded was read."""
+    return entry.status == "delivered" and (entry.delivered_at is None or entry.delivered_at < now)
+
+
+async def _compare_payloads(
+    admin: Admin, room: Scratch, entries: Sequence[Entry], terms: Terms, done: Comparison
+) -> None:
+    """Compare the payload of each record that has one with the stored one, a few at a time."""
+    found = {entry.id: room.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)}
+    for part in _parts([entry for entry in entries if found.get(entry.id)]):
+        contents = await admin.contents([entry.id for entry in part])
+        for entry in part:
+            # A row may have been pruned in the meantime.
+            wanted = _digest(contents.get(entry.id))
+            if wanted is None:
+                continue
+            done.counts["payloads"] += len(found[entry.id])
+            for place, digest in found[entry.id]:
+                if digest != wanted:
+                    text = f"came at {terms.place(place)} with another payload than the stored one"
+                    done.find("altered", entry.event_id, text)
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    return (entries[start : start + AT_ONCE] for start in range(0, len(entries), AT_ONCE))
+
+
+def _digest(content: Any) -> bytes | None:
+    from relaybox.cli.recorded import digest, loads
+    from relaybox.codec import BINARY
+
+    if content is None or content.payload_encoding not in (None, BINARY):
+        return None
+    if content.payload_encoding == BINARY:
+        return digest(bytes(content.payload_data or b""))
+    return digest(None if content.payload is None else loads(content.payload))
+
+
+def _uuid(text: str) -> UUID | None:
+    from uuid import UUID
+
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _at_line(place: int) -> str:
+    return f"line {place}"
+
+
+def _at_time(place: int) -> str:
+    from relaybox.cli.scratch import EPOCH
+
+    return (EPOCH + timedelta(microseconds=place)).isoformat()
+
+
+def _tell(done: Comparison, terms: Terms, strict: bool, as_json: bool) -> None:
+    differences = done.differences(strict=strict)
+    if as_json:
+        findings = [
+            {"kind": kind, "event_id": str(event), "text": text}
+            for kind in DIFFERENCES
+            for event, text in done.findings[kind]
+        ]
+        counts = {name: done.counts[name] for name in ("records", *MEANINGS, "payloads")}
+        print_json({"destination": terms.destination, "ok": not differences, **counts, "findings": findings})
+        return
+    for name, meaning in MEANINGS.items():
+        if name in ALWAYS or done.counts[name]:
+            typer.echo(f"{name:<10}{done.counts[name]:>12,}  {meaning}")
+    _tell_findings(done)
+    typer.echo(f"{differences:,} differences" if differences else "nothing is amiss")
+
+
+def _tell_findings(done: Comparison) -> None:
+    for kind in DIFFERENCES:
+        found = done.findings[kind]
+        for event, text in found:
+            typer.echo(plain(f"{kind} {event} {text}"))
+        if (rest := done.counts[kind] - len(found)) > 0 and found:
+            typer.echo(f"{kind}: {rest:,} more; --limit shows them")
+    if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
+        since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
+        note = f"all that is lost is older than what was recorded: if records begin later, --since {since}"
+        typer.echo(f"relaybox: {note}", err=True)
+    if not done.has_payloads:
+        typer.echo("relaybox: no payload was recorded, so none was compared", err=True)

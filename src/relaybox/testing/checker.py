@@ -1,0 +1,305 @@
+"""Whether what consumers received is what was committed: nothing lost, nothing out of order, nothing twice.
+
+``check`` compares two histories that know nothing of each other: the events that were committed, and the
+deliveries that the consumers of each destination recorded. With ``status`` it also judges what the rows of
+the outbox say at the end. What it finds:
+
+- ``lost``: never received, though everything was to be delivered, or though its row says delivered.
+- ``phantom``: received, and not committed for that destination.
+- ``disorder``: received for the first time before an earlier event of its key. Under ``block`` only an
+  earlier event that was discarded may be missing; under ``skip`` also one that failed.
+- ``duplicate``: a delivery beyond the first (one more for each replay) that no fault excuses.
+- ``stuck``: its row is still pending, though everything was to be delivered.
+- ``altered``: other bytes arrived than were committed.
+- ``unsigned``: its signature did not hold.
+- ``untrue``: a row that says failed, though its consumer recorded the delivery and no fault excuses that; a
+  row that nobody committed; a row in a state that does not exist.
+
+Positions tell the order only where the application serialises the transactions of a key before they emit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, get_args
+from uuid import UUID
+
+Kind = Literal["lost", "phantom", "disorder", "duplicate", "stuck", "altered", "unsigned", "untrue"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+STATUSES = frozenset(("pending", "delivered", "failed", "discarded"))
+SHOWN = 20
+"""How many findings a report shows in words."""
+
+
+class Committed(NamedTuple):
+    """A row of ``outbox_event`` that was committed: an event for one destination."""
+
+    destination: str
+    event_id: UUID
+    key: str | None
+    position: int
+    payload: bytes | None = None
+    """Not compared if it is None."""
+
+
+class Received(NamedTuple):
+    """A delivery that a destination's consumer recorded."""
+
+    destination: str
+    event_id: UUID
+    payload: bytes | None = None
+    signed: bool | None = None
+    """Whether its signature held; None: not known."""
+
+
+class Finding(NamedTuple):
+    """A promise that was broken, and where."""
+
+    kind: Kind
+    destination: str
+    event_id: UUID | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:<9} {self.destination} {self.event_id or '(no event)'}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``check`` found."""
+
+    findings: tuple[Finding, ...]
+    counts: Mapping[Kind, int]
+    """How many findings there are of every kind, zeros included."""
+    events: int
+    received: int
+    duplicates: int
+    """Deliveries beyond the first of each event, excused or not."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        figures = [("events", self.events), ("received", self.received), ("received again", self.duplicates)]
+        table = [f"{name:<14} {number:>9,}" for name, number in (*figures, *self.counts.items())]
+        words = [str(finding) for finding in self.findings[:SHOWN]]
+        rest = len(self.findings) - len(words)
+        return "\n".join([*table, *words, *([f"and {rest:,} more"] if rest else [])])
+
+
+States: TypeAlias = Mapping[tuple[str, UUID], str]
+Excuses: TypeAlias = int | Mapping[tuple[str, UUID], int]
+
+# The integer of a UUID, because a UUID is hashed and compared in Python, which takes most of the time.
+_Event: TypeAlias = tuple[str, int]
+_Known: TypeAlias = dict[_Event, Committed]
+
+Fate: TypeAlias = tuple[Committed, int | None, str | None]
+"""An event, its first arrival (None: never received) and what its row says (None: not known)."""
+
+_NEVER = 2**63 - 1
+
+
+class Overtaking(NamedTuple):
+    """An event that came before the one at ``position``, which came at ``until``, or never (None)."""
+
+    row: Committed
+    arrival: int
+    position: int
+    until: int | None
+
+
+def check(
+    committed: Iterable[Committed],
+    received: Iterable[Received],
+    *,
+    status: States | None = None,
+    in_flight: Excuses = 0,
+    on_failed: Literal["block", "skip"] = "block",
+    drained: bool = True,
+) -> Report:
+    """Compare what was committed, in order of position, with what was received, in order of arrival.
+
+    ``status``: what the row of a (destination, event id) says; one that is missing was delivered and pruned.
+    ``in_flight``: how many deliveries beyond the first the faults excuse: in all, or for each (destination,
+    event id). ``drained``: everything was to be delivered by now; else nothing is amiss with what is pending.
+    """
+    rows, receipts = list(committed), list(received)
+    known = _known(rows)
+    first, again = _arrivals(receipts)
+    fates = _fates(known, first, status)
+    findings = (
+        *_rows(fates, drained),
+        *_phantoms(known, first, receipts),
+        *_disorder(fates, on_failed),
+        *_duplicates(known, again, _replays(rows, known), in_flight),
+        *_contents(known, receipts),
+        *_untrue(fates, known, status, in_flight),
+    )
+    counts = Counter(finding.kind for finding in findings)
+    totals: dict[Kind, int] = {kind: counts[kind] for kind in KINDS}
+    return Report(findings, totals, len(known), len(receipts), len(again))
+
+
+def _known(rows: Iterable[Committed]) -> _Known:
+    """The first row of each event, in order of position."""
+    known: _Known = {}
+    last: dict[str, int] = {}
+    for row in rows:
+        if row.position < last.get(row.destination, row.position):
+            raise ValueError(
+                f"committed, {row.destination!r}: position {row.position} stands after "
+                f"{last[row.destination]}; give the rows in order of position"
+            )
+        last[row.destination] = row.position
+        known.setdefault((row.destination, row.event_id.int), row)
+    return known
+
+
+def _arrivals(receipts: Iterable[Received]) -> tuple[dict[_Event, int], list[Received]]:
+    """When each event came first, and the deliveries that came after that."""
+    first: dict[_Event, int] = {}
+    again = []
+    for arrival, receipt in enumerate(receipts):
+        if first.setdefault((receipt.destination, receipt.event_id.int), arrival) != arrival:
+            again.append(receipt)
+    return first, again
+
+
+def _fates(known: _Known, first: Mapping[_Event, int], status: States | None) -> list[Fate]:
+    if status is None:
+        return [(row, first.get(event), None) for event, row in known.items()]
+    return [
+        (row, first.get(event), status.get((row.destination, row.event_id), "delivered"))
+        for event, row in known.items()
+    ]
+
+
+def _rows(fates: Iterable[Fate], drained: bool) -> Iterator[Finding]:
+    """What is lost, and what is stuck."""
+    for row, arrival, state in fates:
+        if drained and state == "pending":
+            yield Finding("stuck", row.destination, row.event_id, f"{_place(row)} is still pending")
+        if arrival is not None or state in ("failed", "discarded"):
+            continue
+        if drained or state == "delivered":
+            says = "" if state is None else f"; its row says {state}"
+            yield Finding("lost", row.destination, row.event_id, f"{_place(row)} was never received{says}")
+
+
+def _phantoms(known: _Known, first: Mapping[_Event, int], receipts: Sequence[Received]) -> Iterator[Finding]:
+    strangers = [receipts[arrival] for event, arrival in first.items() if event not in known]
+    if not strangers:
+        return
+    committed: dict[int, list[str]] = {}
+    for destination, number in known:
+        committed.setdefault(number, []).append(destination)
+    for receipt in strangers:
+        others = ", ".join(committed.get(receipt.event_id.int, []))
+        text = f"was committed only for {others}" if others else "was never committed"
+        yield Finding("phantom", receipt.destination, receipt.event_id, f"was received, but {text}")
+
+
+def _disorder(fates: Iterable[Fate], on_failed: str) -> Iterator[Finding]:
+    for row, arrival, position, until in overtakings(fates, on_failed):
+        fate = "never came" if until is None else f"came as number {until + 1}"
+        text = f"{_place(row)} came as number {arrival + 1}, but position {position} before it {fate}"
+        yield Finding("disorder", row.destination, row.event_id, text)
+
+
+def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
+    """Every event that came before one that it had to follow: before the latest arrival of its key so far."""
+    latest: dict[tuple[str, str], tuple[int, int]] = {}
+    for row, arrival, state in fates:
+        if row.key is None:
+            continue
+        key = row.destination, row.key
+        until, position = latest.get(key, (-1, 0))
+        if arrival is not None and arrival < until:
+            yield Overtaking(row, arrival, position, None if until == _NEVER else until)
+        came = _NEVER if arrival is None else arrival
+        if came > until and not _may_be_missing(arrival, state, on_failed):
+            latest[key] = came, row.position
+
+
+def _may_be_missing(arrival: int | None, state: str | None, on_failed: str) -> bool:
+    """Whether later events of the key need not wait for this one."""
+    if on_failed == "block":
+        return state == "discarded"
+    return state in ("failed", "discarded") or (state is None and arrival is None)
+
+
+def _replays(rows: Sequence[Committed], known: _Known) -> Counter[_Event]:
+    """How many rows each event has beyond its first."""
+    if len(rows) == len(known):
+        return Counter()
+    return Counter((row.destination, row.event_id.int) for row in rows) - Counter(known.keys())
+
+
+def _duplicates(
+    known: _Known, again: Iterable[Received], replays: Counter[_Event], in_flight: Excuses
+) -> Iterator[Finding]:
+    """What came again, was not replayed, and is more than what was in flight."""
+    excused: Counter[object] = Counter()
+    for receipt in again:
+        destination, event_id, *_ = receipt
+        event = destination, event_id.int
+        if event not in known:
+            continue
+        if replays[event] > 0:
+            replays[event] -= 1
+            continue
+        whose = None if isinstance(in_flight, int) else event
+        excused[whose] += 1
+        limit = _excuse(in_flight, destination, event_id)
+        if excused[whose] > limit:
+            text = f"was received again: {limit} {'for it' if whose else 'in all'} excused by faults"
+            yield Finding("duplicate", destination, event_id, text)
+
+
+def _contents(known: _Known, receipts: Iterable[Received]) -> Iterator[Finding]:
+    """What is altered, and what is unsigned."""
+    for destination, event_id, payload, signed in receipts:
+        if payload is not None:
+            row = known.get((destination, event_id.int))
+            if row is not None and row.payload is not None and row.payload != payload:
+                text = f"{_place(row)} arrived with other bytes: {_difference(row.payload, payload)}"
+                yield Finding("altered", destination, event_id, text)
+        if signed is False:
+            yield Finding("unsigned", destination, event_id, "its signature did not hold")
+
+
+def _untrue(
+    fates: Iterable[Fate], known: _Known, status: States | None, in_flight: Excuses
+) -> Iterator[Finding]:
+    if status is None:
+        return
+    for row, arrival, state in fates:
+        pair = row.destination, row.event_id
+        if state not in STATUSES:
+            yield Finding("untrue", *pair, f"{_place(row)} says {state!r}, which is no status")
+        elif state == "failed" and arrival is not None and not _excuse(in_flight, *pair):
+            yield Finding("untrue", *pair, f"{_place(row)} says failed, but was received without any fault")
+    for destination, event_id in status:
+        if (destination, event_id.int) not in known:
+            text = f"a row says {status[destination, event_id]}, but the event was never committed"
+            yield Finding("untrue", destination, event_id, text)
+
+
+def _excuse(in_flight: Excuses, destination: str, event_id: UUID) -> int:
+    return in_flight if isinstance(in_flight, int) else in_flight.get((destination, event_id), 0)
+
+
+def _place(row: Committed) -> str:
+    return f"position {row.position}" + ("" if row.key is None else f" of key {row.key!r}")
+
+
+def _difference(wanted: bytes, got: bytes) -> str:
+    shorter = min(len(wanted), len(got))
+    at = next((index for index in range(shorter) if wanted[index] != got[index]), shorter)
+    return f"{len(got)} bytes instead of {len(wanted)}, different from byte {at + 1} on"

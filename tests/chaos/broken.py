@@ -1,0 +1,64 @@
+"""Relays that break their promises, so that the harness is seen to notice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from relaybox import Outbox, sink
+from relaybox.event import Delivery
+from relaybox.signature import parse_keys, sign
+from relaybox.sinks import http
+from tests.chaos.drivers import engine
+
+LATE = 0.5
+ABOUT_ONE_IN = 20
+
+
+class Broken(http.HttpSink):
+    """A sink with one defect; which one, the process decides."""
+
+    defect = ""
+    outbox: Outbox
+    _later: ClassVar[set[asyncio.Task[None]]] = set()
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Post it, more or less."""
+        if self.defect == "settles before it sends":
+            task = asyncio.create_task(self._send_later(delivery))
+            self._later.add(task)
+            return
+        await super().deliver(delivery)
+        if delivery.position % ABOUT_ONE_IN:
+            return
+        if self.defect == "sends twice":
+            await super().deliver(delivery)
+        if self.defect == "forgets rows":
+            event = self.outbox.tables.event
+            with engine(self.outbox.settings.database).begin() as connection:
+                last = sa.select(sa.func.max(event.c.position)).scalar_subquery()
+                connection.execute(event.delete().where(event.c.position == last))
+
+    async def _send_later(self, delivery: Delivery) -> None:
+        await asyncio.sleep(LATE)
+        await super().deliver(delivery)
+
+    def _request(self, delivery: Delivery) -> dict[str, Any]:
+        request = super()._request(delivery)
+        if self.defect == "alters payloads":
+            request["data"] = request["data"].replace(b'"n"', b'"m"')
+        return request
+
+
+def spoil(defect: str, outbox: Outbox) -> None:
+    """Give every relay of this process the defect."""
+    Broken.defect, Broken.outbox = defect, outbox
+    http.HttpSink = Broken  # type: ignore[misc]
+    if defect == "signs with another secret":
+        other = parse_keys("another")
+        http.sign = lambda keys, *message: sign(other, *message)  # type: ignore[attr-defined]
+    if defect == "sends backwards":
+        runs = sink.runs
+        sink.runs = lambda deliveries: [run[::-1] for run in runs(deliveries)]

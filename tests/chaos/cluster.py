@@ -1,0 +1,195 @@
+"""Database servers that can be killed and started again on the same directory, at the same port.
+
+What is committed must outlive the process, though not the machine: commits are written, and not flushed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from tests.servers import base, fresh, mariadb, postgres15, postgres18, small_disk
+
+POSTGRES = (
+    *("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300"),
+    *("fsync=off", "full_page_writes=off", "synchronous_commit=on"),
+)
+MARIADB = (
+    *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=300"),
+    *("--character-set-server=utf8mb4", "--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite"),
+)
+LISTENING = {"postgresql": "ready to accept connections", "mysql": "ready for connections"}
+
+
+class Server(Protocol):
+    """What a schedule needs of its database server."""
+
+    kind: str
+
+    def database(self) -> AbstractContextManager[str]:
+        """A fresh database; its URL."""
+        ...
+
+
+class File:
+    """SQLite: there is no server."""
+
+    kind = "sqlite"
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """A file that does not exist yet, where there is one, in memory: nobody cuts the power here."""
+        memory = Path("/dev/shm")
+        with TemporaryDirectory(prefix="relaybox-", dir=memory if memory.is_dir() else None) as directory:
+            yield f"sqlite:///{directory}/relaybox.db"
+
+
+class Small:
+    """A PostgreSQL 18 whose disk can be filled and freed."""
+
+    kind = "small-disk"
+
+    def __init__(self, disk: small_disk.SmallDisk) -> None:
+        self.full = False
+        self._disk = disk
+
+    def fill(self) -> None:
+        """Leave no room."""
+        self.full = True
+        self._disk.fill()
+
+    def free(self) -> None:
+        """Make room again, and start the server if it gave up."""
+        self._disk.free()
+        self.full = False
+
+    def database(self) -> AbstractContextManager[str]:
+        """A fresh database; its URL."""
+        return fresh.database(self._disk.url)
+
+
+class Cluster:
+    """A server with a directory of its own. ``command`` is what is run, without the port."""
+
+    def __init__(self, kind: str, directory: Path, command: base.Command, url: str, port: str) -> None:
+        self.kind = kind
+        self._directory = directory
+        self._command = command
+        self._url = url
+        self._port_option = port
+        self._ready = LISTENING[url.partition(":")[0]]
+        self.port = base._free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's own database."""
+        return self._url.format(port=self.port)
+
+    def database(self) -> AbstractContextManager[str]:
+        """A fresh database; its URL."""
+        return fresh.database(self.url)
+
+    def start(self) -> None:
+        """Run it; returns when it takes connections."""
+        # The file of a process that was killed may name a process that is somebody else by now.
+        (self._directory / "data" / "postmaster.pid").unlink(missing_ok=True)
+        option = self._port_option.format(port=self.port).split()
+        self._process = base._launch([*self._command, *option], self._directory, self._ready)
+
+    def kill(self) -> None:
+        """SIGKILL for every process of it; returns when none is left."""
+        assert self._process is not None
+        self._process.kill()
+        while pids := [pid for pid in _working_in(self._directory / "data") if pid != self._process.pid]:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        self._process.wait()
+        self._process = None
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._process is not None:
+            base._stop(self._process)
+
+
+def _working_in(directory: Path) -> list[int]:
+    """The processes whose working directory this is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if Path(os.readlink(process / "cwd")) == directory:
+                found.append(int(process.name))
+    return found
+
+
+@contextmanager
+def running(kind: str) -> Iterator[Server]:
+    """A server of this kind until the block ends; raises ``base.Unavailable`` where it cannot be had."""
+    if kind == "sqlite":
+        yield File()
+        return
+    if kind == "small-disk":
+        with small_disk.server() as disk:
+            yield Small(disk)
+        return
+    with _laid_out(kind) as cluster:
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@contextmanager
+def _laid_out(kind: str) -> Iterator[Cluster]:
+    match kind:
+        case "postgresql-18":
+            with postgres18._reachable(postgres18._site_packages()) as packages, base.workspace() as home:
+                yield _postgres(kind, packages / postgres18.INSTALLATION / "bin", home)
+        case "postgresql-15":
+            with base.workspace() as home:
+                yield _postgres(kind, postgres15._binaries(), home)
+        case "mariadb":
+            with base.workspace() as home:
+                yield _mariadb(home)
+        case _:
+            raise ValueError(f"no such database: {kind}")
+
+
+def _postgres(kind: str, binaries: Path, directory: Path) -> Cluster:
+    data = directory / "data"
+    initdb = ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
+    base.prepare([binaries / "initdb", "-D", data, *initdb], directory)
+    settings = [word for setting in POSTGRES for word in ("-c", setting)]
+    command = [binaries / "postgres", "-D", data, *settings]
+    return Cluster(
+        kind, directory, command, "postgresql://relaybox:relaybox@127.0.0.1:{port}/postgres", "-p {port}"
+    )
+
+
+def _mariadb(directory: Path) -> Cluster:
+    mariadbd, install_db = mariadb._programs()
+    data = directory / "data"
+    options = ["--no-defaults", f"--datadir={data}", "--skip-name-resolve"]
+    base.prepare([install_db, *options, "--skip-test-db"], directory)
+    account = directory / "account.sql"
+    account.write_text(
+        mariadb.ACCOUNT.replace("CREATE DATABASE", "CREATE DATABASE IF NOT EXISTS").replace(
+            "CREATE USER", "CREATE USER IF NOT EXISTS"
+        )
+    )
+    places = [f"--init-file={account}", "--socket=server.sock", f"--tmpdir={directory}"]
+    command: list[str | Path] = [mariadbd, "--no-defaults", f"--datadir={data}", *places, *MARIADB]
+    return Cluster(
+        "mariadb", directory, command, "mysql://relaybox:relaybox@127.0.0.1:{port}/relaybox", "--port={port}"
+    )

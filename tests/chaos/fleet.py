@@ -1,0 +1,284 @@
+"""Relays in processes of their own, and what befalls them; whoever is killed is replaced.
+
+Everybody's duplicates are bounded by what was in flight: whenever a relay comes to grief, the rows that it
+holds leases of are added to that bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from relaybox import Outbox, circuit, crashpoint
+from relaybox.relay import decide, lane
+from relaybox.sinks import http
+from tests.chaos import broken
+from tests.chaos.nursery import Change, Nursery
+from tests.chaos.rows import Rows
+from tests.chaos.workload import Place
+from tests.integration.shop import MEMBERSHIP, SOON
+
+WARM = (
+    *("relaybox.parts", "relaybox.stores.upkeep", "relaybox.wakes.postgres"),
+    *("relaybox.stores.postgres", "relaybox.stores.mysql", "relaybox.stores.sqlite"),
+)
+"""What a relay would import when it begins is there before it is forked."""
+for name in WARM:
+    importlib.import_module(name)
+
+PATIENCE = 5.0
+"""Seconds that a relay which is asked to leave has for what it is sending: more than a request may take."""
+
+
+LEASE, TIMEOUT = 1.5, 1.0
+BEYOND_A_LEASE = (1.7, 2.6)
+"""For how many seconds relays stand still."""
+BEGINS = 4.0
+"""Seconds in which a relay may find that there is no database, and end: whoever runs it starts it again."""
+HOPELESS = 20
+"""After so many relays that ended by themselves, no more are started."""
+
+
+class Doom(msgspec.Struct, frozen=True):
+    """The signal that a relay sends itself when it comes to a crash point for the ``count``-th time."""
+
+    point: str
+    count: int
+    signal: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One relay."""
+
+    place: Place
+    doom: Doom | None = None
+    hasty: bool = True
+    """Whether pauses are shorter than they are for users."""
+    defect: str = ""
+    """One of those in ``tests.chaos.broken``."""
+
+
+def main(plan: bytes) -> None:
+    """Be the relay of this plan until it is told to leave, or worse."""
+    ours = msgspec.json.decode(plan, type=Plan)
+    if ours.hasty:
+        hasten()
+    if ours.doom is not None:
+        crashpoint.watch(_watcher(ours.doom))
+    outbox = ours.place.outbox()
+    if ours.defect:
+        broken.spoil(ours.defect, outbox)
+    asyncio.run(_run(outbox))
+
+
+async def _run(outbox: Outbox) -> None:
+    # Whoever does not do what it should is asked what it waits for.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell)
+    await outbox.relay(patience=PATIENCE).run()
+
+
+def _tell() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=6)
+
+
+def hasten() -> None:
+    """Pauses that are right for days are too long for a schedule of seconds."""
+    MEMBERSHIP["interval"] = SOON
+    circuit.FIRST_PAUSE = 0.1
+    circuit.LONGEST_PAUSE = decide.LONGEST_PAUSE = 0.5  # type: ignore[attr-defined]
+    decide.LONGEST_AFTER = http.LONGEST_RETRY_AFTER = 0.8
+    lane.PROBE_MARGIN = 0.5
+
+
+def _watcher(doom: Doom) -> Callable[[str], None]:
+    left = doom.count
+
+    def watch(point: str) -> None:
+        nonlocal left
+        if point == doom.point:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), doom.signal)
+
+    return watch
+
+
+@dataclass
+class Relay:
+    """One relay as its director sees it."""
+
+    pid: int
+    nursery: Nursery
+    began: float = field(default_factory=time.monotonic)
+    doomed: bool = False
+    replaced: bool = True
+    """Whether another takes its place when it ends."""
+    leaving: bool = False
+    killed: bool = False
+    stopped: bool = False
+    resumes: float = 0.0
+    """When it goes on, if it stands still."""
+    held: set[Any] = field(default_factory=set)
+    """The rows it held when it came to grief."""
+
+
+def _expected(relay: Relay) -> set[int]:
+    """The codes with which it may end."""
+    codes = set()
+    if relay.killed or relay.doomed:
+        codes.add(-signal.SIGKILL)
+    if relay.leaving:
+        # By the signal itself where it had not begun yet.
+        codes |= {0, -signal.SIGTERM}
+    return codes
+
+
+class Fleet:
+    """The relays of a schedule. ``bound`` is how many deliveries they may have made twice.
+
+    Each takes one of the ``places``, which are ways to the same database, and is born in a nursery.
+    """
+
+    def __init__(
+        self,
+        places: list[Place],
+        nurseries: list[Nursery],
+        rows: Rows,
+        random: Random,
+        directory: Path,
+        dooms: list[Doom],
+        defect: str = "",
+    ) -> None:
+        self.bound = 0
+        self.unexpected: list[str] = []
+        self.happened: Counter[str] = Counter()
+        """What relays did to themselves."""
+        self._places = places
+        self._nurseries = nurseries
+        self._rows = rows
+        self._random = random
+        self._log = directory / "relays.log"
+        self._dooms = dooms
+        self._defect = defect
+        self._relays: dict[int, Relay] = {}
+
+    @property
+    def busy(self) -> list[Relay]:
+        """Those to whom something can still happen."""
+        return [one for one in self._relays.values() if not (one.leaving or one.killed or one.stopped)]
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is anybody."""
+        return bool(self._relays)
+
+    def start(self, *, replaced: bool = True) -> Relay:
+        """One more, with the next doom that is left."""
+        doom = self._dooms.pop(0) if self._dooms and replaced else None
+        nursery, place = self._random.choice(self._nurseries), self._random.choice(self._places)
+        pid = nursery.start("relay", Plan(place, doom, defect=self._defect), self._log)
+        self._relays[pid] = relay = Relay(pid, nursery, doomed=doom is not None, replaced=replaced)
+        return relay
+
+    def kill(self, relay: Relay) -> None:
+        """SIGKILL."""
+        relay.held |= self._held(relay)
+        relay.killed = True
+        os.kill(relay.pid, signal.SIGKILL)
+
+    def stop(self, relay: Relay, seconds: float) -> None:
+        """SIGSTOP, for so long."""
+        relay.held |= self._held(relay)
+        relay.stopped, relay.resumes = True, time.monotonic() + seconds
+        os.kill(relay.pid, signal.SIGSTOP)
+
+    def _resume(self, relay: Relay) -> None:
+        relay.stopped = False
+        self.bound += len(relay.held)
+        relay.held = set()
+        os.kill(relay.pid, signal.SIGCONT)
+
+    def leave(self, relay: Relay) -> None:
+        """SIGTERM: it finishes what it is sending."""
+        relay.leaving = True
+        os.kill(relay.pid, signal.SIGTERM)
+
+    def look(self, changes: Iterable[Change]) -> None:
+        """Replace whoever ended, and resume whoever stood still for long enough."""
+        for change in changes:
+            if change.pid in self._relays:
+                self._changed(self._relays[change.pid], change)
+        now = time.monotonic()
+        for relay in self._relays.values():
+            if relay.stopped and relay.resumes <= now:
+                self._resume(relay)
+
+    def _changed(self, relay: Relay, change: Change) -> None:
+        relay.held |= self._held(relay)
+        if change.code is None:
+            if not relay.stopped:
+                relay.stopped = True
+                relay.resumes = time.monotonic() + self._random.uniform(*BEYOND_A_LEASE)
+                self.happened["stop at crash point"] += 1
+            return
+        del self._relays[relay.pid]
+        if change.code == -signal.SIGKILL and not relay.killed:
+            self.happened["kill at crash point"] += 1
+        if change.code == 1 and time.monotonic() - relay.began < BEGINS:
+            # On MariaDB it asks the server for its name, and ends where there is none.
+            self.happened["could not begin"] += 1
+        elif change.code not in _expected(relay):
+            self.unexpected.append(f"a relay ended with {change.code}")
+        if change.code:
+            self.bound += len(relay.held)
+        if relay.replaced and len(self.unexpected) < HOPELESS:
+            self.start()
+
+    def _held(self, relay: Relay) -> set[Any]:
+        return self._rows.held(f"%:{relay.pid}:%")
+
+    def spare(self) -> None:
+        """No more dooms for those that start from now on; whoever stands still goes on."""
+        self._dooms.clear()
+        for relay in self._relays.values():
+            relay.resumes = 0.0
+
+    def dismiss(self, look: Callable[[], None], patience: float = 15.0) -> None:
+        """Everybody leaves; whoever does not is a finding."""
+        for relay in self._relays.values():
+            relay.replaced = False
+            if not relay.leaving and not relay.killed:
+                self.leave(relay)
+        end = time.monotonic() + patience
+        while self._relays and time.monotonic() < end:
+            look()
+            time.sleep(0.01)
+        self.unexpected += [f"a relay did not leave within {patience:g} s"] * len(self._relays)
+        self.interrogate()
+        self.close()
+
+    def interrogate(self) -> None:
+        """Have everybody write down where they are."""
+        for pid in self._relays:
+            os.kill(pid, signal.SIGUSR1)
+        if self._relays:
+            time.sleep(0.3)
+
+    def close(self) -> None:
+        """End whoever is left."""
+        for pid in self._relays:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

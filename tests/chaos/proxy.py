@@ -1,0 +1,280 @@
+"""A TCP proxy in front of a database, or of anything else, that does to connections what networks do.
+
+It runs in a thread of its own, with its own event loop; its controls may be called from any thread, and hold
+when they return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from struct import pack
+from typing import Any, Literal, Self, TypeAlias, TypeVar
+from weakref import WeakSet
+
+from tests.chaos.wire import MysqlWire, PostgresWire
+
+T = TypeVar("T")
+When: TypeAlias = Literal["before", "after"]
+
+CHUNK = 1 << 16
+CONTROL_SECONDS = 10.0
+
+
+class Proxy:
+    """Listens on 127.0.0.1 at ``port`` and connects whoever comes with the target."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.target = host, port
+        self.cuts = 0
+        """How many COMMITs were cut so far."""
+        self.delay = 0.0
+        self.hole = False
+        self._when: When = "before"
+        self._left = 0
+        self._listener: socket.socket | None = None
+        self._links: set[Link] = set()
+        # Holds the port while nobody listens: else the kernel might give it to another.
+        self._place = _bound(0)
+        self.port: int = self._place.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        _proxies.add(self)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._refuse)
+        self.reset()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._place.close()
+
+    def set(self, *, delay: float = 0.0, hole: bool = False, refuse: bool = False) -> None:
+        """How it is from now on: what is not named is as in good times.
+
+        ``delay``: seconds that everything takes, each way. ``hole``: connections stay, and what is sent on
+        them is lost; when it ends, those that lost something are reset, as by a router that has forgotten
+        them. ``refuse``: no new connections.
+        """
+
+        async def change() -> None:
+            self.delay, self.hole = delay, hole
+            self._refuse() if refuse else self._listen()
+            if not hole:
+                await self._reset(lambda link: link.torn)
+
+        self._await(change())
+
+    def cut_at_commit(self, when: When, count: int = 1) -> None:
+        """Cut the connection at each of the next ``count`` COMMITs.
+
+        ``before``: the server never sees it. ``after``: the server has answered, the client never hears it.
+        """
+
+        def change() -> None:
+            self._when, self._left = when, count
+
+        self._do(change)
+
+    def reset(self) -> int:
+        """RST on every open connection; how many there were."""
+        return self._await(self._reset(lambda link: True))
+
+    def take_cut(self) -> When | None:
+        """Whether this COMMIT, of a link that asks, is to be cut, and how."""
+        if not self._left:
+            return None
+        self._left -= 1
+        self.cuts += 1
+        return self._when
+
+    def forked(self) -> None:
+        """In a child: the parent's connections end when the parent ends them, not when the child does."""
+        for end in (self._place, self._listener, *(end for link in self._links for end in link.ends)):
+            if end is not None and end.fileno() >= 0:
+                os.close(end.detach())
+
+    async def _reset(self, concerned: Callable[[Link], bool]) -> int:
+        links = [link for link in self._links if concerned(link)]
+        for link in links:
+            link.reset()
+        await asyncio.gather(*(link.task for link in links), return_exceptions=True)
+        return len(links)
+
+    def _listen(self) -> None:
+        if self._listener is None:
+            self._listener = _bound(self.port)
+            self._listener.listen(128)
+            self._loop.add_reader(self._listener, self._accept, self._listener)
+
+    def _refuse(self) -> None:
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self, listener: socket.socket) -> None:
+        with _forking, suppress(OSError):
+            client, _ = listener.accept()
+            link = Link(self, client)
+            self._links.add(link)
+            link.task = self._loop.create_task(link.run())
+            link.task.add_done_callback(lambda _: self._ended(link))
+
+    def _ended(self, link: Link) -> None:
+        for end in link.ends:
+            end.close()
+        self._links.discard(link)
+
+    def _do(self, change: Callable[[], None]) -> None:
+        async def call() -> None:
+            change()
+
+        self._await(call())
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CONTROL_SECONDS)
+
+
+class Link:
+    """A client's connection, and the one to the target that serves it."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
+        self.torn = False
+        """Whether something that was sent on it is lost."""
+        self._proxy = proxy
+        self._loop = asyncio.get_running_loop()
+        self._client = _ready(client)
+        self._server = _ready(socket.socket())
+        self._wire: PostgresWire | MysqlWire | None = None
+        self._silenced = False
+
+    @property
+    def ends(self) -> tuple[socket.socket, socket.socket]:
+        return self._client, self._server
+
+    async def run(self) -> None:
+        """Pass on what comes, until either side ends it or it is reset."""
+        try:
+            await self._connect()
+            down = self._pump(self._server, self._client, self._from_server)
+            up = self._pump(self._client, self._server, self._from_client)
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(down)
+                pumps.create_task(up)
+        except* (OSError, Ended):
+            pass
+
+    def reset(self) -> None:
+        """End it with RST, both ways."""
+        self._linger_not()
+        self.task.cancel()
+
+    async def _connect(self) -> None:
+        try:
+            await self._loop.sock_connect(self._server, self._proxy.target)
+        except OSError:
+            self._linger_not()
+            raise
+
+    async def _pump(
+        self, source: socket.socket, drain: socket.socket, pass_on: Callable[[bytes], bool]
+    ) -> None:
+        # Read on while the first bytes are under way: a delay is no limit on how much is.
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._read(source, chunks))
+            both.create_task(self._write(drain, chunks, pass_on))
+
+    async def _read(self, source: socket.socket, chunks: asyncio.Queue[tuple[float, bytes]]) -> None:
+        chunk = b"-"
+        while chunk:
+            try:
+                chunk = await self._loop.sock_recv(source, CHUNK)
+            except OSError:
+                self._linger_not()
+                chunk = b""
+            chunks.put_nowait((self._loop.time() + self._proxy.delay, chunk))
+
+    async def _write(
+        self,
+        drain: socket.socket,
+        chunks: asyncio.Queue[tuple[float, bytes]],
+        pass_on: Callable[[bytes], bool],
+    ) -> None:
+        while True:
+            due, chunk = await chunks.get()
+            await asyncio.sleep(max(due - self._loop.time(), 0))
+            if self._proxy.hole:
+                self.torn = True
+            elif not chunk:
+                raise Ended
+            elif pass_on(chunk):
+                await self._loop.sock_sendall(drain, chunk)
+
+    def _from_client(self, chunk: bytes) -> bool:
+        # A server of MySQL greets its client; one of PostgreSQL waits for the client's word.
+        self._wire = self._wire or PostgresWire()
+        if not self._silenced and self._wire.sent(chunk) and (when := self._proxy.take_cut()):
+            if when == "before":
+                self._cut()
+            self._silenced = True
+        return True
+
+    def _from_server(self, chunk: bytes) -> bool:
+        self._wire = self._wire or MysqlWire()
+        if self._wire.received(chunk) and self._silenced:
+            self._cut()
+        return not self._silenced
+
+    def _cut(self) -> None:
+        self._linger_not()
+        raise Ended
+
+    def _linger_not(self) -> None:
+        # A socket that must not linger is closed with RST.
+        for end in self.ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+
+
+class Ended(Exception):
+    """One side has ended the connection, or the proxy has."""
+
+
+def _bound(port: int) -> socket.socket:
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    place.bind(("127.0.0.1", port))
+    place.setblocking(False)
+    return place
+
+
+def _ready(end: socket.socket) -> socket.socket:
+    end.setblocking(False)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return end
+
+
+_proxies: WeakSet[Proxy] = WeakSet()
+_forking = threading.Lock()
+"""Held while a connection is taken, and while the process forks: a child must know of all of them."""
+
+
+def _forked() -> None:
+    _forking.release()
+    for proxy in _proxies:
+        proxy.forked()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_forked)

@@ -1,0 +1,101 @@
+"""``python -m tests.chaos.run --database postgresql-18 --seed 1 --count 10``: schedules, and a line for each.
+
+Exits with 1 when a promise was broken; the seed and the commit that are printed then draw the same faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.ground import prepared
+from tests.chaos.schedule import Result, run_schedule
+from tests.commit import commit
+
+DATABASES = ("postgresql-18", "postgresql-15", "mariadb", "sqlite", "small-disk")
+
+
+def main() -> int:
+    """Run what the command line asks for; the exit code."""
+    options = _options()
+    end = time.monotonic() + options.minutes * 60
+    results: list[Result] = []
+    with prepared(options.database) as ground:
+        for seed in range(options.seed, options.seed + options.count):
+            if time.monotonic() > end:
+                break
+            result = run_schedule(ground, seed, options.events)
+            results.append(result)
+            print(line(result), flush=True)
+            if options.json:
+                keep(result, options.json)
+            if not result.ok:
+                tell(result)
+    print(total(results))
+    return 0 if results and all(result.ok for result in results) else 1
+
+
+def keep(result: Result, file: Path) -> None:
+    """Add it to a file of lines."""
+    with file.open("ab") as lines:
+        lines.write(msgspec.json.encode({"commit": commit(), **msgspec.to_builtins(result)}) + b"\n")
+
+
+def line(result: Result) -> str:
+    """A schedule in one line."""
+    faults = ", ".join(f"{count} × {kind}" for kind, count in sorted(result.faults.items())) or "no fault"
+    broken = ", ".join(f"{count} {kind}" for kind, count in result.findings.items() if count) or "ok"
+    return (
+        f"{result.database} seed {result.seed}: {broken}; {result.events} events, {result.receipts} receipts,"
+        f" {result.duplicates} again (≤ {result.bound}), {result.seconds:.1f} s, drained in"
+        f" {result.drained:.1f} s; {faults}"
+    )
+
+
+def tell(result: Result) -> None:
+    """What went wrong, and how to see it again."""
+    print(f"seed {result.seed} at {commit()}:")
+    for text in result.words[:20]:
+        print(f"    {text}")
+    again = f"--database {result.database} --seed {result.seed}"
+    print(f"    again: python -m tests.chaos.run {again}", flush=True)
+
+
+def total(results: list[Result]) -> str:
+    """All schedules in a few lines."""
+    findings: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    for result in results:
+        findings.update(result.findings)
+        faults.update(result.faults)
+    figures = {
+        "schedules": len(results),
+        "events": sum(result.events for result in results),
+        "receipts": sum(result.receipts for result in results),
+        "received again": sum(result.duplicates for result in results),
+        "bound": sum(result.bound for result in results),
+        "faults": faults.total(),
+        **findings,
+        "broken schedules": sum(not result.ok for result in results),
+    }
+    return "\n".join(f"{name:<17} {number:>9,}" for name, number in figures.items())
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.run", description=__doc__)
+    parser.add_argument("--database", choices=DATABASES, default="postgresql-18")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--events", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--json", type=Path, help="a file to which each result is added as a line")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""One schedule: emitters, relays and a receiver; faults while events flow; healing, and the verdict."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from random import Random
+
+import msgspec
+import sqlalchemy as sa
+
+from tests.chaos import receiver, workload
+from tests.chaos.crowd import Emitters
+from tests.chaos.drivers import DRIVERS, ERRORS
+from tests.chaos.faults import NETWORK, POOLER, Draw, draw
+from tests.chaos.fleet import LEASE, TIMEOUT, Fleet
+from tests.chaos.ground import Ground
+from tests.chaos.proxy import Proxy
+from tests.chaos.rows import Rows
+from tests.chaos.storm import Scene, Storm
+from tests.chaos.verdict import Verdict, judge
+from tests.chaos.workload import LOOSE, ORDERED, Place
+from tests.servers import pgbouncer
+
+EMITTERS = 3
+PATIENCE = 60.0
+"""Seconds for everything to be delivered once all is well; more than the sweep's interval."""
+WARM_UP = 5.0
+CALM_LEASE = 10.0
+"""Where there is no fault, a slow machine shall not be one."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What became of a schedule."""
+
+    seed: int
+    database: str
+    events: int
+    receipts: int
+    duplicates: int
+    bound: int
+    """How many of the duplicates the faults excuse."""
+    faults: dict[str, int]
+    findings: dict[str, int]
+    words: list[str]
+    seconds: float
+    drained: float
+    """Seconds from the end of the faults until everything was delivered."""
+    recoveries: list[float]
+    """Seconds from each restart of the database to the first delivery after it."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not any(self.findings.values())
+
+
+class Schedule:
+    """The parts of one schedule, while it runs."""
+
+    def __init__(self, ground: Ground, url: str, plan: Draw, events: int, defect: str) -> None:
+        self._ground = ground
+        self._url = url
+        self._draw = plan
+        self._events = events
+        self._defect = defect
+        self._nurseries = [ground.nursery]
+        if plan.clocks and ground.clocked is not None:
+            self._nurseries.append(ground.clocked)
+        self._stack = ExitStack()
+        home = tempfile.TemporaryDirectory(prefix="relaybox-chaos-")
+        self._directory = Path(self._stack.enter_context(home))
+
+    def run(self) -> Result:
+        """Set up, do harm, heal, drain and judge."""
+        begun = time.monotonic()
+        with self._stack:
+            scene = self._set_up()
+            self._warm_up(scene)
+            storm = Storm(scene, self._draw)
+            storm.rage()
+            storm.heal()
+            healed = time.monotonic()
+            if not self._drain(scene):
+                scene.unexpected.append(("stuck", f"not drained after {PATIENCE:g} s"))
+                scene.fleet.interrogate()
+            drained = time.monotonic() - healed
+            scene.fleet.dismiss(scene.look)
+            applied = scene.receiver.applied(self._directory / "applied")
+            verdict = self._judge(scene, applied)
+            if verdict.words and not self._defect:
+                self._keep_logs()
+        arrivals = [one.at for one in applied]
+        return Result(
+            seed=self._draw.seed,
+            database=self._ground.server.kind,
+            events=verdict.events,
+            receipts=verdict.report.received,
+            duplicates=verdict.report.duplicates,
+            bound=scene.bound,
+            faults=dict(scene.happened + scene.fleet.happened),
+            findings=dict(verdict.findings),
+            words=verdict.words,
+            seconds=round(time.monotonic() - begun, 2),
+            drained=round(drained, 2),
+            recoveries=[_first_after(moment, arrivals) for moment in scene.restarts],
+        )
+
+    def _judge(self, scene: Scene, applied: list[receiver.Applied]) -> Verdict:
+        scene.bound += scene.fleet.bound + scene.receiver.state().unanswered
+        verdict = judge(scene.rows, applied, scene.bound, kept=self._draw.keep)
+        ended = [("ended", text) for text in (*scene.fleet.unexpected, *scene.emitters.unexpected)]
+        return verdict._replace(others=(*verdict.others, *ended, *scene.unexpected))
+
+    def _set_up(self) -> Scene:
+        place = self._place(remote := self._receiver())
+        place.outbox().migrate()
+        workload.create(self._url)
+        proxies = self._proxies()
+        rows = Rows(place)
+        dooms, random = list(self._draw.dooms), Random(self._draw.seed + 2)
+        ways = self._ways(place, proxies)
+        fleet = Fleet(ways, self._nurseries, rows, random, self._directory, dooms, self._defect)
+        self._stack.callback(fleet.close)
+        emitters = Emitters(self._ground.nursery, self._directory)
+        self._stack.callback(emitters.close)
+        scene = Scene(
+            self._ground, rows, fleet, emitters, remote, proxies, place.batch, lambda: self._look(scene)
+        )
+        if self._pooler is not None:
+            scene.happened[POOLER] += 1
+        for _ in range(self._draw.relays):
+            fleet.start()
+        for number in range(EMITTERS):
+            direct = number == self._draw.seed % EMITTERS or "emitters" not in proxies
+            way = place if direct else _at(place, proxies["emitters"])
+            emitters.start(self._emitter(way, number))
+        return scene
+
+    def _receiver(self) -> receiver.Remote:
+        control = self._directory / "control"
+        plan = receiver.Plan(str(control), [ORDERED, LOOSE], self._draw.seed)
+        pid = self._ground.nursery.start("receiver", plan, self._directory / "receiver.log")
+        self._stack.callback(_end, pid)
+        remote = receiver.Remote(control)
+        self._stack.callback(remote.close)
+        return remote
+
+    def _place(self, remote: receiver.Remote) -> Place:
+        lease, timeout = (CALM_LEASE, CALM_LEASE) if self._draw.calm else (LEASE, TIMEOUT)
+        return Place(
+            self._url,
+            remote.state().ports,
+            lease=lease,
+            timeout=timeout,
+            batch=self._draw.batch,
+            concurrency=self._draw.concurrency,
+            keep=self._draw.keep,
+        )
+
+    def _ways(self, place: Place, proxies: dict[str, Proxy]) -> list[Place]:
+        """By which relays come to the database: what some cannot do, others are to do for them."""
+        ways = [place]
+        if self._pooler is not None:
+            ways = [msgspec.structs.replace(place, url=self._pooler)]
+        if "relays" in proxies:
+            ways += [_at(ways[0], proxies["relays"])] * 2
+        return ways
+
+    @property
+    def _pooler(self) -> str | None:
+        pooler = self._ground.pooler
+        return pgbouncer.through(pooler, self._url) if self._draw.pooler and pooler is not None else None
+
+    def _emitter(self, place: Place, number: int) -> workload.Plan:
+        drivers = DRIVERS[place.url.partition(":")[0]]
+        driver = drivers[number % len(drivers)]
+        part = -(-self._events // EMITTERS)
+        return workload.Plan(place, driver, 10 * self._draw.seed + number, part, self._draw.seconds)
+
+    def _proxies(self) -> dict[str, Proxy]:
+        sides = {fault.kind.partition(":")[0] for fault in self._draw.faults if fault.kind in NETWORK}
+        targets = {"emitters": sa.make_url(self._url), "relays": sa.make_url(self._pooler or self._url)}
+        return {
+            side: self._stack.enter_context(Proxy(targets[side].host or "", targets[side].port or 0))
+            for side in sorted(sides)
+        }
+
+    def _warm_up(self, scene: Scene) -> None:
+        """Until something was delivered: before that a relay has nothing to lose."""
+        end = time.monotonic() + WARM_UP
+        while not scene.receiver.state().applied and time.monotonic() < end:
+            scene.look()
+            time.sleep(0.01)
+
+    def _look(self, scene: Scene) -> None:
+        changes = [change for nursery in self._nurseries for change in nursery.changes()]
+        scene.fleet.look(changes)
+        scene.emitters.look(changes)
+
+    def _drain(self, scene: Scene) -> bool:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and scene.fleet.alive:
+            scene.look()
+            with suppress(*ERRORS):
+                if not scene.rows.pending():
+                    return True
+            time.sleep(0.02)
+        return False
+
+    def _keep_logs(self) -> None:
+        kept = Path(tempfile.gettempdir(), f"relaybox-chaos-{self._ground.server.kind}-{self._draw.seed}")
+        kept.mkdir(exist_ok=True)
+        for log in self._directory.glob("*.log"):
+            (kept / log.name).write_bytes(log.read_bytes())
+
+
+def run_schedule(
+    ground: Ground, seed: int, events: int = 2000, *, plan: Draw | None = None, defect: str = ""
+) -> Result:
+    """Run the schedule that this seed draws (or ``plan``) on a fresh database of the ground.
+
+    ``defect``: of every relay, as ``tests.chaos.broken`` has them.
+    """
+    with ground.server.database() as url:
+        drawn = plan or draw(seed, events, ground.means)
+        return Schedule(ground, url, drawn, events, defect).run()
+
+
+def _first_after(moment: float, arrivals: list[float]) -> float:
+    """Seconds until the first arrival after it; not a number where nothing was left to arrive."""
+    return round(next((at - moment for at in arrivals if at > moment), math.nan), 2)
+
+
+def _at(place: Place, proxy: Proxy) -> Place:
+    url = sa.make_url(place.url).set(port=proxy.port)
+    return msgspec.structs.replace(place, url=url.render_as_string(hide_password=False))
+
+
+def _end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

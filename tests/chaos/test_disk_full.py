@@ -1,0 +1,170 @@
+"""The database's disk is full for a while: callers are told, the relay waits, and it goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Event
+from relaybox.event import Delivery
+from relaybox.observe import Observer
+from relaybox.store import Claim, Settlement
+from tests.conftest import available
+from tests.integration.shop import MEMBERSHIP, SOON, Shop, until
+from tests.servers import fresh, small_disk
+from tests.servers.small_disk import SmallDisk
+
+log = logging.getLogger(__name__)
+KEYS = 10
+BACKLOG = 200
+AFTERWARDS = 1_000_000
+REFUSED = 30
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
+    monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
+    with available("small disk", small_disk.server()) as disk:
+        yield disk
+
+
+class Watch(Observer):
+    """What a relay holds, and had trouble with."""
+
+    def __init__(self) -> None:
+        self.troubles: Counter[str] = Counter()
+        self.in_fault: set[int] | None = None
+        """What it held at any moment of the fault; None: there is none as yet, or no longer."""
+        self._held: set[int] = set()
+
+    def begin(self) -> set[int]:
+        """The fault begins."""
+        self.in_fault = set(self._held)
+        return self.in_fault
+
+    def end(self) -> None:
+        """The fault is over."""
+        self.in_fault = None
+
+    def claimed(self, destination: str, claim: Claim) -> None:
+        new = set(map(number, claim.deliveries))
+        self._held |= new
+        if self.in_fault is not None:
+            self.in_fault |= new
+
+    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
+        self._held -= {number(delivery) for delivery, _ in settlements}
+
+    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+        self.troubles[doing] += 1
+
+
+def number(delivery: Delivery) -> int:
+    return int(msgspec.json.decode(delivery.payload or "")["n"])
+
+
+class Scene:
+    """A shop that places an order and tells of it in one transaction, and its relay's handler."""
+
+    def __init__(self, url: str) -> None:
+        self.shop = Shop(url)
+        self.taken: list[int] = []
+        self.failed = 0
+        self._told: set[int] = set()
+        """The orders whose transaction was committed, as far as the caller knows."""
+        with self.shop.engine.begin() as connection:
+            connection.execute(sa.text("CREATE TABLE orders (n integer)"))
+        options: dict[str, Any] = {"lease": "1s", "timeout": "500ms", "concurrency": 5, "batch_size": 10}
+        self.shop.outbox.handler("*", name="on_order", ordered=True, poll_interval="50ms", **options)(
+            self._take
+        )
+
+    async def _take(self, event: Event) -> None:
+        self.taken.append(event.payload["n"])
+        await asyncio.sleep(0.02)
+
+    def place(self, numbers: Iterable[int]) -> None:
+        """Orders, each if the database takes it."""
+        for n in numbers:
+            try:
+                with self.shop.engine.begin() as connection:
+                    connection.execute(sa.text("INSERT INTO orders VALUES (:n)"), {"n": n})
+                    payload = {"n": n, "text": "x" * 2000}
+                    self.shop.outbox.emit(connection, "Order", n % KEYS, "order.paid", payload)
+            except sa.exc.OperationalError:
+                self.failed += 1
+            else:
+                self._told.add(n)
+
+    def write_log(self) -> None:
+        """Something that needs room in the server's log alone."""
+        message = sa.text("SELECT pg_logical_emit_message(false, 'noise', repeat('x', 200000))")
+        with suppress(sa.exc.OperationalError), self.shop.engine.begin() as connection:
+            connection.execute(message)
+
+    def check(self) -> set[int]:
+        """What was delivered twice, where order and event stand and fall together, and none is lost."""
+        emitted = self._numbers(sa.select(self.shop.outbox.tables.event.c.payload["n"].as_integer()))
+        assert emitted == self._numbers(sa.text("SELECT n FROM orders"))
+        assert emitted >= self._told
+        assert self.shop.states() == {"delivered": len(emitted)}
+        counts = Counter(self.taken)
+        assert set(counts) == emitted
+        by_key: dict[int, list[int]] = defaultdict(list)
+        for n in counts:
+            by_key[n % KEYS].append(n)
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+        return {n for n, times in counts.items() if times > 1}
+
+    def _numbers(self, query: Any) -> set[int]:
+        with self.shop.engine.connect() as connection:
+            return set(connection.scalars(query))
+
+
+@pytest.mark.parametrize("strain", ["table", "log"])
+async def test_a_full_disk_loses_nothing_and_the_relay_goes_on_when_there_is_room(
+    disk: SmallDisk, strain: str
+) -> None:
+    with fresh.database(disk.url) as url:
+        scene, watch = Scene(url), Watch()
+        scene.place(range(BACKLOG))
+        async with scene.shop.outbox.relay(observers=[watch]):
+            await until(lambda: len(scene.taken) >= 40, "a part delivered")
+            held = watch.begin()
+            disk.fill()
+            await asyncio.to_thread(press_on, scene, disk, strain)
+            gave_up = await asyncio.to_thread(disk.free)
+            begun = time.monotonic()
+            watch.end()
+            await asyncio.to_thread(scene.place, range(AFTERWARDS, AFTERWARDS + 20))
+            await until(lambda: "pending" not in scene.shop.states(), "everything delivered", 20)
+            took = time.monotonic() - begun
+        repeated = scene.check()
+    figures = f"{scene.failed} emits failed, the server gave up: {gave_up}, trouble: {dict(watch.troubles)}"
+    repeats = f"{len(held)} held meanwhile, {len(repeated)} repeated"
+    log.info("%s: %s, %s, all delivered %.1f s after", strain, figures, repeats, took)
+    assert scene.failed
+    assert gave_up or strain == "table"
+    assert watch.troubles or strain == "table"
+    assert repeated <= held
+
+
+def press_on(scene: Scene, disk: SmallDisk, strain: str) -> None:
+    """Emit on the full disk, and write to the log alone, until the server has refused enough or given up."""
+    n, end = BACKLOG, time.monotonic() + 15
+    while not disk.gave_up() if strain == "log" else scene.failed < REFUSED:
+        assert time.monotonic() < end, "nobody felt that the disk is full"
+        scene.place([n])
+        if strain == "log":
+            scene.write_log()
+        n += 1

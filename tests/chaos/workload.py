@@ -1,0 +1,206 @@
+"""The application: emitters in processes of their own, whose business rows are the truth afterwards.
+
+Each transaction locks a counter of its key, increments it, emits ``(key, n)`` and writes the business row of
+it. Some abort, some roll back a savepoint in which they emitted, some emit for several keys. So what is in
+the table of business rows is what must have been emitted: for each key 1..N without a gap.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from relaybox import Destination, Outbox, Route
+from tests.chaos import drivers
+from tests.chaos.drivers import Driver, connect, engine
+
+ORDERED, LOOSE = "ordered", "loose"
+SECRET = "whsec_Y2hhb3MgaXMgYSBsYWRkZXIgb2YgcGl0cyBhbmQgb2Y="
+KEYS = 40
+LOUD = 3
+"""Every so many-th event of a key also goes to the destination without order."""
+ABORT, SAVEPOINT, SEVERAL, BINARY = 0.15, 0.05, 0.10, 0.05
+ALPHABET = "abc xyz ABC 012 {}[]\",:\\/'%?$ äß€ \u2028 日本 😀 \t\n"
+NEVER_FAILED = 10_000
+
+metadata = sa.MetaData()
+counter = sa.Table(
+    "shop_counter",
+    metadata,
+    sa.Column("name", sa.String(40), primary_key=True),
+    sa.Column("n", sa.Integer, nullable=False),
+)
+business = sa.Table(
+    "shop_order",
+    metadata,
+    sa.Column("name", sa.String(40), primary_key=True),
+    sa.Column("n", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("event_id", sa.String(36), nullable=False, unique=True),
+    sa.Column("payload", sa.Text, nullable=False),
+    mysql_charset="utf8mb4",
+)
+
+INCREMENT = "UPDATE shop_counter SET n = n + 1 WHERE name = ?"
+INCREMENT_AND_READ = f"{INCREMENT} RETURNING n"
+READ = "SELECT n FROM shop_counter WHERE name = ?"
+WRITE = "INSERT INTO shop_order (name, n, event_id, payload) VALUES (?, ?, ?, ?)"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The outbox that everybody has: where its database is and how its destinations are set."""
+
+    url: str
+    ports: dict[str, int]
+    lease: float
+    timeout: float
+    batch: int = 20
+    poll: float = 0.1
+    concurrency: int = 50
+    keep: bool = True
+    """Whether rows that were delivered are kept."""
+
+    def outbox(self) -> Outbox:
+        """The outbox, configured as every process of the schedule has it."""
+        options: dict[str, Any] = {
+            "lease": self.lease,
+            "timeout": self.timeout,
+            "batch_size": self.batch,
+            "poll_interval": self.poll,
+            "concurrency": self.concurrency,
+            "retention": "7d" if self.keep else 0,
+            "backoff": {"base": "20ms", "cap": "200ms"},
+            "max_attempts": NEVER_FAILED,
+            "allow": ["127.0.0.0/8"],
+            "secret": SECRET,
+        }
+        destinations = [
+            Destination(
+                name, f"http://127.0.0.1:{self.ports[name]}/events", ordered=name == ORDERED, **options
+            )
+            for name in (ORDERED, LOOSE)
+        ]
+        routes = [Route("order.*", to=ORDERED), Route("order.loud", to=LOOSE)]
+        return Outbox(self.url, destinations=destinations, routes=routes)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One emitter: how many events it commits at least, and over how many seconds it spreads them."""
+
+    place: Place
+    driver: str
+    seed: int
+    events: int
+    seconds: float
+    patience: float = 60.0
+
+
+def create(url: str) -> None:
+    """The application's tables, with a counter for each key."""
+    with engine(url).begin() as connection:
+        metadata.create_all(connection)
+        connection.execute(counter.insert(), [{"name": name, "n": 0} for name in names()])
+
+
+def names() -> list[str]:
+    """The keys."""
+    return [f"key {number:02}" for number in range(KEYS)]
+
+
+def event_type(n: int) -> str:
+    """The type of the n-th event of a key, by which it is routed."""
+    return "order.quiet" if n % LOUD else "order.loud"
+
+
+def written(payload: Any) -> str:
+    """A payload as the business row keeps it: JSON in one notation, or bytes as base64."""
+    if isinstance(payload, bytes):
+        return "base64:" + base64.b64encode(payload).decode()
+    return msgspec.json.encode(payload, order="deterministic").decode()
+
+
+class Emitter:
+    """One process of the application."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._outbox = plan.place.outbox()
+        self._random = random.Random(plan.seed)
+        self._names = names()
+        self._db: Driver | None = None
+        # SQLite's lock goes to whoever looks first: who writes without a pause leaves it to nobody.
+        self._rest = 0.002 if plan.driver == "sqlite3" else 0.0
+
+    def run(self) -> None:
+        """Until as many events are known to be committed as were asked for."""
+        begun, committed = time.monotonic(), 0
+        while committed < self._plan.events:
+            elapsed = time.monotonic() - begun
+            if elapsed > self._plan.patience:
+                raise TimeoutError(f"only {committed} events committed after {elapsed:.0f} s")
+            committed += self._try()
+            ahead = committed / self._plan.events * self._plan.seconds - elapsed
+            if ahead > 0.01 or self._rest:
+                time.sleep(max(ahead, self._rest))
+
+    def _try(self) -> int:
+        """One transaction; how many events it is known to have committed. Trouble costs the connection."""
+        try:
+            if self._db is None:
+                self._db = connect(self._plan.driver, self._plan.place.url)
+            return self._transact(self._db)
+        except drivers.ERRORS:
+            if self._db is not None:
+                with suppress(*drivers.ERRORS):
+                    self._db.close()
+            self._db = None
+            time.sleep(0.02)
+            return 0
+
+    def _transact(self, db: Driver) -> int:
+        chance = self._random.random
+        count = self._random.randint(2, 4) if chance() < SEVERAL else 1
+        chosen = sorted(self._random.sample(self._names, count))
+        db.begin()
+        for name in chosen:
+            if chance() < SAVEPOINT:
+                savepoint = db.savepoint()
+                self._place_order(db, name)
+                db.back_to(savepoint)
+            self._place_order(db, name)
+        if chance() < ABORT:
+            db.rollback()
+            return 0
+        db.commit()
+        if chance() < 0.5:
+            # The others are found by polling, as with an application that does not call.
+            self._outbox.wake()
+        return count
+
+    def _place_order(self, db: Driver, name: str) -> None:
+        n = self._next(db, name)
+        payload = self._payload(name, n)
+        event_id = db.emit(self._outbox, "Order", name, event_type(n), payload)
+        db.fetch(WRITE, name, n, str(event_id), written(payload))
+
+    def _next(self, db: Driver, name: str) -> int:
+        """Lock the counter of the key and count it up."""
+        if not self._plan.place.url.startswith("mysql"):
+            return int(db.fetch(INCREMENT_AND_READ, name)[0][0])
+        db.fetch(INCREMENT, name)
+        return int(db.fetch(READ, name)[0][0])
+
+    def _payload(self, name: str, n: int) -> Any:
+        text = "".join(self._random.choices(ALPHABET, k=self._random.choice((0, 5, 40, 400))))
+        payload = {"key": name, "n": n, "text": text, "float": self._random.random(), "by": self._plan.seed}
+        return msgspec.json.encode(payload) if self._random.random() < BINARY else payload
+
+
+def main(plan: bytes) -> None:
+    """Be the emitter of this plan."""
+    Emitter(msgspec.json.decode(plan, type=Plan)).run()

@@ -1,0 +1,26 @@
+"""Which version of the code this is, for whoever wants to repeat a run."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WRITTEN = (":!docs/proof.md", ":!docs/proof.jsonl")
+"""What a run itself writes."""
+
+
+@cache
+def commit() -> str:
+    """The commit's short name, with a sign where files differ from it; ``unknown`` outside a repository."""
+    try:
+        changed = _git("status", "--porcelain", "--", ".", *WRITTEN)
+        return _git("rev-parse", "--short=10", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,179 @@
+"""A failover: the node that a relay is connected to stays up, and takes no writes any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from asyncmy.errors import MySQLError
+
+from relaybox import Event, parts
+from relaybox.stores.dialects import refusal
+from relaybox.stores.mysql import Asyncmy, _fetch
+from relaybox.stores.postgres import Psycopg
+from tests.conftest import available
+from tests.incidents.forwarder import Forwarder
+from tests.incidents.stage import QUICK
+from tests.incidents.variants import IN_VAIN, check, variants
+from tests.integration.shop import DRIVERS, MEMBERSHIP, SOON, Shop, until
+from tests.servers import mariadb, postgres, postgres18
+
+PLAIN = "plain"
+"""A user of MariaDB who may not write to a server that is read-only."""
+READ_ONLY = {
+    "postgresql-18": ["ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"],
+    "mariadb": ["SET GLOBAL read_only = 1"],
+}
+WRITABLE = {
+    "postgresql-18": ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"],
+    "mariadb": ["SET GLOBAL read_only = 0"],
+}
+
+
+class Node:
+    """One server of a pair, with a database of the same name."""
+
+    def __init__(self, url: str) -> None:
+        self.url = sa.make_url(url)
+
+    def execute(self, *statements: str) -> None:
+        """Each by itself, as an administrator."""
+        engine = sa.create_engine(
+            self.url.set(drivername=DRIVERS[self.url.drivername]),
+            isolation_level="AUTOCOMMIT",
+            poolclass=sa.NullPool,
+        )
+        with engine.connect() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
+
+    def database(self, name: str) -> Node:
+        """A new database on the same server."""
+        self.execute(f"CREATE DATABASE {name}")
+        return Node(self.url.set(database=name).render_as_string(hide_password=False))
+
+    def plain(self) -> sa.URL:
+        """Its URL for an application."""
+        if self.url.drivername == "postgresql":
+            return self.url
+        self.execute(
+            f"CREATE OR REPLACE USER {PLAIN}@'127.0.0.1' IDENTIFIED BY '{PLAIN}'",
+            f"GRANT ALL ON {self.url.database}.* TO {PLAIN}@'127.0.0.1'",
+        )
+        return self.url.set(username=PLAIN, password=PLAIN)
+
+
+@contextmanager
+def server(kind: str) -> Iterator[str]:
+    """A server that a test may turn read-only."""
+    if kind == "mariadb":
+        with mariadb.server() as url:
+            yield url
+        return
+    with (
+        postgres18._reachable(postgres18._site_packages()) as packages,
+        postgres.cluster(packages / postgres18.INSTALLATION / "bin", durable=False) as url,
+    ):
+        yield url
+
+
+@pytest.fixture(scope="module", params=READ_ONLY)
+def old_server(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """Of these tests alone, also where the others use one that is given."""
+    with pytest.MonkeyPatch.context() as environment, ExitStack() as servers:
+        environment.delenv("RELAYBOX_TEST_MARIADB", raising=False)
+        yield Node(servers.enter_context(available(request.param, server(request.param))))
+
+
+@pytest.fixture
+def nodes(
+    request: pytest.FixtureRequest, old_server: Node, fresh_database: Callable[[str], str]
+) -> Iterator[tuple[Node, Node]]:
+    """The node that was the primary, and the one that is to be it."""
+    kind = request.node.callspec.params["old_server"]
+    new = Node(fresh_database(kind))
+    yield old_server.database(str(new.url.database)), new
+    old_server.execute(*WRITABLE[kind])
+
+
+def keep_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that answers is as good as new, whatever it answers."""
+
+    async def run_on_postgres(self: Any, begin: Any) -> Any:
+        async with self._places:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                return await self._drive(connection, begin())
+            except psycopg.Error as error:
+                await connection.rollback()
+                raise refusal(error) from error
+            finally:
+                self._idle.append(connection)
+
+    async def run_on_mariadb(self: Any, begin: Any) -> Any:
+        async with (await self._open()).acquire() as connection:
+            steps = begin()
+            try:
+                await connection.begin()
+                queries = next(steps)
+                while True:
+                    queries = steps.send([await _fetch(connection, query) for query in queries])
+            except StopIteration as end:
+                await connection.commit()
+                return end.value
+            except MySQLError as error:
+                await connection.rollback()
+                raise refusal(error) from error
+
+    monkeypatch.setattr(Psycopg, "run", run_on_postgres)
+    monkeypatch.setattr(Asyncmy, "run", run_on_mariadb)
+
+
+@contextmanager
+def address_of(node: Node) -> Iterator[tuple[Forwarder, str]]:
+    """What applications know of the pair: one address, which leads to this node for now."""
+    forwarder = Forwarder(node.plain())
+    with forwarder.listening() as url:
+        yield forwarder, url.render_as_string(hide_password=False)
+
+
+@variants("a pool that keeps every connection that answers")
+async def test_stuck_on_a_read_only_node_after_a_failover(
+    broken: str | None,
+    request: pytest.FixtureRequest,
+    nodes: tuple[Node, Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if broken:
+        keep_connections(monkeypatch)
+    monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
+    # Else one of them might be made for the first time after the failover.
+    monkeypatch.setattr(parts, "open_store", partial(parts.open_store, connections=1))
+    old, new = nodes
+    new_shop = Shop(new.url.render_as_string(hide_password=False))
+    taken: list[int] = []
+    with address_of(old) as (forwarder, url):
+        shop = Shop(url)
+        for each in (shop, new_shop):
+
+            @each.outbox.handler("*", name="shop", **QUICK)
+            async def take(event: Event) -> None:
+                taken.append(event.payload["n"])
+
+        async with shop.outbox.relay(patience=1):
+            shop.emit(1)
+            await until(lambda: shop.states() == {"delivered": 1}, "a delivery before the failover")
+            old.execute(*READ_ONLY[request.node.callspec.params["old_server"]])
+            forwarder.target = new.plain()
+            new_shop.emit(1, first=1)
+            with check(broken, "a delivery after the failover"):
+                await until(
+                    lambda: taken == [0, 1], "a delivery after the failover", IN_VAIN if broken else 15
+                )
+    assert "read-only" in caplog.text

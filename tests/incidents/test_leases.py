@@ -1,0 +1,142 @@
+"""A lease that ran out: who may write the row, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from relaybox import Event
+from relaybox.observe import Observer
+from relaybox.outcome import Delivered, Retried
+from relaybox.store import Settlement, Want
+from relaybox.stores import statements
+from relaybox.stores.steps import StoreSteps
+from tests.incidents.stage import (
+    SERVERS,
+    column,
+    done_or_waiting,
+    drive,
+    end_leases,
+    make_shop,
+    store_of,
+    transaction,
+)
+from tests.incidents.variants import check, rewrite, variants
+from tests.integration.shop import Shop, until
+
+REOPENED = "SET status = 'pending', delivered_at = NULL, next_attempt_at = {now}, {lease}"
+
+
+def unlocked(monkeypatch: pytest.MonkeyPatch, *, reopen: bool = False) -> None:
+    """Claims read what is due without a lock, and write later what they have read."""
+    leased = REOPENED if reopen else "SET {lease}"
+    rewrite(
+        monkeypatch,
+        statements.POSTGRESQL,
+        "claim",
+        ("ctid", "id"),
+        ("FOR UPDATE OF {event_alias} SKIP LOCKED", ""),
+        ("SET {lease}", leased),
+    )
+    rewrite(monkeypatch, statements.MYSQL, "due_locked", ("{skip_locked}", ""))
+    rewrite(monkeypatch, statements.MYSQL, "lease", ("SET {lease}", leased))
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@variants("a rescuer that writes what it read before")
+async def test_a_rescuer_overwrites_a_row_that_was_completed_meanwhile(
+    broken: str | None,
+    kind: str,
+    fresh_database: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if broken:
+        unlocked(monkeypatch, reopen=True)
+    shop = make_shop(fresh_database(kind))
+    shop.emit(1)
+    async with store_of(shop) as store:
+        [slow] = (await store.claim(Want("shop", "slow"))).deliveries
+        end_leases(shop)
+        with transaction(shop) as connection:
+            lost = drive(connection, store.steps.settle([Settlement(slow, Delivered())], "skip"))
+            rescue = asyncio.create_task(store.claim(Want("shop", "rescuer")))
+            await done_or_waiting(rescue, shop)
+        rescued = (await rescue).deliveries
+    assert lost == frozenset(), "the slow relay was in time: nobody had its row yet"
+    with check(broken, "a completed row was opened again"):
+        assert (shop.states(), rescued) == ({"delivered": 1}, ()), "a completed row was opened again"
+
+
+class Losses(Observer):
+    """Keeps what settles were too late."""
+
+    def __init__(self) -> None:
+        self.settled_ids: set[UUID] = set()
+        self.lost: set[UUID] = set()
+
+    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
+        self.settled_ids |= {settlement.delivery.id for settlement in settlements}
+        self.lost |= lost
+
+
+@variants("a settle that does not count its rows", "a settle that names no token")
+async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
+    broken: str | None,
+    fresh_database: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if broken == "a settle that does not count its rows":
+        monkeypatch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
+    elif broken:
+        by_id = "e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id"
+        rewrite(monkeypatch, statements.POSTGRESQL, "settle", ("{listed}", by_id))
+    shop = Shop(fresh_database("postgresql-18"))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @shop.outbox.handler("*", name="shop")
+    async def stall(event: Event) -> None:
+        begun.set()
+        await go_on.wait()
+
+    shop.emit(1)
+    losses = Losses()
+    async with shop.outbox.relay(observers=[losses]), store_of(shop) as other:
+        await begun.wait()
+        end_leases(shop)
+        [taken_over] = (await other.claim(Want("shop", "the other"))).deliveries
+        go_on.set()
+        await until(lambda: bool(losses.settled_ids), "the late settle")
+        with check(broken, "the late settle"):
+            assert losses.lost == {taken_over.id}, "the late settle was not told that it wrote nothing"
+            assert column(shop, "lease_owner") == ["the other"], "the late settle wrote another's row"
+            assert any("lost a lease" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@variants("claims that read before they lock")
+async def test_a_retried_row_is_claimed_by_two_relays(
+    broken: str | None,
+    kind: str,
+    fresh_database: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if broken:
+        unlocked(monkeypatch)
+    shop = make_shop(fresh_database(kind))
+    shop.emit(1)
+    async with store_of(shop) as store:
+        tried = (await store.claim(Want("shop", "relay-0"))).deliveries
+        await store.settle([Settlement(delivery, Retried(0.0, "busy")) for delivery in tried])
+        holders: list[Any] = []
+        with transaction(shop) as connection:
+            holders += drive(connection, store.steps.claim(Want("shop", "relay-1"))).deliveries
+            second = asyncio.create_task(store.claim(Want("shop", "relay-2")))
+            await done_or_waiting(second, shop)
+        holders += (await second).deliveries
+    with check(broken, "two relays hold it"):
+        assert [delivery.lease_owner for delivery in holders] == ["relay-1"], "two relays hold it"

@@ -1,0 +1,80 @@
+"""MariaDB: locking reads that go through a sort, and keys that are cut to fit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox.emit import row
+from relaybox.errors import InvalidField
+from relaybox.store import Want
+from relaybox.stores import statements
+from tests.incidents.stage import drive, make_shop, store_of, transaction
+from tests.incidents.variants import check, rewrite, variants
+
+
+@variants("an order that no index has")
+async def test_a_locking_read_through_a_filesort_locks_every_row(
+    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken:
+        sorted_ = ("ORDER BY next_attempt_at, position", "ORDER BY next_attempt_at, position + 0")
+        rewrite(monkeypatch, statements.WORDS, "in_line", sorted_)
+    shop = make_shop(fresh_database("mariadb"))
+    shop.emit(30)
+    async with store_of(shop) as store:
+        with transaction(shop) as connection:
+            first = drive(connection, store.steps.claim(Want("shop", "relay-1", limit=5)))
+            second = await store.claim(Want("shop", "relay-2"))
+            # An emitter waits for nobody.
+            await asyncio.wait_for(asyncio.to_thread(shop.emit, 1, first=30), 10)
+    assert len(first.deliveries) == 5
+    with check(broken, "a claim of five locked the rows of others too"):
+        assert len(second.deliveries) == 25, "a claim of five locked the rows of others too"
+
+
+KEYS = ["k" * 255 + end for end in ("-first", "-second")]
+
+
+def cut_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of any length are let through, and INSERT IGNORE makes them fit."""
+    checked = row._text
+    monkeypatch.setattr(row, "_text", lambda field, value, longest: checked(field, value, 10_000))
+    ignore = ("INSERT INTO", "INSERT IGNORE INTO")
+    rewrite(monkeypatch, statements.MYSQL, "insert", ignore)
+    rewrite(monkeypatch, statements.MYSQL, "remember_key", ignore, ("{or_nothing_but_the_key}", ""))
+    rewrite(monkeypatch, statements.MYSQL, "recall_key", (":key", "LEFT(:key, 255)"))
+
+
+@pytest.mark.parametrize("sql_mode", ["STRICT_TRANS_TABLES", ""], ids=["strict", "lax"])
+@variants("INSERT IGNORE")
+def test_insert_ignore_truncates_a_key_and_two_events_become_one(
+    broken: str | None,
+    sql_mode: str,
+    fresh_database: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if broken:
+        cut_keys(monkeypatch)
+    shop = make_shop(fresh_database("mariadb"))
+    written = refused = 0
+    with shop.engine.begin() as connection:
+        connection.execute(sa.text("SET SESSION sql_mode = :mode"), {"mode": sql_mode})
+        for key in KEYS:
+            refused += 1
+            with suppress(InvalidField):
+                emitted = shop.outbox.emit(connection, "Order", 1, "order.paid", {}, idempotency_key=key)
+                refused -= 1
+                written += not emitted.duplicate
+        # The caller's transaction goes on, and a key that fits is kept whole.
+        assert not shop.outbox.emit(
+            connection, "Order", 1, "order.paid", {}, idempotency_key="k" * 254
+        ).duplicate
+    with check(broken, "an event was swallowed as the duplicate of another"):
+        whole = written + refused == len(KEYS)
+        assert whole, "an event was swallowed as the duplicate of another"
+    assert broken or refused == len(KEYS), "a key that does not fit was taken"

@@ -1,0 +1,70 @@
+"""SQLite: a transaction that read before it writes is refused at once, however patient it is."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from relaybox.store import Want
+from relaybox.stores import sqlite
+from relaybox.stores.sqlite import Sqlite3
+from relaybox.stores.statements import Query
+from tests.incidents.stage import make_shop, store_of
+from tests.incidents.variants import check, variants
+from tests.integration.shop import Shop
+
+
+class Deferred:
+    """A connection whose transactions begin as readers."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, *params: Any) -> sqlite3.Cursor:
+        return self._connection.execute(statement.replace("BEGIN IMMEDIATE", "BEGIN DEFERRED"), *params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class Emitter:
+    """Emits an event from another thread as soon as the relay has read something; once."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._thread = threading.Thread(target=shop.emit, args=(1,), kwargs={"first": 1})
+        self._fetch = sqlite._fetch
+
+    def fetch(self, connection: sqlite3.Connection, query: Query) -> Any:
+        rows = self._fetch(connection, query)
+        if self._thread.ident is None:
+            self._thread.start()
+            # Where the relay is the only writer, this one waits for its end.
+            self._thread.join(0.3)
+        return rows
+
+    def end(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@variants("transactions that begin as readers")
+async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is_old(
+    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken:
+        connect = Sqlite3._connect
+        monkeypatch.setattr(Sqlite3, "_connect", lambda self: Deferred(connect(self)))
+    shop = make_shop(fresh_database("sqlite"))
+    shop.emit(1)
+    emitter = Emitter(shop)
+    monkeypatch.setattr(sqlite, "_fetch", emitter.fetch)
+    async with store_of(shop) as store:
+        with check(broken, "database is locked"):
+            claim = await store.claim(Want("shop", "relay"))
+            assert [delivery.attempts for delivery in claim.deliveries] == [1]
+    emitter.end()
+    assert shop.states() == {"pending": 2}

@@ -1,0 +1,363 @@
+"""``relaybox verify``: what a consumer recorded against what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+from uuid_utils.compat import uuid7
+
+from relaybox.cli import app
+from relaybox.outcome import Delivered, Failed
+from relaybox.store import Settlement
+from tests.integration.operated import CONFIGURATION, Operated
+
+KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
+SECONDS = 30.0
+
+
+class Verify(Protocol):
+    """Runs the command on a file of these records; its JSON."""
+
+    def __call__(self, destination: str, *records: object, status: int = 0, flags: str = "") -> Any: ...
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "relaybox.toml").write_text(CONFIGURATION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+
+@pytest.fixture
+def url(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]
+) -> str:
+    url = fresh_database(getattr(request, "param", "sqlite"))
+    monkeypatch.setenv("RELAYBOX_DATABASE", url)
+    return url
+
+
+@pytest.fixture
+def verify(tmp_path: Path) -> Verify:
+    def run(destination: str, *records: object, status: int = 0, flags: str = "") -> Any:
+        lines = [record if isinstance(record, str) else json.dumps(record, default=str) for record in records]
+        (tmp_path / "recorded").write_text("".join(f"{line}\n" for line in lines))
+        return json.loads(relaybox(destination, "recorded", "--json", *flags.split(), status=status))
+
+    return run
+
+
+def relaybox(*arguments: object, status: int = 0, **options: Any) -> str:
+    done = CliRunner().invoke(app, ["verify", *map(str, arguments)], **options)
+    assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
+    return done.stderr if status == 2 else done.stdout
+
+
+def on(url: str, work: Callable[[Operated], Awaitable[Any]]) -> Any:
+    async def start() -> Any:
+        outbox = Operated(url)
+        try:
+            return await work(outbox)
+        finally:
+            await outbox.close()
+
+    return asyncio.run(start())
+
+
+async def delivered(outbox: Operated, destination: str, count: int, **options: Any) -> list[str]:
+    """So many events that were emitted and delivered."""
+    ids = [str(outbox.emit(destination, **options)) for _ in range(count)]
+    await outbox.deliver(destination)
+    return ids
+
+
+def kinds(document: Any) -> list[tuple[str, str]]:
+    return [(finding["kind"], finding["event_id"]) for finding in document["findings"]]
+
+
+@pytest.mark.parametrize("url", KINDS, indirect=True)
+def test_what_was_recorded_is_compared_with_what_was_committed(url: str, verify: Verify) -> None:
+    a, b, c, *late = on(url, lambda outbox: delivered(outbox, "shop", 5, key="k"))
+
+    good = verify("shop", a, {"event_id": b}, {"id": c, "data": {"total": 42.0}}, *late)
+    assert good["ok"]
+    assert (good["events"], good["recorded"], good["records"], good["payloads"]) == (5, 5, 5, 1)
+
+    stranger = str(uuid7())
+    bad = verify("shop", b, a, c, a, late[1], {"webhook-id": c, "payload": {"total": 43}}, stranger, status=1)
+    assert not bad["ok"]
+    assert kinds(bad) == [
+        ("lost", late[0]),
+        ("phantom", stranger),
+        ("disorder", b),
+        ("altered", c),
+        ("duplicate", a),
+        ("duplicate", c),
+    ]
+    texts = [finding["text"] for finding in bad["findings"]]
+    assert texts[2] == "position 2 of key 'k' came at line 1, but position 1 before it came at line 2"
+    assert texts[3] == "came at line 6 with another payload than the stored one"
+    assert texts[4] == "was recorded 2 times, first at line 2"
+    assert bad["duplicate"] == 2
+
+
+@pytest.mark.parametrize("url", KINDS, indirect=True)
+def test_what_is_not_delivered_yet_or_visibly_failed_is_no_difference(url: str, verify: Verify) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "mail", 2)
+        outbox.emit("mail")
+        await outbox.fail("mail")
+        await outbox.admin.discard([outbox.emit("mail")])
+        outbox.emit("mail")
+        return ids
+
+    ids = on(url, prepare)
+    document = verify("mail", *ids)
+    assert document["ok"]
+    counted = {name: document[name] for name in ("events", "recorded", "pending", "failed", "discarded")}
+    assert counted == {"events": 5, "recorded": 2, "pending": 1, "failed": 1, "discarded": 1}
+
+
+@pytest.mark.parametrize("url", KINDS, indirect=True)
+def test_an_inbox_is_a_record_too(url: str) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "shop", 3, key="k")
+        inbox, start = outbox.tables.inbox, datetime.now(UTC)
+        rows = [
+            {"consumer": "billing", "message_id": id_, "processed_at": start - timedelta(milliseconds=place)}
+            for place, id_ in enumerate([ids[1], ids[0], "not-one-of-ours"])
+        ]
+        rows.append({"consumer": "other", "message_id": ids[2], "processed_at": start})
+        with outbox.engine.begin() as connection:
+            connection.execute(sa.insert(inbox), rows)
+        return ids
+
+    ids = on(url, prepare)
+    document = json.loads(relaybox("shop", "--inbox", "billing", "--json", status=1))
+    assert kinds(document) == [("lost", ids[2])]
+    assert (document["records"], document["disorder"]) == (2, 0)
+    assert "inbox_message has no event of this consumer" in relaybox("shop", "--inbox", "bill", status=2)
+
+
+def test_processed_at_tells_the_order_of_an_inbox_and_the_same_moment_none(url: str) -> None:
+    moment = datetime.now(UTC)
+
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "shop", 3, key="k")
+        times = [moment, moment, moment - timedelta(seconds=1)]
+        rows = [
+            {"consumer": "billing", "message_id": id_, "processed_at": at}
+            for id_, at in zip(ids, times, strict=True)
+        ]
+        with outbox.engine.begin() as connection:
+            connection.execute(sa.insert(outbox.tables.inbox), rows)
+        return ids
+
+    ids = on(url, prepare)
+    document = json.loads(relaybox("shop", "--inbox", "billing", "--json", status=1))
+    assert kinds(document) == [("disorder", ids[2])]
+
+
+def test_what_was_delivered_after_the_records_were_read_is_not_lost(url: str, verify: Verify) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "mail", 2)
+        outbox.change(UUID(ids[1]), delivered_at=datetime.now(UTC) + timedelta(minutes=1))
+        return ids
+
+    document = verify("mail", on(url, prepare)[0])
+    assert (document["ok"], document["pending"]) == (True, 1)
+
+
+def test_duplicates_count_when_it_is_strict(url: str, verify: Verify) -> None:
+    [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
+    assert verify("mail", id_, id_)["duplicate"] == 1
+    assert verify("mail", id_, id_, flags="--strict", status=1)["ok"] is False
+    assert verify("mail", id_, flags="--strict")["ok"]
+
+
+def test_a_replay_is_recorded_once_more(url: str, verify: Verify) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "shop", 2, key="k")
+        await outbox.admin.replay([UUID(ids[0])])
+        await outbox.deliver("shop")
+        return ids
+
+    a, b = on(url, prepare)
+    assert verify("shop", a, b, a, flags="--strict")["events"] == 2
+    assert kinds(verify("shop", a, b, a, a)) == [("duplicate", a)]
+
+
+def test_an_earlier_event_that_failed_may_be_missing_only_where_it_is_skipped(
+    url: str, verify: Verify, tmp_path: Path
+) -> None:
+    async def prepare(outbox: Operated) -> tuple[str, str]:
+        first, second = outbox.emit("shop", key="k"), outbox.emit("shop", key="k")
+        claim = await outbox.claim("shop")
+        await outbox.store.settle(
+            [
+                Settlement(delivery, outcome)
+                for delivery, outcome in zip(claim.deliveries, (Failed("no"), Delivered()), strict=True)
+            ]
+        )
+        return str(first), str(second)
+
+    _, second = on(url, prepare)
+    assert kinds(verify("shop", second, status=1)) == [("disorder", second)]
+    skips = CONFIGURATION.replace("ordered = true", "ordered = true\non_failed = 'skip'")
+    (tmp_path / "relaybox.toml").write_text(skips)
+    assert verify("shop", second)["failed"] == 1
+
+
+def test_what_is_older_than_what_is_kept_may_have_been_pruned(url: str, verify: Verify) -> None:
+    [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
+    old = UUID(int=(int((datetime.now(UTC) - timedelta(days=8)).timestamp() * 1000) << 80) | (7 << 76) | 1)
+    old = UUID(int=old.int | (0b10 << 62))
+    assert old.version == 7
+    document = verify("mail", old, id_)
+    assert (document["pruned"], document["phantom"]) == (1, 0)
+    assert verify("mail", id_, uuid4(), status=1)["phantom"] == 1, "an id without a time"
+
+
+def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str, verify: Verify) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "mail", 3)
+        outbox.change(UUID(ids[0]), created_at=datetime.now(UTC) - timedelta(minutes=30))
+        outbox.change(UUID(ids[1]), created_at=datetime.now(UTC) - timedelta(minutes=10))
+        return ids
+
+    a, b, c = on(url, prepare)
+    assert kinds(verify("mail", c, status=1)) == [("lost", a), ("lost", b)]
+    assert kinds(verify("mail", c, status=1, flags="--since 20m")) == [("lost", b)]
+    assert verify("mail", c, flags="--since 5m")["events"] == 1
+    assert verify("mail", a, b, c, flags="--since 20m --until 5m")["events"] == 1, "a and c are known"
+    document = verify("mail", str(uuid7()), a, flags="--until 5m --since 1d", status=1)
+    assert kinds(document) == [("lost", b)]
+    assert document["outside"] == 1
+
+
+def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str, verify: Verify) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        bytes_ = await delivered(outbox, "mail", 1, payload=b"\x00\xff")
+        nested = await delivered(outbox, "mail", 1, payload={"b": [1, None, True], "a": "ü", "n": 1e2})
+        return [*bytes_, *nested]
+
+    data, nested = on(url, prepare)
+    same = {"id": nested, "data": {"a": "\u00fc", "n": 100, "b": [1, None, True]}}
+    assert verify("mail", {"id": data, "data_base64": "AP8="}, same)["payloads"] == 2
+    other = {"id": nested, "data": {"a": "ü", "n": 100, "b": [1, None, 1]}}
+    assert kinds(verify("mail", {"id": data, "data_base64": "AP8A"}, other, status=1)) == [
+        ("altered", data),
+        ("altered", nested),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "recorded: it is empty; expected an event id, or a JSON object with event_id"),
+        (b"\n \n", "recorded: it is empty"),
+        (b"{id}\nhello\n", "recorded, line 2: 'hello' is no event id; expected an event id"),
+        (b'{"id": 7}\n', "recorded, line 1: 7 is no event id"),
+        (b'{"order": 7}\n', "recorded, line 1: it has no id, only ['order']"),
+        (b'{"id": \n', """recorded, line 1: '{"id":' is no JSON"""),
+        (b'{"id": "{id}", "data_base64": "?"}', "recorded, line 1: data_base64 = '?' is no base64"),
+        (b"[" * 100_000, "recorded, line 1: '[[["),
+        (b'{"a":' + b"[" * 100_000, "is no JSON"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "recorded, line 1: b'\\x89PNG\\r\\n' is no UTF-8 text (byte 1)"),
+        ("no\n".encode("utf-16"), "is no UTF-8 text"),
+        (b"\x00\x00\n", "recorded, line 1: '\\x00\\x00' is no event id"),
+        (b"a" * (17 * 1024 * 1024), "recorded, line 1: it is longer than 16,777,216 bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_line(
+    url: str, tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
+    (tmp_path / "recorded").write_bytes(content.replace(b"{id}", id_.encode()))
+    told = relaybox("mail", "recorded", status=2)
+    assert complaint in told
+    assert told.count("\n") == 1
+    assert len(told) < 400
+
+
+def test_a_text_may_begin_with_a_mark_and_end_its_lines_as_windows_does(url: str, tmp_path: Path) -> None:
+    a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
+    (tmp_path / "recorded").write_bytes(b"\xef\xbb\xbf" + f'{a}\r\n\r\n"{b}"'.encode())
+    assert "nothing is amiss" in relaybox("mail", "recorded")
+
+
+def test_standard_input_is_a_file_too(url: str) -> None:
+    ids = on(url, lambda outbox: delivered(outbox, "mail", 3))
+    assert "nothing is amiss" in relaybox("mail", "-", input="\n".join(ids))
+    assert "standard input, line 1: 'x' is no event id" in relaybox("mail", "-", input="x", status=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["shpo", "recorded"], "no destination is called 'shpo'; did you mean 'shop'?"),
+        (["mail", "nowhere"], "nowhere: no such file or directory; name a file"),
+        (["mail", "."], ".: is a directory; name a file"),
+        (["mail"], "say what was recorded: a file, or - for standard input, or --inbox CONSUMER"),
+        (["mail", "recorded", "--inbox", "billing"], "say what was recorded"),
+        (["mail", "recorded", "--since", "yesterday"], "--since = 'yesterday'"),
+    ],
+)
+def test_wrong_usage_is_one_line(url: str, arguments: list[str], complaint: str) -> None:
+    on(url, lambda outbox: delivered(outbox, "mail", 1))
+    told = relaybox(*arguments, status=2)
+    assert complaint in told
+    assert told.count("\n") == 1
+
+
+def test_a_terminal_is_told_in_words(url: str, tmp_path: Path) -> None:
+    ids = on(url, lambda outbox: delivered(outbox, "mail", 30))
+    (tmp_path / "recorded").write_text("\n".join(ids[25:]))
+    done = CliRunner().invoke(app, ["verify", "mail", "recorded", "--limit", "2"])
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert lines[0] == "events              30  compared"
+    assert lines[2] == "lost                25  delivered, but not recorded"
+    assert lines[6].startswith(f"lost {ids[0]} was emitted at 20")
+    assert lines[8:] == ["lost: 23 more; --limit shows them", "25 differences"]
+    assert "no payload was recorded" in done.stderr
+
+
+def test_that_the_records_begin_later_is_told(url: str, tmp_path: Path) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "mail", 2)
+        outbox.change(UUID(ids[0]), created_at=datetime.now(UTC) - timedelta(minutes=30))
+        return ids
+
+    (tmp_path / "recorded").write_text(on(url, prepare)[1])
+    done = CliRunner().invoke(app, ["verify", "mail", "recorded"])
+    assert (
+        "all that is lost is older than what was recorded: if records begin later, --since 20" in done.stderr
+    )
+
+
+def test_on_a_terminal_a_bar_shows_and_goes(url: str, tmp_path: Path) -> None:
+    ids = on(url, lambda outbox: delivered(outbox, "mail", 100))
+    (tmp_path / "recorded").write_text("\n".join(ids))
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "relaybox", "verify", "mail", "recorded"]
+        done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, timeout=SECONDS, check=True)
+        assert b"nothing is amiss" in done.stdout
+        assert b"reading" in os.read(ours, 100_000)
+    finally:
+        os.close(ours)
+        os.close(theirs)

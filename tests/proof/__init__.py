@@ -1,0 +1,1 @@
+"""The long version of the proof: ``make proof``."""

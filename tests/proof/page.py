@@ -1,0 +1,146 @@
+"""``docs/proof.md``, made of all runs that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.commit import ROOT
+from tests.proof.parts import CHAOS, SIMULATION
+from tests.proof.record import Run, kept, total
+
+FILE = ROOT / "docs" / "proof.md"
+PROMISES = ("lost", "phantom", "disorder", "stuck", "duplicate", "altered", "unsigned", "untrue")
+
+HEAD = """# Proof
+
+Figures of `make proof`, which runs the relay's own code against faults: in a simulation with a virtual clock,
+and as real processes on real databases with real crashes. [How it works](explanation/proof.md) says what each
+part does and what it cannot show; [what it found](explanation/found.md) lists the defects that it brought to
+light, each with the test that keeps it away.
+
+This page is written by `make proof` from `proof.jsonl`. Do not edit it.
+"""
+
+
+def write(file: Path = FILE) -> None:
+    """Write the page anew."""
+    runs = kept()
+    sections = [
+        HEAD,
+        _schedules(runs),
+        _recovery(runs),
+        _bugs(runs),
+        _fidelity(runs),
+        _inputs(runs),
+        _list(runs),
+    ]
+    file.write_text("\n".join(section for section in sections if section))
+
+
+def _schedules(runs: Sequence[Run]) -> str:
+    rows = []
+    for part in (SIMULATION, *CHAOS):
+        of = [run for run in runs if run.part == part]
+        if of:
+            again, bound = total(of, "again"), total(of, "bound")
+            excused = f"{again:,} of {bound:,}" if bound else f"{again:,}"
+            figures = [total(of, name) for name in ("schedules", "events", "faults", *PROMISES)]
+            rows.append([part, *(f"{figure:,}" for figure in figures), excused])
+    names = ["", "schedules", "events", "faults", *PROMISES, "came again"]
+    text = """
+A *schedule* draws its faults from its seed. *Lost*, *phantom*, *disorder*, *stuck*, *altered*, *unsigned* and
+*untrue* are what the [checker](../src/relaybox/testing/checker.py) calls so; *duplicate* is a delivery beyond
+the first that no fault excuses. *Came again* are the deliveries beyond the first that faults excuse: in the
+simulation each by a fault that befell it in flight, with real processes all of them together by what was in
+flight at the faults, whose number stands behind *of*.
+"""
+    return f"## Schedules\n{text}\n{table(names, rows)}"
+
+
+def _recovery(runs: Sequence[Run]) -> str:
+    moments = sorted(moment for run in runs for moment in run.figures.get("recoveries", ()))
+    lines = []
+    if moments:
+        middle, most = moments[len(moments) // 2], moments[-1]
+        lines.append(
+            f"After {len(moments)} kills of a database among these faults, the first delivery came"
+            f" {middle:.2f} s (median) and {most:.2f} s (at most) after the server took connections again."
+        )
+    run = _last(runs, "recovery")
+    if run is not None:
+        rows = [
+            [str(what), f"{seconds:.2f} s", str(bound)] for what, seconds, bound in run.figures["recovery"]
+        ]
+        lines.append(table(["by itself, measured at " + run.commit, "seconds", "bound"], rows))
+    return "## Recovery\n\n" + "\n\n".join(lines) if lines else ""
+
+
+def _bugs(runs: Sequence[Run]) -> str:
+    run = _last(runs, "planted-bugs")
+    if run is None:
+        return ""
+    caught = sorted(run.figures["bug"])
+    rows = [[str(bug), str(seed), f"{check}"] for bug, seed, check in caught]
+    text = (
+        f"{len(caught)} bugs were planted, one at a time, and each was caught by the simulation"
+        f" within 2,000 seeds (at {run.commit})."
+    )
+    return f"## Planted bugs\n\n{text}\n\n{table(['bug', 'seed', 'caught as'], rows)}"
+
+
+def _fidelity(runs: Sequence[Run]) -> str:
+    run = _last(runs, "fidelity")
+    if run is None:
+        return ""
+    rows = [[str(name), f"{compared:,}"] for name, compared, *_ in run.figures["fidelity"]]
+    text = (
+        f"The fake database against real ones, operation by operation (at {run.commit}): all answers agree."
+    )
+    return f"## Fidelity\n\n{text}\n\n{table(['database', 'operations'], rows)}"
+
+
+def _inputs(runs: Sequence[Run]) -> str:
+    run = _last(runs, "bad-input")
+    if run is None:
+        return ""
+    rows = [[str(area), f"{count:,}"] for area, count, _ in run.figures["inputs"]]
+    rows.append(["in all", f"{sum(count for _, count, _ in run.figures['inputs']):,}"])
+    text = f"Generated inputs, each delivered unaltered or refused with a typed error (at {run.commit})."
+    return f"## Bad input\n\n{text}\n\n{table(['area', 'inputs'], rows)}"
+
+
+def _list(runs: Iterable[Run]) -> str:
+    rows = [
+        [run.date, f"`{run.commit}`", run.part, _size(run), f"{run.seconds / 60:.1f} min", _rate(run)]
+        for run in runs
+    ]
+    return "## Runs\n\n" + table(["date", "commit", "part", "size", "took", "rate"], rows)
+
+
+def _size(run: Run) -> str:
+    if "schedules" in run.figures:
+        last = run.figures["first"] + run.figures["schedules"] - 1
+        return f"seeds {run.figures['first']:,} to {last:,}"
+    return f"{run.figures['tests']} tests"
+
+
+def _rate(run: Run) -> str:
+    return f"{run.figures['rate']} schedules a second of one core" if "rate" in run.figures else ""
+
+
+def _last(runs: Iterable[Run], part: str) -> Run | None:
+    return next((run for run in reversed(list(runs)) if run.part == part), None)
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown that is readable as it stands."""
+    lines = [list(names), *[list(map(str, row)) for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+    texts = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    ]
+    texts.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(texts) + "\n"

@@ -1,0 +1,126 @@
+"""The parts of the proof, each a run of its own with a bounded time, and the figures it came to."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as Xml
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relaybox.testing.checker import KINDS
+from tests.commit import ROOT
+from tests.proof.record import Run, kept, made, total
+
+SIMULATION = "simulation"
+CHAOS = ("chaos-postgresql-18", "chaos-mariadb", "chaos-sqlite")
+TESTS = {
+    "planted-bugs": ("tests/simulation/test_sensitivity.py", {}),
+    "fidelity": ("tests/simulation/test_fidelity.py", {"RELAYBOX_FIDELITY": "300"}),
+    "bad-input": ("tests/properties", {"RELAYBOX_INPUTS": "100000"}),
+    "recovery": ("tests/chaos/test_recovery.py", {}),
+}
+"""Parts that are tests: where, and what makes them long."""
+PARTS = (SIMULATION, *CHAOS, *TESTS)
+SCHEDULES = 20_000
+EVENTS = 2_000
+
+
+def run(part: str, seconds: float) -> tuple[Run, bool]:
+    """Run a part for about so long (tests take what they take); whether it kept every promise."""
+    began = time.monotonic()
+    if part == SIMULATION:
+        figures, ok = _simulate(seconds)
+    elif part in CHAOS:
+        figures, ok = _storm(part, seconds)
+    else:
+        figures, ok = _test(*TESTS[part])
+    return made(part, time.monotonic() - began, figures), ok
+
+
+def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
+    """Seeds that no earlier run had."""
+    first = total([run for run in kept() if run.part == SIMULATION], "schedules")
+    with _file() as file:
+        options = ["--first", first, "--count", SCHEDULES, "--seconds", seconds, "--json", file]
+        ok = _run("tests.simulation.run", *options, "--processes", os.cpu_count() or 1)
+        figures = msgspec.json.decode(file.read_bytes())
+    found = figures["found"]
+    return {
+        "first": first,
+        "schedules": figures["schedules"],
+        "events": figures["events"],
+        "faults": sum(figures["faults"].values()),
+        "again": figures["duplicates"],
+        "rate": round(figures["schedules"] / figures["cpu"], 1),
+        "broken": len(figures["broken"]),
+        **{kind: found.get(kind, 0) for kind in KINDS},
+    }, ok
+
+
+def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
+    """Seeds that no earlier run had, on one database."""
+    first = total([run for run in kept() if run.part == part], "schedules")
+    with _file() as file:
+        options = ["--database", part.partition("-")[2], "--seed", first, "--events", EVENTS, "--json", file]
+        ok = _run("tests.chaos.run", *options, "--count", 10_000, "--minutes", seconds / 60)
+        results = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    found: Counter[str] = Counter()
+    for result in results:
+        found.update(result["findings"])
+    recoveries = sorted(moment for result in results for moment in result["recoveries"])
+    return {
+        "first": first,
+        "schedules": len(results),
+        "events": sum(result["events"] for result in results),
+        "faults": sum(sum(result["faults"].values()) for result in results),
+        "again": sum(result["duplicates"] for result in results),
+        "bound": sum(result["bound"] for result in results),
+        "broken": sum(any(result["findings"].values()) for result in results),
+        "recoveries": [round(moment, 2) for moment in recoveries],
+        **{kind: found.get(kind, 0) for kind in (*KINDS, *found)},
+    }, ok
+
+
+def _test(path: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], bool]:
+    """What the tests recorded of themselves, by the name they gave it."""
+    with _file() as file:
+        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "2", path, f"--junitxml={file}"]
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False)
+        suites = Xml.fromstring(file.read_bytes())
+    suite = next(suites.iter("testsuite"))
+    figures: dict[str, Any] = {"tests": int(suite.attrib["tests"]), "skipped": int(suite.attrib["skipped"])}
+    for found in suites.iter("property"):
+        figures.setdefault(found.attrib["name"], []).append(_value(found.attrib["value"]))
+    return figures, done.returncode == 0
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _run(module: str, *options: object) -> bool:
+    return subprocess.run([sys.executable, "-m", module, *map(str, options)], cwd=ROOT).returncode == 0
+
+
+@contextmanager
+def _file() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "results"
+        file.touch()
+        yield file
+
+
+Progress = Callable[[str], None]

@@ -1,0 +1,186 @@
+"""Whatever is in a row: the relay goes on, what is behind it is delivered, and every question is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Destination, Event, Outbox, Reject, Retry, Route
+from relaybox.admin import Admin
+from relaybox.cli.documents import detail_document, page_document, reason_document, stats_document
+from relaybox.cli.events import _described, _line
+from relaybox.observe import Observer
+from relaybox.parts import open_store
+from relaybox.stores.ledger import SqlLedger
+from tests.properties import edits
+from tests.properties.conftest import Feed
+from tests.properties.edits import Sql
+from tests.servers.fresh import DRIVERS
+
+AREAS = {
+    "sqlite": ("rows edited in SQLite", edits.SQLITE),
+    "postgresql-18": ("rows edited in PostgreSQL", edits.POSTGRESQL),
+    "mariadb": ("rows edited in MariaDB", edits.MARIADB),
+}
+PATIENCE = 15.0
+"""Seconds in which what is healthy must be delivered."""
+
+DESTINATIONS = (
+    Destination("plain", "handler:", poll_interval="50ms", backoff={"base": "10ms"}),
+    Destination("ordered", "handler:", ordered=True, poll_interval="50ms", backoff={"base": "10ms"}),
+    Destination("buried", "handler:", dead_letter="letters", poll_interval="50ms", backoff={"base": "10ms"}),
+    Destination("letters", "handler:", poll_interval="50ms"),
+)
+ROUTED = ["plain", "ordered", "buried"]
+UNCHECKED = {
+    "sqlite": ["PRAGMA ignore_check_constraints = ON"],
+    "postgresql": [],
+    "mysql": ["SET SESSION check_constraint_checks = 0, SESSION sql_mode = ''"],
+}
+
+
+class Troubles(Observer):
+    """What a relay had trouble with."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+        """Count it."""
+        self.seen[f"{destination}: {doing}: {error!r}"] += 1
+
+
+class Edited:
+    """An outbox whose rows are edited by hand."""
+
+    def __init__(self, url: str) -> None:
+        parsed = sa.make_url(url)
+        self.kind = parsed.drivername
+        driver = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+        self.engine = sa.create_engine(driver, poolclass=sa.NullPool)
+        self.given: set[tuple[str, UUID]] = set()
+        self.outbox = Outbox(
+            url,
+            destinations=DESTINATIONS,
+            routes=[Route("*", to=ROUTED)],
+            handlers={one.name: partial(self._take, one.name) for one in DESTINATIONS},
+        )
+        self.outbox.migrate()
+        with self.engine.begin() as connection:
+            # Of a newer version.
+            connection.exec_driver_sql("ALTER TABLE outbox_event ADD COLUMN newer VARCHAR(10) DEFAULT 'new'")
+            if self.kind == "postgresql":
+                self._drop_constraints(connection)
+
+    async def _take(self, name: str, event: Event) -> None:
+        # Poison is told by what it is about: whatever else was edited, healthy events say so.
+        if event.aggregate_type != "Healthy":
+            raise (Reject if event.id.int % 2 else Retry)("poison")
+        self.given.add((name, event.id))
+
+    def _drop_constraints(self, connection: sa.Connection) -> None:
+        for check in sa.inspect(connection).get_check_constraints("outbox_event"):
+            connection.exec_driver_sql(f'ALTER TABLE outbox_event DROP CONSTRAINT "{check["name"]}"')
+
+    def emit(self, kind: str, count: int) -> list[UUID]:
+        """Events, each of an aggregate of its own."""
+        with self.engine.begin() as connection:
+            made = [self.outbox.emit(connection, kind, i, "order.paid", {"n": i}) for i in range(count)]
+        return [one.event_id for one in made]
+
+    def rows(self) -> list[Any]:
+        """The ids of all rows."""
+        with self.engine.begin() as connection:
+            return list(connection.exec_driver_sql("SELECT id FROM outbox_event").scalars())
+
+    def edit(self, r: Random, table: dict[str, tuple[Any, ...]], ids: Sequence[Any]) -> None:
+        """Edit each of these rows in a way of its own."""
+        with self.unchecked() as connection:
+            for number, id_ in enumerate(ids):
+                new = edits.edit(r, table)
+                if "id" in new:
+                    new["id"] = edits.unique(new["id"], number)
+                self.change(connection, new, id_)
+
+    def change(self, connection: sa.Connection, new: dict[str, Any], id_: Any) -> None:
+        """Write new values into a row."""
+        mark = "?" if self.kind == "sqlite" else "%s"
+        places = [f"{name} = {v.text if isinstance(v, Sql) else mark}" for name, v in new.items()]
+        values = [value for value in new.values() if not isinstance(value, Sql)]
+        update = f"UPDATE outbox_event SET {', '.join(places)} WHERE id = {mark}"  # noqa: S608
+        connection.exec_driver_sql(update, (*values, id_))
+
+    @contextmanager
+    def unchecked(self) -> Iterator[sa.Connection]:
+        """A transaction without constraints."""
+        with self.engine.connect() as connection:
+            for statement in UNCHECKED[self.kind]:
+                connection.exec_driver_sql(statement)
+            yield connection
+            connection.commit()
+
+    def clear(self) -> None:
+        """Take all rows away."""
+        with self.engine.begin() as connection:
+            for table in ("outbox_event", "outbox_attempt", "outbox_destination"):
+                connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608
+        self.given.clear()
+
+
+@pytest.mark.parametrize("kind", AREAS)
+def test_a_relay_goes_on_whatever_is_in_a_row(
+    kind: str, feed: Feed, fresh_database: Callable[[str], str]
+) -> None:
+    area, table = AREAS[kind]
+    edited = Edited(fresh_database(kind))
+
+    def batch(r: Random, size: int) -> None:
+        victims = edited.emit("Victim", size // 3)
+        edited.edit(r, table, edited.rows())
+        asyncio.run(check(edited, victims))
+        edited.clear()
+
+    feed(area, batch, size=60)
+
+
+async def check(edited: Edited, victims: Sequence[UUID]) -> None:
+    """Deliver what is healthy, then ask all there is to be asked of what is not."""
+    troubles = Troubles()
+    async with edited.outbox.relay(observers=[troubles], patience=1.0):
+        # Behind those that are claimed for the first time, then behind those that are settled.
+        for _ in range(2):
+            healthy = edited.emit("Healthy", 2)
+            deadline = time.monotonic() + PATIENCE
+            while not edited.given.issuperset((name, id_) for name in ROUTED for id_ in healthy):
+                assert time.monotonic() < deadline, f"a lane is stuck: {troubles.seen.most_common(5)}"
+                await asyncio.sleep(0.01)
+    assert not troubles.seen
+    await ask(edited, victims)
+
+
+async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
+    store = open_store(edited.outbox.settings.database, edited.outbox.tables, connections=1)
+    admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
+    try:
+        assert stats_document(await admin.stats())
+        page = await admin.events(limit=100)
+        assert len(page_document(page)["events"]) == len(page.entries)
+        for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:
+            for detail in await admin.event(id_):
+                assert detail_document(detail)["destination"] == detail.entry.destination
+                assert _described(detail, shared=True)
+                assert _line(detail.entry)
+            for reason in await admin.why(id_):
+                assert reason_document(reason)["text"]
+    finally:
+        await store.close()

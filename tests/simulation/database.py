@@ -1,0 +1,332 @@
+"""A fake database: rows, transactions, row locks and a clock, as PostgreSQL, MariaDB and SQLite have them.
+
+- What a transaction writes nobody else sees before it commits; each statement sees what was committed when it
+  began, and the transaction's own writes.
+- A position is taken at the INSERT, and transactions commit in any order.
+- Whoever writes or locks a row holds it to the end of its transaction; others wait, or step over it.
+- A server that is killed loses open transactions, and the last commits that nobody waited for (claims).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+Key: TypeAlias = Hashable
+OPEN = frozenset({"pending", "failed"})
+
+
+def to_datetime(seconds: float) -> datetime:
+    """A moment of the fake's clock as Python's own."""
+    return EPOCH + timedelta(seconds=seconds)
+
+
+def to_seconds(moment: datetime) -> float:
+    """The other way round."""
+    return (moment - EPOCH).total_seconds()
+
+
+class Emitted(NamedTuple):
+    """What never changes of a row of ``outbox_event``."""
+
+    id: UUID
+    event_id: UUID
+    destination: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str | None
+    payload_data: bytes | None
+    payload_encoding: str | None
+    headers: str
+    ordering_key: str | None
+    position: int
+    idempotency_key: str
+    max_attempts: int
+    created: float
+    created_at: datetime
+
+    def read(self, attempts: int, crashes: int) -> tuple[Any, ...]:
+        """The columns of a delivery up to its lease."""
+        return (*self[:13], attempts, self.max_attempts, crashes, self.created_at)
+
+
+class Row:
+    """One version of a row of ``outbox_event``."""
+
+    __slots__ = (
+        "attempts", "crashes", "delivered_at", "emitted", "error", "leased_until", "next_attempt_at", "owner",
+        "status", "token", "updated_at",
+    )  # fmt: skip
+
+    def __init__(self, emitted: Emitted, next_attempt_at: float | None) -> None:
+        self.emitted = emitted
+        self.status = "pending"
+        self.attempts = 0
+        self.crashes = 0
+        self.next_attempt_at = next_attempt_at
+        self.leased_until: float | None = None
+        self.token: str | None = None
+        self.owner: str | None = None
+        self.delivered_at: float | None = None
+        self.updated_at = emitted.created
+        self.error: str | None = None
+
+    def copy(self) -> Row:
+        """The next version, to be changed."""
+        row = Row.__new__(Row)
+        row.emitted = self.emitted
+        row.status = self.status
+        row.attempts = self.attempts
+        row.crashes = self.crashes
+        row.next_attempt_at = self.next_attempt_at
+        row.leased_until = self.leased_until
+        row.token = self.token
+        row.owner = self.owner
+        row.delivered_at = self.delivered_at
+        row.updated_at = self.updated_at
+        row.error = self.error
+        return row
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a relay died while it held this row and it was not settled since."""
+        return self.token is not None or self.crashes > 0
+
+    def unleased(self, now: float) -> bool:
+        """Whether no relay holds it."""
+        return self.leased_until is None or self.leased_until <= now
+
+
+class Blocked(Exception):
+    """A statement must wait until another transaction ends."""
+
+    def __init__(self, holder: Transaction) -> None:
+        super().__init__()
+        self.holder = holder
+
+
+class Deadlock(Exception):
+    """To wait would be for ever."""
+
+
+class Transaction:
+    """What a session does between BEGIN and COMMIT."""
+
+    __slots__ = (
+        "awaiting",
+        "changed",
+        "locks",
+        "memo",
+        "node",
+        "others",
+        "over",
+        "rows",
+        "used_at",
+        "waiters",
+    )
+
+    def __init__(self, node: object) -> None:
+        self.node = node
+        self.used_at = 0.0
+        self.rows: dict[str, Row | None] = {}
+        self.others: dict[Key, Any] = {}
+        self.locks: list[Key] = []
+        self.memo: Any = None
+        self.changed = 0
+        self.over = False
+        self.awaiting: Transaction | None = None
+        self.waiters: list[Callable[[], None]] = []
+
+
+class Database:
+    """The tables. ``time`` is true time; ``skew`` what the server's clock is ahead of it."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self.skew = 0.0
+        self.rows: dict[str, Row] = {}
+        self.others: dict[Key, Any] = {}
+        """Rows of the small tables, each an immutable value under a key of its own."""
+        self.due: defaultdict[str, list[tuple[float, int, str]]] = defaultdict(list)
+        self.parked: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        self.open: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+        self.read_only = False
+        self.on_change: Callable[[Row | None, Row | None], None] | None = None
+        self._locks: dict[Key, Transaction] = {}
+        self._last_position = 0
+        self._unflushed: list[dict[str, Row | None]] = []
+        self._sessions: dict[Transaction, None] = {}
+
+    def now(self) -> float:
+        """The time by the server's clock."""
+        return self._time() + self.skew
+
+    def begin(self, node: object) -> Transaction:
+        """Open a transaction."""
+        transaction = Transaction(node)
+        transaction.used_at = self._time()
+        self._sessions[transaction] = None
+        return transaction
+
+    def next_position(self) -> int:
+        """Taken at once, whatever becomes of the transaction."""
+        self._last_position += 1
+        return self._last_position
+
+    def row(self, transaction: Transaction, id_: str) -> Row | None:
+        """A row as the transaction sees it."""
+        return transaction.rows[id_] if id_ in transaction.rows else self.rows.get(id_)
+
+    def other(self, transaction: Transaction, key: Key) -> Any:
+        """A row of a small table as the transaction sees it."""
+        return transaction.others[key] if key in transaction.others else self.others.get(key)
+
+    def lock(self, transaction: Transaction, key: Key) -> None:
+        """Hold a row to the end, or raise ``Blocked``."""
+        holder = self._locks.get(key)
+        if holder is None:
+            self._locks[key] = transaction
+            transaction.locks.append(key)
+        elif holder is not transaction:
+            raise Blocked(holder)
+
+    def wait_for(self, transaction: Transaction, key: Key) -> None:
+        """Raise ``Blocked`` while another holds the row; it is not held afterwards."""
+        holder = self._locks.get(key)
+        if holder is not None and holder is not transaction:
+            raise Blocked(holder)
+
+    def lock_all(self, transaction: Transaction, keys: Iterable[Key]) -> None:
+        """Hold rows, in this order."""
+        for key in keys:
+            self.lock(transaction, key)
+
+    def lockable(self, transaction: Transaction, key: Key) -> bool:
+        """Whether a statement that skips what is locked gets the row; it then holds it."""
+        holder = self._locks.get(key)
+        if holder is None:
+            self._locks[key] = transaction
+            transaction.locks.append(key)
+            return True
+        return holder is transaction
+
+    def locked(self, key: Key) -> bool:
+        """Whether anybody holds the row."""
+        return key in self._locks
+
+    def change(self, transaction: Transaction, id_: str) -> Row:
+        """The version of a row that the transaction may change; it holds the lock."""
+        row = transaction.rows.get(id_)
+        if row is None:
+            row = transaction.rows[id_] = self.rows[id_].copy()
+        row.updated_at = self.now()
+        return row
+
+    def wait(self, transaction: Transaction, holder: Transaction, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when the holder ends; raises ``Deadlock`` where it waits for this one."""
+        other: Transaction | None = holder
+        while other is not None:
+            if other is transaction:
+                raise Deadlock
+            other = other.awaiting
+        if holder.over:
+            wake()
+            return
+        transaction.awaiting = holder
+        holder.waiters.append(wake)
+
+    def commit(self, transaction: Transaction, *, flush: bool = True) -> None:
+        """Make it so. Without ``flush`` a server that is killed soon after may forget it."""
+        if transaction.over:
+            return
+        before: dict[str, Row | None] = {}
+        for id_, row in transaction.rows.items():
+            before[id_] = self.rows.get(id_)
+            self._put(id_, row)
+        self.others.update(transaction.others)
+        if flush:
+            if transaction.rows or transaction.others:
+                self._unflushed.clear()
+        else:
+            self._unflushed.append(before)
+        self._end(transaction)
+
+    def rollback(self, transaction: Transaction) -> None:
+        """Make nothing so."""
+        if not transaction.over:
+            self._end(transaction)
+
+    def kill(self, forget: int) -> None:
+        """Die and come back: no transaction survives, nor do the last ``forget`` commits without a flush."""
+        for transaction in list(self._sessions):
+            self.rollback(transaction)
+        for before in reversed(self._unflushed[len(self._unflushed) - forget :] if forget else []):
+            for id_, row in before.items():
+                self._put(id_, row, told=False)
+        self._unflushed.clear()
+
+    def sessions(self, node: object) -> list[Transaction]:
+        """The transactions that a node has open."""
+        return [transaction for transaction in self._sessions if transaction.node is node]
+
+    @property
+    def unflushed(self) -> int:
+        """How many commits would not survive a kill."""
+        return len(self._unflushed)
+
+    def _end(self, transaction: Transaction) -> None:
+        transaction.over = True
+        self._sessions.pop(transaction, None)
+        for key in transaction.locks:
+            del self._locks[key]
+        for wake in transaction.waiters:
+            wake()
+
+    def _put(self, id_: str, row: Row | None, *, told: bool = True) -> None:
+        before = self.rows.get(id_)
+        if before is None or row is None or _place(before) != _place(row):
+            if before is not None:
+                self._unindex(id_, before)
+            if row is not None:
+                self._index(id_, row)
+        if row is None:
+            self.rows.pop(id_, None)
+        else:
+            self.rows[id_] = row
+        if told and self.on_change is not None:
+            self.on_change(before, row)
+
+    def _index(self, id_: str, row: Row) -> None:
+        emitted, status = row.emitted, row.status
+        if status == "pending":
+            if row.next_attempt_at is None:
+                insort(self.parked[emitted.destination], (emitted.position, id_))
+            else:
+                insort(self.due[emitted.destination], (row.next_attempt_at, emitted.position, id_))
+        if emitted.ordering_key is not None and status in OPEN:
+            insort(self.open[emitted.destination, emitted.ordering_key], (emitted.position, id_))
+
+    def _unindex(self, id_: str, row: Row) -> None:
+        emitted, status = row.emitted, row.status
+        if status == "pending":
+            if row.next_attempt_at is None:
+                _remove(self.parked[emitted.destination], (emitted.position, id_))
+            else:
+                _remove(self.due[emitted.destination], (row.next_attempt_at, emitted.position, id_))
+        if emitted.ordering_key is not None and status in OPEN:
+            _remove(self.open[emitted.destination, emitted.ordering_key], (emitted.position, id_))
+
+
+def _place(row: Row) -> tuple[str, float | None]:
+    """What decides where the indexes hold it."""
+    return row.status, row.next_attempt_at
+
+
+def _remove(index: list[Any], entry: Any) -> None:
+    del index[bisect_left(index, entry)]

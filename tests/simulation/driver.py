@@ -1,0 +1,354 @@
+"""Between a node and the database: a network that delays and loses, and a server that may be away.
+
+A request that has left its node is executed whether the node is still alive or not. When an answer is lost,
+nobody on the node knows whether the transaction was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from relaybox.errors import StoreError
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.steps import Steps
+from tests.simulation.database import Blocked, Database, Deadlock, Transaction
+from tests.simulation.queries import Flavour, Query, Rows, make_steps
+from tests.simulation.statements import Server
+from tests.simulation.world import Node, World
+
+T = TypeVar("T")
+Reply: TypeAlias = Callable[[Any], None]
+Fate: TypeAlias = Literal["well", "refused", "request lost", "answer lost"]
+
+TRIES = 5
+IDLE_IN_TRANSACTION = 5.0
+"""Seconds after which the server ends a transaction whose session says nothing."""
+CONNECTIONS = 2
+SUFFERS = 1.0
+"""Seconds for which a lost round trip may keep a node from settling: until it tries again."""
+
+
+@dataclass
+class Weather:
+    """How the network and the server are at the moment. Chances are of one round trip."""
+
+    latency: float = 0.001
+    fates: dict[Fate, float] = field(default_factory=dict)
+    slow: float = 0.0
+    down_until: float = 0.0
+    read_only_until: float = 0.0
+    met: Counter[str] = field(default_factory=Counter)
+    """What was met how often."""
+
+    def heal(self) -> None:
+        """From now on all is well."""
+        self.fates, self.slow = {}, 0.0
+        self.down_until = self.read_only_until = 0.0
+
+
+class Site:
+    """The database's server, and how it can be reached."""
+
+    def __init__(self, world: World, flavour: Flavour, server: Server, weather: Weather) -> None:
+        self.world = world
+        self.flavour = flavour
+        self.server = server
+        self.database: Database = server.database
+        self.weather = weather
+        self.life = 0
+        """One more each time that the server was killed."""
+        self.troubled: list[tuple[float, float]] = []
+        self.cut_off: dict[str, float] = {}
+        """Until when which node reaches nobody."""
+
+    def open_store(self, node: Node) -> SqlStore:
+        """The product's own store, with a driver that talks to this server."""
+        drivers = {"pipeline": Pipeline, "steps": Session, "single": Alone}
+        if self.flavour == "steps":
+            node.at_crash.append(partial(self.world.after, self.weather.latency, self._hang_up, node))
+        return SqlStore(make_steps(self.flavour), drivers[self.flavour](self, node))
+
+    def kill(self, down: float) -> None:
+        """Kill the server; in so many seconds it is back."""
+        forget = self.world.random.randint(0, self.database.unflushed) if self.flavour == "pipeline" else 0
+        self.database.kill(forget)
+        self.life += 1
+        self.weather.down_until = self.world.now + down
+        self.trouble("server killed", down)
+
+    def _hang_up(self, node: Node) -> None:
+        """The kernel closes a dead process's connections."""
+        for transaction in self.database.sessions(node):
+            self.database.rollback(transaction)
+
+    def trouble(self, what: str, seconds: float = 0.0) -> None:
+        """Something happened, or goes on for so long, that every node may suffer from."""
+        self.weather.met[what] += 1
+        self.troubled.append((self.world.now, self.world.now + seconds))
+
+
+class Answer:
+    """What a server says, on its way back."""
+
+    __slots__ = ("_back", "_future", "_lost", "_world", "arrived", "value")
+
+    def __init__(self, world: World, lost: bool, back: float) -> None:
+        self._world = world
+        self._lost = lost
+        self._back = back
+        self._future: asyncio.Future[Any] | None = None
+        self.arrived = False
+        self.value: Any = None
+
+    def send(self, value: Any) -> None:
+        """The server says so; the node may never hear it."""
+        if self._lost:
+            value = StoreError("the connection was lost")
+        if self._back:
+            self._world.after(self._back, self.arrive, value)
+        else:
+            self.arrive(value)
+
+    def arrive(self, value: Any) -> None:
+        """The node hears it."""
+        self.arrived, self.value = True, value
+        if self._future is not None and not self._future.done():
+            self._future.set_result(value)
+
+    async def wait(self, node: Node) -> Any:
+        """Until it has arrived."""
+        self._future = node.create_future()
+        return await self._future
+
+
+class Wire:
+    """One node's connections; what the kinds of databases have in common."""
+
+    TAKES_TIME = 0.5
+
+    def __init__(self, site: Site, node: Node) -> None:
+        self._site = site
+        self._world = site.world
+        self._weather = site.weather
+        self._database = site.database
+        self._node = node
+        self._places = asyncio.Semaphore(CONNECTIONS)
+
+    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+        """Drive the steps; ``begin`` is called again where a deadlock was broken."""
+        async with self._places:
+            for _ in range(TRIES):
+                try:
+                    return await self._transact(begin())
+                except Deadlock:
+                    self._weather.met["deadlock"] += 1
+            raise StoreError("deadlock")
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _transact(self, steps: Steps[T]) -> T:
+        raise NotImplementedError
+
+    async def _trip(self, serve: Callable[[Reply], None]) -> Any:
+        """One round trip: ``serve`` is called at the server, with what takes the answer."""
+        fate, there, back = self._fate()
+        answer = Answer(self._world, fate == "answer lost", back)
+        if fate == "refused" or fate == "request lost":
+            self._world.after(there + back, answer.arrive, StoreError(f"the connection was {fate}"))
+        elif there:
+            self._world.after(there, self._arrive, serve, answer.send, self._site.life)
+        else:
+            self._arrive(serve, answer.send, self._site.life)
+        value = answer.value if answer.arrived else await answer.wait(self._node)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def _arrive(self, serve: Callable[[Reply], None], reply: Reply, life: int) -> None:
+        if life != self._site.life or self._world.now < self._weather.down_until:
+            self._trouble("server away")
+            reply(StoreError("the server closed the connection"))
+        else:
+            serve(reply)
+
+    def _execute(
+        self,
+        transaction: Transaction,
+        queries: Sequence[Query],
+        results: list[Rows],
+        done: Reply,
+    ) -> None:
+        """Execute what is left of the queries, waiting where another transaction has to end first."""
+        life = self._site.life
+        for query in queries[len(results) :]:
+            if transaction.over:
+                done(StoreError("the server ended the transaction"))
+                return
+            if self._world.now < self._weather.read_only_until and query[0] not in (
+                "now",
+                "read_destination",
+            ):
+                self._database.rollback(transaction)
+                self._trouble("read-only node")
+                done(StoreError("cannot execute this in a read-only transaction"))
+                return
+            try:
+                results.append(self._site.server.execute(transaction, query))
+            except Blocked as blocked:
+                go_on = partial(self._go_on, transaction, queries, results, done, life)
+                try:
+                    self._database.wait(transaction, blocked.holder, partial(self._world.after, 0.0, go_on))
+                except Deadlock as deadlock:
+                    self._database.rollback(transaction)
+                    done(deadlock)
+                return
+        done(results)
+
+    def _go_on(
+        self,
+        transaction: Transaction,
+        queries: Sequence[Query],
+        results: list[Rows],
+        done: Reply,
+        life: int,
+    ) -> None:
+        transaction.awaiting = None
+        if life != self._site.life:
+            done(StoreError("the server closed the connection"))
+        else:
+            self._execute(transaction, queries, results, done)
+
+    def _fate(self) -> tuple[Fate, float, float]:
+        """What becomes of a round trip, and how long each way takes."""
+        weather, random, now = self._weather, self._world.random.random, self._world.now
+        # Some trips take no time at all: what others do in the meantime they do not see.
+        there = weather.latency * 2 * random() if random() < self.TAKES_TIME else 0.0
+        back = weather.latency * 2 * random() if random() < self.TAKES_TIME else 0.0
+        if self._site.cut_off and now < self._site.cut_off.get(self._node.name, 0.0):
+            self._trouble("cut off")
+            return "request lost", self._site.cut_off[self._node.name] - now, 0.01
+        if weather.slow and random() < weather.slow:
+            self._trouble("slow")
+            there += random() * 0.8
+            back += random() * 0.8
+        for fate, chance in weather.fates.items():
+            if random() < chance:
+                self._trouble(fate)
+                return fate, there, back
+        return "well", there, back
+
+    def _trouble(self, what: str) -> None:
+        self._weather.met[what] += 1
+        self._node.trouble(SUFFERS)
+
+
+class Pipeline(Wire):
+    """PostgreSQL: the statements of a yield travel together, and are one transaction."""
+
+    async def _transact(self, steps: Steps[T]) -> T:
+        try:
+            queries: Any = next(steps)
+            while True:
+                queries = steps.send(await self._trip(partial(self._serve, queries)))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except Deadlock:
+            raise StoreError("deadlock detected") from None
+
+    def _serve(self, queries: Sequence[Query], reply: Reply) -> None:
+        transaction = self._database.begin(self._node)
+        flush = not any(name.startswith("claim") for name, _ in queries)
+
+        def done(value: Any) -> None:
+            if not isinstance(value, Exception):
+                self._database.commit(transaction, flush=flush)
+            reply(value)
+
+        self._execute(transaction, queries, [], done)
+
+
+class Session(Wire):
+    """MariaDB: each statement is a round trip, and so is the COMMIT."""
+
+    TAKES_TIME = 0.2
+
+    async def _transact(self, steps: Steps[T]) -> T:
+        transaction = self._database.begin(self._node)
+        self._world.after(IDLE_IN_TRANSACTION, self._watch, transaction)
+        try:
+            queries: Any = next(steps)
+            while True:
+                results: list[Rows] = []
+                for query in queries:
+                    results += await self._trip(partial(self._execute, transaction, [query], []))
+                    transaction.used_at = self._world.now
+                queries = steps.send(results)
+        except StopIteration as end:
+            await self._trip(partial(self._commit, transaction))
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            # On whatever way it is left: a server rolls back when the connection is closed.
+            self._database.rollback(transaction)
+
+    def _commit(self, transaction: Transaction, reply: Reply) -> None:
+        if transaction.over:
+            reply(StoreError("the server ended the transaction"))
+            return
+        self._database.commit(transaction)
+        reply(None)
+
+    def _watch(self, transaction: Transaction) -> None:
+        """End it when its session has said nothing for too long."""
+        left = transaction.used_at + IDLE_IN_TRANSACTION - self._world.now
+        if left <= 0:
+            self._database.rollback(transaction)
+        elif not transaction.over:
+            self._world.after(left, self._watch, transaction)
+
+
+class Alone(Wire):
+    """SQLite: the whole transaction in the node's own process, the only writer of all."""
+
+    async def _transact(self, steps: Steps[T]) -> T:
+        return await self._trip(partial(self._serve, steps))  # type: ignore[no-any-return]
+
+    def _serve(self, steps: Steps[T], reply: Reply) -> None:
+        if self._node.dead:
+            return
+        transaction = self._database.begin(self._node)
+        self._write(transaction, steps, reply)
+
+    def _write(self, transaction: Transaction, steps: Steps[T], reply: Reply) -> None:
+        if transaction.over or self._node.dead:
+            self._database.rollback(transaction)
+            reply(StoreError("the process ended"))
+            return
+        try:
+            self._database.lock(transaction, "writer")
+        except Blocked as blocked:
+            again = partial(self._world.after, 0.0, self._write, transaction, steps, reply)
+            self._database.wait(transaction, blocked.holder, again)
+            return
+        results: Any = []
+        try:
+            queries: Any = next(steps)
+            while True:
+                self._execute(transaction, queries, results := [], _raise)
+                queries = steps.send(results)
+        except StopIteration as end:
+            self._database.commit(transaction)
+            reply(end.value)
+        except StoreError as error:
+            self._database.rollback(transaction)
+            reply(error)
+
+
+def _raise(value: Any) -> None:
+    if isinstance(value, Exception):
+        raise value

@@ -1,0 +1,483 @@
+"""One schedule: the system that a plan describes, run in virtual time, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from relaybox import circuit, crashpoint
+from relaybox.config import Destination
+from relaybox.maintenance import caretaker
+from relaybox.maintenance.caretaker import Caretaker
+from relaybox.maintenance.membership import Membership
+from relaybox.maintenance.moment import DatabaseTime
+from relaybox.maintenance.tally import Tally
+from relaybox.observe import Observer
+from relaybox.observers.several import Observers
+from relaybox.relay import decide
+from relaybox.relay.lane import Lane
+from relaybox.relay.relay import Relay
+from relaybox.relay.shared import Shared
+from relaybox.store import Claim, DeadLetter, Settlement
+from relaybox.stores import steps
+from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.testing.checker import Committed, Finding, Received, check
+from relaybox.upkeep import Member
+from relaybox.wakes.local import LocalWake
+from tests.simulation.application import Application
+from tests.simulation.database import Database, Emitted, Row, to_datetime
+from tests.simulation.driver import Site
+from tests.simulation.judge import Judge
+from tests.simulation.plan import TROUBLE, Plan, draw
+from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
+from tests.simulation.upkeep_statements import UpkeepServer
+from tests.simulation.world import Node, World
+
+Tell: TypeAlias = Callable[[str], None]
+
+PATIENCE = 240.0
+"""Seconds of virtual time after which what was healed must be drained."""
+SWEEPS, PRUNES, BEATS = 3.0, 2.5, 0.8
+MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
+
+
+@dataclass
+class Result:
+    """What became of a schedule."""
+
+    seed: int
+    findings: list[Finding]
+    events: int = 0
+    deliveries: int = 0
+    duplicates: int = 0
+    drained: bool = False
+    faults: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class NodeClock:
+    """A node's own monotonic clock."""
+
+    def __init__(self, node: Node) -> None:
+        self.now = node.time
+        self._node = node
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        future = self._node.create_future()
+        timer = self._node.call_later(seconds, _done, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+
+class SimWake(LocalWake):
+    """A wake whose word is heard, or so it thinks."""
+
+    def __init__(self, alive: bool) -> None:
+        super().__init__()
+        self.alive = alive
+
+
+class Schedule:
+    """Builds the system and lets it run."""
+
+    def __init__(self, plan: Plan, tell: Tell | None = None) -> None:
+        self.plan = plan
+        self._tell_of = tell
+        self.world = World(plan.seed)
+        self.database = Database(lambda: self.world.now)
+        self.server = UpkeepServer(self.database)
+        self.site = Site(self.world, plan.flavour, self.server, plan.weather)
+        self.receivers = {destination.name: self._receiver(destination) for destination in plan.destinations}
+        self.application = Application(self.world, self.server, plan, self._tell)
+        self.nodes: dict[Node, Relay] = {}
+        self.wakes: dict[Node, SimWake] = {}
+        self.deaths: Counter[str] = Counter()
+        self.all_nodes: list[Node] = []
+        self.faults: Counter[str] = Counter()
+        self._healed = False
+        self._extra = plan.events
+        self._attended = 0
+        self._points = Counter[str]()
+        self.judge = Judge(self)
+
+    def run(self) -> Result:
+        """Let it run to its end and say what was found."""
+        self.application.start()
+        self._schedule_faults()
+        with self._environment():
+            try:
+                self._live()
+                return self._judge()
+            finally:
+                for node in list(self.nodes):
+                    node.crash()
+                self.world.end()
+
+    def _live(self) -> None:
+        for _ in range(self.plan.relays):
+            self._start_relay()
+        self.world.run(TROUBLE)
+        if self.plan.heals:
+            self._heal()
+            self.world.run(TROUBLE + PATIENCE)
+
+    # The relays.
+
+    def _start_relay(self) -> None:
+        node = Node(self.world, f"relay-{len(self.all_nodes)}")
+        self.all_nodes.append(node)
+        node.at_crash.append(partial(self._died, node))
+        relay, wake = self._relay(node)
+        self.nodes[node], self.wakes[node] = relay, wake
+        node.call_soon(self._enter, node, relay)
+
+    def _enter(self, node: Node, relay: Relay) -> None:
+        task = node.start(relay.run(signals=False))
+        task.add_done_callback(partial(self._left, node))
+
+    def _left(self, node: Node, task: Any) -> None:
+        """A relay that was asked to stop has; one that ended by itself is a defect."""
+        if not task.cancelled() and task.exception() is not None:
+            self.world.errors.append(f"{node.name} ended with {task.exception()!r}")
+        self.nodes.pop(node, None)
+        self.wakes.pop(node, None)
+        self._replace()
+
+    def _relay(self, node: Node) -> tuple[Relay, SimWake]:
+        plan, clock, wake = self.plan, NodeClock(node), SimWake(self.plan.alive)
+        store = self.site.open_store(node)
+        member = Member(node.name, "host", 1, "0")
+        tally = Tally(node.name, DatabaseTime(clock, lambda: to_datetime(0.0)))
+        care = Caretaker(SqlUpkeep(store), plan.destinations, member, clock, tally, self._is_dead)
+        shared = Shared(
+            store=store,
+            wake=wake,
+            observer=Observers([tally, *self._watchers(node)]),
+            clock=clock,
+            random=self.world.random.random,
+            owner=node.name,
+        )
+        by_name = {destination.name: destination for destination in plan.destinations}
+        lanes = [
+            Lane(destination, self._sink(node, destination), shared, _dead_letter(destination, by_name))
+            for destination in plan.destinations
+        ]
+        return Relay(lanes, shared, care, nullcontext, _nothing, patience=1.0), wake
+
+    def _watchers(self, node: Node) -> list[Observer]:
+        return [] if self._tell_of is None else [Watcher(self.world, node, self._tell_of)]
+
+    def _sink(self, node: Node, destination: Destination) -> Any:
+        kind = BulkSink if self.plan.bulk[destination.name] else SimSink
+        return kind(node, self.receivers[destination.name], destination.concurrency)
+
+    def _is_dead(self, name: str) -> bool:
+        return self.deaths[name] > 0
+
+    def _died(self, node: Node) -> None:
+        self.deaths[node.name] += 1
+        self.nodes.pop(node, None)
+        self.wakes.pop(node, None)
+        if not self.world.over:
+            self.faults["relay died"] += 1
+            self.world.after(self.world.random.uniform(0.0, 0.5), self._replace)
+
+    def _replace(self) -> None:
+        if len(self.nodes) < self.plan.relays:
+            self._start_relay()
+
+    def _receiver(self, destination: Destination) -> Receiver:
+        troubles = self.plan.troubles[destination.name]
+        receiver = Receiver(self.world, destination.name, troubles, destination.timeout)
+        receiver.number = lambda event_id: (event_id.int >> 64) - 1
+        return receiver
+
+    def _tell(self, destinations: Iterable[str]) -> None:
+        """A transaction committed: relays may hear of it."""
+        random = self.world.random.random
+        for node, wake in self.wakes.items():
+            for name in destinations:
+                if random() < self.plan.wakes:
+                    node.call_later(random() * 0.01, wake.wake, name)
+
+    # What befalls it.
+
+    def _schedule_faults(self) -> None:
+        plan, after = self.plan, self.world.after
+        for at, _ in plan.crashes:
+            after(at, self._to_somebody, "crash", Node.crash)
+        for at, seconds in plan.stalls:
+            after(at, self._stall, seconds)
+        for at in plan.churn:
+            after(at, self._churn)
+        for at, seconds in plan.kills:
+            after(at, self.site.kill, seconds)
+        for at, seconds in plan.read_only:
+            after(at, self._read_only, seconds)
+        for at, seconds in plan.cuts:
+            after(at, self._cut_off, seconds)
+        for at, seconds in plan.steps:
+            after(at, self._step_clock, seconds)
+
+    def _to_somebody(self, what: str, do: Any) -> None:
+        if self.nodes and not self._healed:
+            self.faults[what] += 1
+            do(self.world.random.choice(list(self.nodes)))
+
+    def _stall(self, seconds: float) -> None:
+        def stall(node: Node) -> None:
+            node.stall()
+            self.world.after(seconds, node.resume)
+
+        self._to_somebody("stall", stall)
+
+    def _churn(self) -> None:
+        """One is asked to leave, and another comes."""
+
+        def leave(node: Node) -> None:
+            node.call_soon(self.nodes[node].stop)
+            self._start_relay()
+
+        self._to_somebody("churn", leave)
+
+    def _read_only(self, seconds: float) -> None:
+        self.site.weather.read_only_until = self.world.now + seconds
+        self.site.trouble("read-only", seconds)
+
+    def _cut_off(self, seconds: float) -> None:
+        def cut(node: Node) -> None:
+            node.trouble(seconds)
+            self.site.cut_off[node.name] = self.world.now + seconds
+
+        self._to_somebody("cut off", cut)
+
+    def _step_clock(self, seconds: float) -> None:
+        self.database.skew += seconds
+        self.site.trouble("clock step")
+
+    def _at_point(self, point: str) -> None:
+        """A node has come to a crash point, and one of the plan's crashes may be there."""
+        self._points[point] += 1
+        if self._healed:
+            return
+        for planned in self.plan.crash_points:
+            if planned == (point, self._points[point]):
+                self.faults[f"died at {point!r}"] += 1
+                running: Any = asyncio.get_running_loop()
+                running.crash()
+
+    def _heal(self) -> None:
+        """From now on nothing goes wrong, but for what is wrong with events."""
+        self._healed = True
+        self.site.weather.heal()
+        self.site.cut_off.clear()
+        for receiver in self.receivers.values():
+            receiver.troubles.heal()
+        for node in list(self.nodes):
+            node.resume()
+        while len(self.nodes) < self.plan.relays:
+            self._start_relay()
+        self._attend()
+
+    def _attend(self) -> None:
+        """Until all is at its end: events still come, and an operator gives up those that failed."""
+        if not self._left_over():
+            self.world.over = True
+            return
+        self._attended += 1
+        if self._attended % 4 == 0:
+            self.application.emit([self._extra])
+            self._extra += 1
+        self.world.after(0.25, self._attend)
+
+    def _left_over(self) -> bool:
+        """Whether something is open that is not behind a failed event of its key."""
+        if self.application.under_way:
+            return True
+        return any(
+            row.status == "pending" and not self._is_blocked(row) for row in self.database.rows.values()
+        )
+
+    def _is_blocked(self, row: Row) -> bool:
+        """Whether it is behind an event of its key that failed for good."""
+        emitted = row.emitted
+        if row.status != "pending" or emitted.ordering_key is None:
+            return False
+        if self._on_failed(emitted.destination) != "block":
+            return False
+        position, id_ = self.database.open[emitted.destination, emitted.ordering_key][0]
+        return position < emitted.position and self.database.rows[id_].status == "failed"
+
+    def _on_failed(self, name: str) -> Any:
+        return next(d.on_failed for d in self.plan.destinations if d.name == name)
+
+    # The judgement.
+
+    def _judge(self) -> Result:
+        application, world = self.application, self.world
+        result = Result(
+            self.plan.seed,
+            self.judge.findings(),
+            len({e.event_id for e in application.events}),
+            steps=world.steps,
+        )
+        result.drained = self._healed
+        result.faults = self.faults + self.site.weather.met
+        result.seconds = world.now
+        for destination in self.plan.destinations:
+            self._judge_destination(destination, result)
+        if self._healed and not world.over:
+            text = f"not at its end {PATIENCE:g} s after everything was healed"
+            result.findings.append(Finding("stuck", "", None, text))
+        result.findings += [Finding("untrue", "", None, error) for error in world.errors]
+        return result
+
+    def _judge_destination(self, destination: Destination, result: Result) -> None:
+        name = destination.name
+        receiver = self.receivers[name]
+        rows = {r.emitted.event_id: r for r in self.database.rows.values() if r.emitted.destination == name}
+        committed = self._committed(name, rows)
+        arrived = {applied.event_id.int for applied in receiver.applied}
+        blocked = {
+            event_id
+            for event_id, row in rows.items()
+            if event_id.int not in arrived and self._is_blocked(row)
+        }
+        report = check(
+            [row for row in committed if row.event_id not in blocked],
+            [Received(name, a.event_id, _bytes(a.payload)) for a in receiver.applied],
+            status={
+                (name, event_id): row.status for event_id, row in rows.items() if event_id not in blocked
+            },
+            in_flight=self._excused(receiver),
+            on_failed=destination.on_failed or "skip",
+            drained=self._healed,
+        )
+        result.findings += report.findings
+        result.deliveries += report.received
+        result.duplicates += report.duplicates
+        result.faults += receiver.met
+
+    def _committed(self, name: str, rows: dict[UUID, Row]) -> list[Committed]:
+        events: Iterable[Emitted] = self.application.events
+        if name == "dead":
+            events = self.judge.dead_letters
+        known = sorted((e.position, e) for e in events if e.destination == name)
+        return [Committed(name, e.event_id, e.ordering_key, at, _bytes(e.payload)) for at, e in known]
+
+    def _excused(self, receiver: Receiver) -> dict[tuple[str, UUID], int]:
+        """For each event that came again: how often a fault befell what was in flight in between."""
+        applied: dict[UUID, list[Applied]] = defaultdict(list)
+        for delivery in receiver.applied:
+            applied[delivery.event_id].append(delivery)
+        excused: Counter[tuple[str, UUID]] = Counter()
+        for event_id, deliveries in applied.items():
+            excused[receiver.name, event_id] = receiver.misled[event_id]
+            for one, next_ in pairwise(deliveries):
+                since = min(one.begun, next_.begun)
+                troubled = (*one.node.troubled, *next_.node.troubled, *self.site.troubled)
+                excused[receiver.name, event_id] += any(
+                    begins <= next_.at and since <= ends for begins, ends in troubled
+                )
+        return +excused
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """What the product takes from its surroundings, made repeatable; its longest waits made shorter."""
+        luck = self.world.random
+
+        def random_uuid() -> UUID:
+            return UUID(int=luck.getrandbits(128))
+
+        changes: list[tuple[Any, str, Any]] = [
+            (steps, "uuid4", random_uuid),
+            (steps, "uuid7", random_uuid),
+            (caretaker, "SWEEP", SWEEPS),
+            (caretaker, "PRUNE", PRUNES),
+            (caretaker.log, "disabled", True),
+            (circuit, "FIRST_PAUSE", 0.2),
+            (decide, "LONGEST_PAUSE", 1.0),
+            (circuit, "LONGEST_PAUSE", 1.0),
+        ]
+        before = [getattr(module, name) for module, name, _ in changes]
+        interval, MEMBERSHIP["interval"] = MEMBERSHIP["interval"], BEATS
+        for module, name, value in changes:
+            setattr(module, name, value)
+        crashpoint.watch(self._at_point if self.plan.crash_points else None)
+        try:
+            yield
+        finally:
+            crashpoint.watch(None)
+            for (module, name, _), value in zip(changes, before, strict=True):
+                setattr(module, name, value)
+            MEMBERSHIP["interval"] = interval
+
+
+class Watcher(Observer):
+    """Tells what a relay does, for whoever looks for the cause of a finding."""
+
+    def __init__(self, world: World, node: Node, tell: Tell) -> None:
+        self._world = world
+        self._node = node
+        self._write = tell
+
+    def claimed(self, destination: str, claim: Claim) -> None:
+        """A claim got something."""
+        if claim.deliveries or claim.failed or claim.parked:
+            rows = ", ".join(f"{d.position}({d.attempts})" for d in (*claim.deliveries, *claim.failed))
+            failed = f", {len(claim.failed)} failed" if claim.failed else ""
+            self._tell(destination, f"claims {rows}, {claim.parked} parked{failed}")
+
+    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
+        """Outcomes were written."""
+        rows = ", ".join(
+            f"{d.position} {type(o).__name__}" + " lost" * (d.id in lost) for d, o in settlements
+        )
+        self._tell(destination, f"settles {rows}")
+
+    def circuit(self, destination: str, state: str, reason: str) -> None:
+        """The circuit changed."""
+        self._tell(destination, f"circuit {state} {reason}")
+
+    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+        """Something failed."""
+        self._tell(destination, f"cannot {doing}: {error!r}")
+
+    def _tell(self, destination: str, text: str) -> None:
+        self._write(f"{self._world.now:8.3f} {self._node.name} {destination}: {text}")
+
+
+def run_seed(seed: int, *, tell: Tell | None = None) -> Result:
+    """The schedule of a seed."""
+    return Schedule(draw(seed), tell).run()
+
+
+def _dead_letter(destination: Destination, others: dict[str, Destination]) -> DeadLetter | None:
+    if destination.dead_letter is None:
+        return None
+    other = others[destination.dead_letter]
+    return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
+
+
+def _bytes(payload: str | None) -> bytes:
+    return (payload or "").encode()
+
+
+def _done(future: Any) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _nothing() -> None:
+    """There is nothing to close."""

@@ -1,0 +1,476 @@
+"""What each statement of a store does to the fake database. The steps that use them are the product's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from relaybox import ordering
+from relaybox.ordering import Candidate
+from tests.simulation.database import OPEN, Database, Emitted, Row, Transaction, to_datetime
+from tests.simulation.queries import LOCKS_FIRST, Query, Rows
+
+HELD_BY = "destination"
+LEADER = ("leader",)
+NOBODY: tuple[Any, ...] = (None,) * 19
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A row of ``outbox_destination``."""
+
+    paused_at: float | None = None
+    paused_until: float | None = None
+    pause_reason: str | None = None
+    circuit: str = "closed"
+    circuit_until: float | None = None
+    circuit_reason: str | None = None
+    rate_at: float | None = None
+
+    def paused(self, now: float) -> bool:
+        """Whether it is paused, and not only was."""
+        return self.paused_at is not None and (self.paused_until is None or self.paused_until > now)
+
+
+class Item(msgspec.Struct):
+    """What a settle says of one row."""
+
+    id: str
+    token: str
+    status: str
+    given_back: int
+    attempt: int
+    relay: str
+    seconds: float | None = None
+    error: str | None = None
+    copy: str | None = None
+
+
+_items = msgspec.json.Decoder(list[Item]).decode
+_names = msgspec.json.Decoder(list[str]).decode
+
+
+class Server:
+    """Executes statements in transactions of a database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._decoded: tuple[str, list[Item]] = "", []
+        self._read_token = "", UUID(int=0)
+        self._statements: dict[str, Callable[..., Rows]] = {
+            name[3:].replace("__", " "): getattr(self, name) for name in dir(self) if name.startswith("do_")
+        }
+        self._statements |= {f"locked {name}": partial(self._locked, name) for name in LOCKS_FIRST}
+
+    def execute(self, transaction: Transaction, query: Query) -> Rows:
+        """The statement's rows; raises ``Blocked`` where it has to wait, and is then executed again."""
+        name, params = query
+        rows = self._statements[name](transaction, **params)
+        transaction.memo = None
+        return rows
+
+    def _locked(self, name: str, transaction: Transaction, destination: str, **params: Any) -> Rows:
+        if self._place(transaction, destination) is not None:
+            self.database.wait_for(transaction, (HELD_BY, destination))
+        return self._statements[name](transaction, destination=destination, **params)
+
+    # Claims.
+
+    def do_now(self, transaction: Transaction) -> Rows:
+        return [[self.database.now()]]
+
+    def do_ensure_destination(self, transaction: Transaction, destination: str) -> Rows:
+        key = (HELD_BY, destination)
+        if self.database.other(transaction, key) is None:
+            self.database.lock(transaction, key)
+            if self.database.other(transaction, key) is None:
+                transaction.others[key] = Place()
+        return []
+
+    def do_lock_destination(self, transaction: Transaction, destination: str) -> Rows:
+        key = (HELD_BY, destination)
+        if self.database.other(transaction, key) is None:
+            return []
+        self.database.lock(transaction, key)
+        return [[destination]]
+
+    def do_read_destination(self, transaction: Transaction, destination: str) -> Rows:
+        place = self._place(transaction, destination)
+        if place is None:
+            return []
+        pause = place.paused_at, place.paused_until, place.pause_reason
+        return [[*pause, place.circuit, place.circuit_until, place.circuit_reason, self.database.now()]]
+
+    def do_due(self, transaction: Transaction, **line: Any) -> Rows:
+        return list(self._window(transaction, **line))
+
+    def do_due_locked(self, transaction: Transaction, **line: Any) -> Rows:
+        return list(self._window(transaction, lock=True, **line))
+
+    do_due_of_chosen = do_due
+    do_due_of_chosen_locked = do_due_locked
+
+    def _window(
+        self,
+        transaction: Transaction,
+        destination: str,
+        probe: bool,
+        suspects: bool,
+        limit: int,
+        only: str | None = None,
+        lock: bool = False,
+    ) -> Iterator[Candidate]:
+        database, now = self.database, self.database.now()
+        place = self._place(transaction, destination)
+        if place is not None and (place.paused(now) or (place.circuit != "closed" and not probe)):
+            return
+        chosen = None if only is None else frozenset(_names(only))
+        for due, position, id_ in database.due[destination]:
+            if due > now or not limit:
+                return
+            row = database.row(transaction, id_)
+            if row is None or not self._is_free(row, now, suspects) or row.next_attempt_at is None:
+                continue
+            if (chosen is not None and id_ not in chosen) or (
+                lock and not database.lockable(transaction, id_)
+            ):
+                continue
+            limit -= 1
+            yield Candidate(id_, row.emitted.ordering_key, position, True, row.suspect)
+
+    def do_heads(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
+        return [[self._head(transaction, destination, key, block)] for key in _names(keys)]
+
+    def do_run(self, transaction: Transaction, records: Sequence[dict[str, Any]]) -> Rows:
+        database, now, rows = self.database, self.database.now(), []
+        for record in records:
+            share, key = record["share"], record["key"]
+            index = database.open[record["destination"], key]
+            for position, id_ in index[bisect_left(index, (record["start"], "")) :]:
+                row = database.row(transaction, id_)
+                if row is None or not self._is_open(row, record["block"]):
+                    continue
+                free = self._is_free(row, now, record["suspects"])
+                rows.append((id_, key, position, free, row.suspect))
+                share -= 1
+                if not share:
+                    break
+        return rows  # type: ignore[return-value]
+
+    def do_lock(self, transaction: Transaction, ids: Sequence[str], suspects: bool) -> Rows:
+        database, now, rows = self.database, self.database.now(), []
+        for id_ in sorted(ids):
+            row = database.row(transaction, id_)
+            if row is None or row.status not in OPEN or not database.lockable(transaction, id_):
+                continue
+            free = self._is_free(row, now, suspects)
+            rows.append((id_, row.emitted.ordering_key, row.emitted.position, free, row.suspect))
+        return rows  # type: ignore[return-value]
+
+    def do_park(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
+        for id_ in ids:
+            self.database.change(transaction, id_).next_attempt_at = None
+        return []
+
+    def do_lease(
+        self, transaction: Transaction, ids: Sequence[str], token: str, owner: str, seconds: float
+    ) -> Rows:
+        until = self.database.now() + seconds
+        for id_ in ids:
+            row = self.database.change(transaction, id_)
+            died = row.token is not None
+            row.attempts += 0 if died and row.crashes == 0 else 1
+            row.crashes += died
+            row.leased_until, row.token, row.owner = until, token, owner
+        return []
+
+    def do_read(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
+        rows = [self.database.row(transaction, id_) for id_ in ids]
+        found = sorted((row for row in rows if row is not None), key=lambda row: row.emitted.position)
+        return [
+            (*row.emitted.read(row.attempts, row.crashes), self._token(row.token), row.owner) for row in found
+        ]
+
+    def do_claim(self, transaction: Transaction, **claim: Any) -> Rows:
+        return self._claim(transaction, ordered=False, **claim)[0]
+
+    def do_claim_ordered(self, transaction: Transaction, destination: str, **claim: Any) -> Rows:
+        if (HELD_BY, destination) not in transaction.locks:
+            return [[0, *NOBODY]]
+        rows, parked = self._claim(transaction, ordered=True, destination=destination, **claim)
+        return [[parked, *row] for row in rows] or [[parked, *NOBODY]]
+
+    do_claim_chosen = do_claim
+    do_claim_chosen_ordered = do_claim_ordered
+
+    def _claim(
+        self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, **line: Any
+    ) -> tuple[Rows, int]:
+        """In one statement what the others do in steps; nothing of it waits."""
+        if ordered:
+            take, park = self._in_order(transaction, **line)
+        else:
+            take, park = ordering.unordered(list(self._window(transaction, lock=True, **line))), []
+        self.do_park(transaction, park)
+        self.do_lease(transaction, take, token.hex, owner, seconds)
+        return self.do_read(transaction, take), len(park)
+
+    def _in_order(
+        self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, block: bool,
+        only: str | None = None, **line: Any,
+    ) -> tuple[list[str], list[str]]:  # fmt: skip
+        """What to lease and what to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
+        chosen = None if only is None else frozenset(_names(only))
+        size = limit if chosen is None else len(chosen)
+        common: dict[str, Any] = {"destination": destination, "suspects": suspects}
+        window = list(self._window(transaction, limit=size, only=only, **common, **line))
+        due = Counter(row.key for row in window if row.key is not None)
+        first = [self._head(transaction, destination, key, block) for key in due]
+        locked = self.do_lock(transaction, [id_ for id_ in first if id_ is not None], suspects)
+        heads = {head.key: head for head in map(Candidate._make, locked)}
+        free = [head for head in heads.values() if head.free and (chosen is None or head.id in chosen)]
+        records = [
+            {"key": head.key, "start": head.position, "block": block, **common}
+            | {"share": max(due[head.key], limit // len(due))}
+            for head in free
+        ]
+        runs = ordering.runs(free, map(Candidate._make, self.do_run(transaction, records)), chosen)
+        members = [row.id for run in runs.values() for row in run] + [row.id for row in window]
+        mine = {row[0] for row in self.do_lock(transaction, list(dict.fromkeys(members)), suspects) if row[3]}
+        line, park = self._line(window, heads, runs, mine)
+        return ordering.unordered(line[:limit]), park
+
+    @staticmethod
+    def _line(
+        window: list[Candidate],
+        heads: dict[str | None, Candidate],
+        runs: dict[str | None, list[Candidate]],
+        mine: set[Any],
+    ) -> tuple[list[Candidate], list[str]]:
+        """All that could be taken, suspects at their places, and what to park."""
+        rows = {row.id: row for row in (*window, *(row for run in runs.values() for row in run))}
+        plain = {key: [row._replace(suspect=False) for row in run] for key, run in runs.items()}
+        everyone = [row._replace(suspect=False) for row in window]
+        line, park = ordering.choose(everyone, heads, plain, mine, len(rows))
+        return [rows[id_] for id_ in line], park
+
+    # Settles.
+
+    def do_mine(self, transaction: Transaction, items: str, **_: Any) -> Rows:
+        """MariaDB locks what is named before it looks whose it is, and lets go of what is another's."""
+        for item in self._items(items):
+            self.database.wait_for(transaction, item.id)
+        return [[item.id] for item, _row in self._mine(transaction, items)]
+
+    def do_record_attempts(self, transaction: Transaction, items: str, **_: Any) -> Rows:
+        return []
+
+    def do_settle(self, transaction: Transaction, items: str, **_: Any) -> Rows:
+        now, ids = self.database.now(), []
+        for item, row in self._mine(transaction, items):
+            row = self.database.change(transaction, item.id)
+            row.status = item.status
+            row.attempts -= item.given_back
+            if item.seconds is not None:
+                row.crashes = 0
+            if item.status != "pending":
+                row.next_attempt_at = None
+            elif item.seconds is not None:
+                row.next_attempt_at = now + item.seconds
+            row.delivered_at = now if item.status == "delivered" else None
+            row.error = item.error if item.error is not None else row.error
+            row.leased_until = row.token = row.owner = None
+            ids.append([item.id])
+        return ids
+
+    def do_delete(self, transaction: Transaction, items: str, **_: Any) -> Rows:
+        mine = [item.id for item, _row in self._mine(transaction, items)]
+        for id_ in mine:
+            transaction.rows[id_] = None
+        return [[id_] for id_ in mine]
+
+    def do_forget_attempts(self, transaction: Transaction, items: str) -> Rows:
+        return []
+
+    def do_extend(self, transaction: Transaction, items: str, seconds: float) -> Rows:
+        until, mine = self.database.now() + seconds, self._mine(transaction, items)
+        for item, _row in mine:
+            self.database.change(transaction, item.id).leased_until = until
+        return [[item.id] for item, _row in mine]
+
+    def do_copy_failed(
+        self, transaction: Transaction, items: str, dead_letter: str, max_attempts: int, ordered: bool
+    ) -> Rows:
+        failed = [(item, row) for item, row in self._mine(transaction, items) if item.copy is not None]
+        for item, row in sorted(failed, key=lambda pair: pair[1].emitted.position):
+            key = row.emitted.ordering_key if ordered else None
+            values = {"destination": dead_letter, "ordering_key": key, "max_attempts": max_attempts}
+            self.insert(transaction, row.emitted._replace(id=UUID(item.copy), **values))
+        return []
+
+    def do_make_heads_due(
+        self, transaction: Transaction, destination: str, keys: str, block: bool, **_: Any
+    ) -> Rows:
+        database, now = self.database, self.database.now()
+        if transaction.memo is None:
+            heads = [self._head(transaction, destination, key, block) for key in _names(keys)]
+            transaction.memo = sorted(head for head in heads if head is not None)
+        changed = 0
+        for id_ in transaction.memo:
+            row = database.row(transaction, id_)
+            if row is None or row.status != "pending" or row.next_attempt_at is not None:
+                continue
+            database.lock(transaction, id_)
+            row = database.change(transaction, id_)
+            row.next_attempt_at = min(row.emitted.created, now)
+            changed += 1
+        transaction.changed = changed
+        return []
+
+    def do_make_due(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
+        """MariaDB: what was found to be the heads, judged once more."""
+        for id_ in ids:
+            row = self.database.row(transaction, id_)
+            if row is not None:
+                self.database.wait_for(transaction, id_)
+            if row is None or row.status != "pending" or row.next_attempt_at is not None:
+                continue
+            self.database.lock(transaction, id_)
+            row = self.database.change(transaction, id_)
+            row.next_attempt_at = min(row.emitted.created, self.database.now())
+        return []
+
+    def insert(self, transaction: Transaction, emitted: Emitted, due: float | None = None) -> None:
+        """A new row, which takes its position now."""
+        now = self.database.now()
+        emitted = emitted._replace(
+            position=self.database.next_position(), created=now, created_at=to_datetime(now)
+        )
+        transaction.rows[emitted.id.hex] = Row(emitted, now if due is None else due)
+
+    # Destinations.
+
+    def do_open(
+        self, transaction: Transaction, destination: str, state: str, seconds: float, reason: str
+    ) -> Rows:
+        until = self.database.now() + seconds
+        change = {"circuit": "open", "circuit_until": until, "circuit_reason": reason}
+        return self._change(transaction, destination, lambda place: place.circuit == state, change)
+
+    def do_probe(self, transaction: Transaction, destination: str, seconds: float) -> Rows:
+        now = self.database.now()
+
+        def over(place: Place) -> bool:
+            until = place.circuit_until
+            return place.circuit != "closed" and until is not None and until <= now
+
+        change = {"circuit": "half_open", "circuit_until": now + seconds}
+        return self._change(transaction, destination, over, change)
+
+    def do_close(self, transaction: Transaction, destination: str) -> Rows:
+        change = {"circuit": "closed", "circuit_until": None, "circuit_reason": None}
+        return self._change(transaction, destination, lambda place: place.circuit == "half_open", change)
+
+    def do_pause(self, transaction: Transaction, destination: str, by: str, reason: str) -> Rows:
+        now = self.database.now()
+        change = {"paused_at": now, "paused_until": None, "pause_reason": reason}
+        return self._change(transaction, destination, lambda place: not place.paused(now), change)
+
+    def do_changed(self, transaction: Transaction) -> Rows:
+        return [[transaction.changed]]
+
+    def do_read_line(self, transaction: Transaction, destination: str) -> Rows:
+        place = self._place(transaction, destination)
+        if place is None:
+            return []
+        self.database.lock(transaction, (HELD_BY, destination))
+        return [[place.rate_at, self.database.now()]]
+
+    def do_move_line(self, transaction: Transaction, destination: str, at: float) -> Rows:
+        return self._change(transaction, destination, lambda _: True, {"rate_at": at})
+
+    def do_reserve(self, transaction: Transaction, destination: str, seconds: float) -> Rows:
+        self.database.lock(transaction, (HELD_BY, destination))
+        place, now = self._place(transaction, destination) or Place(), self.database.now()
+        line = max(now if place.rate_at is None else place.rate_at, now) + seconds
+        transaction.others[HELD_BY, destination] = replace(place, rate_at=line)
+        return [[line - now]]
+
+    # What they have in common.
+
+    def _place(self, transaction: Transaction, destination: str) -> Place | None:
+        return self.database.other(transaction, (HELD_BY, destination))  # type: ignore[no-any-return]
+
+    def _change(
+        self,
+        transaction: Transaction,
+        destination: str,
+        where: Callable[[Place], bool],
+        change: dict[str, Any],
+    ) -> Rows:
+        """An UPDATE of a destination's row, judged under its lock; RETURNING name."""
+        transaction.changed = 0
+        place = self._place(transaction, destination)
+        if place is None or not where(place):
+            return []
+        self.database.lock(transaction, (HELD_BY, destination))
+        transaction.others[HELD_BY, destination] = dataclasses.replace(place, **change)
+        transaction.changed = 1
+        return [[destination]]
+
+    def _mine(self, transaction: Transaction, items: str) -> list[tuple[Item, Row]]:
+        """The rows whose lease is still the one that is named, all of them locked."""
+        database, mine = self.database, []
+        for item in self._items(items):
+            row = database.row(transaction, item.id)
+            if row is None or not self.holds(row, item):
+                continue
+            # Whoever has it locked may change it: it is judged again when that one is done.
+            database.lock(transaction, item.id)
+            mine.append((item, row))
+        return mine
+
+    def _items(self, items: str) -> list[Item]:
+        """The same text comes with each statement of a settle."""
+        if items is not self._decoded[0]:
+            self._decoded = items, _items(items)
+        return self._decoded[1]
+
+    def _token(self, token: str | None) -> UUID:
+        """All rows of a claim have the same one."""
+        assert token is not None
+        if token != self._read_token[0]:
+            self._read_token = token, UUID(token)
+        return self._read_token[1]
+
+    def holds(self, row: Row, item: Item) -> bool:
+        """Whether the lease that a settle names is the row's."""
+        return row.token == item.token and row.status == "pending"
+
+    def _head(self, transaction: Transaction, destination: str, key: str, block: bool) -> str | None:
+        for _, id_ in self.database.open[destination, key]:
+            row = self.database.row(transaction, id_)
+            if row is not None and self._is_open(row, block):
+                return id_
+        return None
+
+    @staticmethod
+    def _is_open(row: Row, block: bool) -> bool:
+        return row.status == "pending" or (block and row.status == "failed")
+
+    @staticmethod
+    def _is_free(row: Row, now: float, suspects: bool) -> bool:
+        return (
+            row.status == "pending"
+            and (row.next_attempt_at is None or row.next_attempt_at <= now)
+            and (row.leased_until is None or row.leased_until <= now)
+            and (suspects or (row.token is None and row.crashes == 0))
+        )

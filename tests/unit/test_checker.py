@@ -1,0 +1,338 @@
+"""The checker names what is wrong with a history, and says nothing about one that kept its promises."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relaybox.testing.checker import KINDS, Committed, Finding, Kind, Received, Report, check
+
+A, B, C, STRANGER = (UUID(int=number) for number in (1, 2, 3, 99))
+
+ROWS = [Committed("shop", event, "order-1", position) for position, event in enumerate((A, B, C), 1)]
+
+
+def received(*events: UUID, **other: Any) -> list[Received]:
+    return [Received("shop", event, **other) for event in events]
+
+
+def states(**of: str) -> dict[tuple[str, UUID], str]:
+    return {("shop", {"a": A, "b": B, "c": C}[name]): status for name, status in of.items()}
+
+
+def found(report: Report) -> list[tuple[Kind, UUID | None]]:
+    return [(finding.kind, finding.event_id) for finding in report.findings]
+
+
+def test_a_history_that_kept_its_promises_gives_no_finding() -> None:
+    report = check(ROWS, received(A, B, C), status=states(a="delivered", b="delivered", c="delivered"))
+    assert report.ok
+    assert report.counts == dict.fromkeys(KINDS, 0)
+    assert (report.events, report.received, report.duplicates) == (3, 3, 0)
+
+
+def test_nothing_at_all_is_well() -> None:
+    assert check([], []).ok
+
+
+def test_what_never_came_is_lost() -> None:
+    assert found(check(ROWS, received(A, B))) == [("lost", C)]
+
+
+def test_what_never_came_is_not_lost_yet_if_there_was_no_time_to_drain() -> None:
+    assert check(ROWS, received(A, B), drained=False).ok
+    pending = states(a="delivered", b="delivered", c="pending")
+    assert check(ROWS, received(A, B), status=pending, drained=False).ok
+
+
+def test_a_row_that_says_delivered_and_never_came_is_lost_at_any_time() -> None:
+    rows = [row._replace(key=None) for row in ROWS]
+    for status in (states(a="delivered", b="delivered", c="pending"), states(b="delivered", c="pending")):
+        report = check(rows, received(B), status=status, drained=False)
+        assert found(report) == [("lost", A)], "a row that is gone was delivered and pruned"
+
+
+def test_what_failed_or_was_discarded_is_not_lost() -> None:
+    status = states(a="delivered", b="discarded", c="failed")
+    assert check(ROWS, received(A), status=status).ok
+
+
+def test_what_is_pending_after_the_drain_is_stuck_and_if_it_never_came_lost() -> None:
+    status = states(a="delivered", b="delivered", c="pending")
+    assert found(check(ROWS, received(A, B, C), status=status)) == [("stuck", C)]
+    assert found(check(ROWS, received(A, B), status=status)) == [("stuck", C), ("lost", C)]
+
+
+def test_what_was_never_committed_is_a_phantom_once() -> None:
+    report = check(ROWS, received(A, STRANGER, B, STRANGER, C))
+    assert found(report) == [("phantom", STRANGER)]
+    assert report.duplicates == 1
+
+
+def test_what_came_to_the_wrong_destination_says_where_it_belongs() -> None:
+    [phantom] = check(ROWS, [*received(A, B, C), Received("mail", A)]).findings
+    assert phantom == Finding("phantom", "mail", A, "was received, but was committed only for shop")
+
+
+@pytest.mark.parametrize(("arrivals", "early"), [([B, A, C], [B]), ([C, A, B], [C]), ([B, C, A], [B, C])])
+def test_what_overtakes_an_earlier_event_of_its_key_is_disorder(
+    arrivals: list[UUID], early: list[UUID]
+) -> None:
+    assert found(check(ROWS, received(*arrivals))) == [("disorder", event) for event in early]
+
+
+def test_only_first_deliveries_have_an_order() -> None:
+    assert check(ROWS, received(A, B, A, C, A, B), in_flight=3).ok
+
+
+def test_keys_and_destinations_have_no_order_among_each_other_and_no_key_means_none() -> None:
+    rows = [
+        Committed("shop", A, "one", 1),
+        Committed("mail", A, "one", 2),
+        Committed("shop", B, "two", 3),
+        Committed("shop", C, None, 4),
+        Committed("shop", STRANGER, None, 5),
+    ]
+    arrivals = [*received(STRANGER, C, B, A), Received("mail", A)]
+    assert check(rows, arrivals).ok
+
+
+@pytest.mark.parametrize(
+    ("on_failed", "status", "early"),
+    [
+        ("block", "failed", [B, C]),
+        ("block", "pending", [B, C]),
+        ("block", "delivered", [B, C]),
+        ("block", "discarded", []),
+        ("skip", "failed", []),
+        ("skip", "pending", [B, C]),
+        ("skip", "delivered", [B, C]),
+        ("skip", "discarded", []),
+    ],
+)
+def test_what_may_be_missing_before_later_events_of_its_key(
+    on_failed: Literal["block", "skip"], status: str, early: list[UUID]
+) -> None:
+    rows = states(a=status, b="delivered", c="delivered")
+    for arrivals in (received(B, C), received(B, C, A)):
+        report = check(ROWS, arrivals, status=rows, on_failed=on_failed, drained=False, in_flight=1)
+        assert [finding.event_id for finding in report.findings if finding.kind == "disorder"] == early
+
+
+def test_without_the_rows_skip_believes_that_what_never_came_failed() -> None:
+    assert check(ROWS, received(B, C), on_failed="skip", drained=False).ok
+    assert found(check(ROWS, received(B, C), drained=False)) == [("disorder", B), ("disorder", C)]
+    assert found(check(ROWS, received(B, A, C), on_failed="skip", drained=False)) == [("disorder", B)]
+
+
+def test_without_faults_nothing_comes_twice() -> None:
+    report = check(ROWS, received(A, B, B, C, B))
+    assert found(report) == [("duplicate", B), ("duplicate", B)]
+    assert report.duplicates == 2
+
+
+def test_faults_excuse_as_many_duplicates_as_were_in_flight() -> None:
+    arrivals = received(A, A, B, B, B, C)
+    assert check(ROWS, arrivals, in_flight=3).ok
+    assert found(check(ROWS, arrivals, in_flight=2)) == [("duplicate", B)]
+    assert check(ROWS, arrivals, in_flight={("shop", A): 1, ("shop", B): 2}).ok
+    assert found(check(ROWS, arrivals, in_flight={("shop", A): 2, ("shop", B): 1})) == [("duplicate", B)]
+    assert check(ROWS, arrivals, in_flight=3).duplicates == 3
+
+
+def test_a_replay_is_delivered_once_more_and_outside_the_order() -> None:
+    rows = [*ROWS, Committed("shop", A, "order-1", 4)]
+    report = check(rows, received(A, B, C, A))
+    assert report.ok
+    assert report.events == 3
+    assert found(check(rows, received(A, B, C, A, A))) == [("duplicate", A)]
+
+
+def test_other_bytes_are_altered_in_every_delivery_that_has_them() -> None:
+    [row] = rows = [Committed("shop", A, None, 1, b'{"total": 42}')]
+    assert check(rows, received(A, payload=row.payload)).ok
+    assert check(rows, received(A)).ok
+    assert check([row._replace(payload=None)], received(A, payload=b"1")).ok
+    report = check(rows, received(A, A, payload=b'{"total": 43}'), in_flight=1)
+    assert found(report) == [("altered", A), ("altered", A)]
+    assert "13 bytes instead of 13, different from byte 12 on" in report.findings[0].text
+
+
+def test_an_empty_payload_is_not_no_payload() -> None:
+    assert found(check([Committed("shop", A, None, 1, b"x")], received(A, payload=b""))) == [("altered", A)]
+
+
+def test_a_signature_that_does_not_hold_is_unsigned() -> None:
+    assert check(ROWS, received(A, B, C, signed=True)).ok
+    assert found(check(ROWS[:1], received(A, signed=False))) == [("unsigned", A)]
+
+
+def test_a_row_that_failed_though_its_delivery_was_received_is_untrue_unless_a_fault_excuses_it() -> None:
+    status = states(a="delivered", b="delivered", c="failed")
+    assert found(check(ROWS, received(A, B, C), status=status)) == [("untrue", C)]
+    assert found(check(ROWS, received(A, B, C), status=status, in_flight={("shop", A): 1})) == [("untrue", C)]
+    assert check(ROWS, received(A, B, C), status=status, in_flight={("shop", C): 1}).ok
+    assert check(ROWS, received(A, B, C), status=status, in_flight=1).ok
+
+
+def test_a_row_that_nobody_committed_or_in_no_known_state_is_untrue() -> None:
+    status = states(a="delivered", b="delivered", c="sent") | {("shop", STRANGER): "pending"}
+    report = check(ROWS, received(A, B, C), status=status)
+    assert found(report) == [("untrue", C), ("untrue", STRANGER)]
+
+
+def test_rows_that_are_not_in_order_of_position_are_refused() -> None:
+    with pytest.raises(ValueError, match="position 1 stands after 2; give the rows in order of position"):
+        check([ROWS[1], ROWS[0]], [])
+    by_destination = [*ROWS, Committed("mail", A, None, 2)]
+    assert check(by_destination, [*received(A, B, C), Received("mail", A)]).ok
+
+
+def test_a_report_is_a_table_and_the_first_findings_in_words() -> None:
+    rows = [Committed("shop", UUID(int=number), None, number) for number in range(1, 1_031)]
+    text = str(check(rows, received(*(row.event_id for row in rows[30:]))))
+    lines = text.splitlines()
+    assert lines[:4] == [
+        "events             1,030",
+        "received           1,000",
+        "received again         0",
+        "lost                  30",
+    ]
+    assert lines[11] == f"lost      shop {UUID(int=1)}: position 1 was never received"
+    assert lines[-1] == "and 10 more"
+    assert len(lines) == 11 + 20 + 1
+    assert "more" not in str(check(ROWS, []))
+
+
+@dataclass
+class History:
+    """A history in which every promise was kept: what ``check`` is given."""
+
+    committed: list[Committed]
+    received: list[Received]
+    status: dict[tuple[str, UUID], str]
+    in_flight: dict[tuple[str, UUID], int] = field(default_factory=dict)
+    on_failed: Literal["block", "skip"] = "block"
+
+    def check(self) -> Report:
+        return check(
+            self.committed,
+            self.received,
+            status=self.status,
+            in_flight=self.in_flight,
+            on_failed=self.on_failed,
+        )
+
+
+def kept(chance: random.Random, events: int) -> History:
+    """Several destinations and keys; some events fail or are discarded, some come again."""
+    history = History([], [], {}, on_failed=chance.choice(["block", "skip"]))
+    queues: dict[object, list[Committed]] = {}
+    for position in range(1, events + 1):
+        destination, key = chance.choice(["shop", "mail"]), chance.choice(["one", "two", None])
+        row = Committed(destination, UUID(int=position), key, position, chance.randbytes(4))
+        history.committed.append(row)
+        queues.setdefault((destination, key) if key else position, []).append(row)
+    for queue in queues.values():
+        end(history, queue, chance)
+    ready = list(queues.values())
+    while ready := [queue for queue in ready if queue]:
+        row = chance.choice(ready).pop(0)
+        deliver(history, row, chance)
+    return history
+
+
+def end(history: History, queue: list[Committed], chance: random.Random) -> None:
+    """Decide how each row ends; under ``block`` only the last row of a key may fail: others would wait."""
+    for row in list(queue):
+        status = chance.choices(["delivered", "failed", "discarded"], [8, 1, 1])[0]
+        if status == "failed" and history.on_failed == "block" and row is not queue[-1]:
+            status = "discarded"
+        history.status[row.destination, row.event_id] = status
+        if status != "delivered":
+            queue.remove(row)
+
+
+def deliver(history: History, row: Committed, chance: random.Random) -> None:
+    """Some rows are pruned at once; some deliveries come twice, because a fault caught them in flight."""
+    pair = row.destination, row.event_id
+    receipt = Received(*pair, row.payload, chance.choice([True, None]))
+    history.received.append(receipt)
+    if chance.random() < 0.1:
+        history.in_flight[pair] = 1
+        place = chance.randint(history.received.index(receipt) + 1, len(history.received))
+        history.received.insert(place, receipt)
+    if chance.random() < 0.1:
+        del history.status[pair]
+
+
+def damage(history: History, kind: Kind, chance: random.Random) -> bool:
+    """Break one promise, if there is one of this kind to break."""
+    if kind in ("phantom", "duplicate", "lost", "altered", "unsigned"):
+        return bool(history.received) and damage_receipt(history, kind, chance.choice(history.received))
+    if kind == "disorder":
+        return swap_neighbours(history)
+    came = [(receipt.destination, receipt.event_id) for receipt in history.received]
+    came = [pair for pair in came if pair not in history.in_flight]
+    if came:
+        history.status[chance.choice(came)] = {"stuck": "pending", "untrue": "failed"}[kind]
+    return bool(came)
+
+
+def damage_receipt(history: History, kind: Kind, receipt: Received) -> bool:
+    at = history.received.index(receipt)
+    if kind == "phantom":
+        history.received.insert(at, receipt._replace(event_id=STRANGER))
+    elif kind == "duplicate":
+        history.received.append(receipt)
+    elif kind == "lost":
+        history.received = [other for other in history.received if other.event_id != receipt.event_id]
+    elif kind == "altered":
+        history.received[at] = receipt._replace(payload=(receipt.payload or b"") + b"!")
+    else:
+        history.received[at] = receipt._replace(signed=False)
+    return True
+
+
+def swap_neighbours(history: History) -> bool:
+    """Exchange the first deliveries of two events of one key that follow one another."""
+    came = {(receipt.destination, receipt.event_id) for receipt in history.received}
+    last: dict[tuple[str, str], Committed] = {}
+    for row in history.committed:
+        if row.key is None or (row.destination, row.event_id) not in came:
+            continue
+        before = last.setdefault((row.destination, row.key), row)
+        if before is not row:
+            other = {before.event_id: row, row.event_id: before}
+            history.received = [
+                exchanged(receipt, other.get(receipt.event_id)) for receipt in history.received
+            ]
+            history.in_flight = {(row.destination, row.event_id): 9, (before.destination, before.event_id): 9}
+            return True
+    return False
+
+
+def exchanged(receipt: Received, other: Committed | None) -> Received:
+    return receipt if other is None else receipt._replace(event_id=other.event_id, payload=other.payload)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40))
+def test_a_random_history_that_kept_its_promises_gives_no_finding(seed: int, events: int) -> None:
+    report = kept(random.Random(seed), events).check()
+    assert report.ok, str(report)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40), st.sampled_from(KINDS))
+def test_damage_of_each_kind_gives_a_finding_of_its_kind(seed: int, events: int, kind: Kind) -> None:
+    chance = random.Random(seed)
+    history = kept(chance, events)
+    if damage(history, kind, chance):
+        assert history.check().counts[kind] > 0
+    else:
+        assert history.check().ok
