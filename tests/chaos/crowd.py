@@ -51,10 +51,16 @@ class Emitters:
                 # Nobody knows how many it had; with all of them again there are enough.
                 self.start(msgspec.structs.replace(plan, seed=plan.seed + 1_000_003, seconds=0.0))
             elif code != 0:
-                self.unexpected.append(f"an emitter ended with {code}")
+                self.unexpected.append(f"an emitter ended with {code}: {last_line(self._log)}")
 
     def close(self) -> None:
         """End whoever is left."""
         for pid in self._plans:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def last_line(log: Path) -> str:
+    """What a process said last."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it said nothing"

@@ -29,6 +29,7 @@ ERRORS = (
     psycopg.Error,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     pymysql.Error,
     sqlite3.Error,
     sa.exc.SQLAlchemyError,
