@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TypeAlias
 from uuid import UUID
 
 import pytest
@@ -26,13 +27,17 @@ from tests.chaos.workload import LOOSE, ORDERED, Place
 from tests.servers import base
 
 log = logging.getLogger(__name__)
+Record: TypeAlias = Callable[[str, object], None]
 
 AFTER_DATABASE = 2.0
 """Seconds from the moment at which the database takes connections again to the first delivery."""
 AFTER_LEASE = 1.0
 """Seconds beyond the lease until everything that a killed relay held is delivered by another."""
 LEASE = 2.0
-ONE_BY_ONE = pytest.mark.xfail(strict=True, reason="suspects are delivered one at a time, 50 ms each")
+ONE_BY_ONE = pytest.mark.xfail(
+    strict=False, reason="suspects are sent one at a time, so that none is blamed for another's death"
+)
+"""More than a batch is beyond the bound on most machines; what it takes is measured all the same."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +118,7 @@ def until(reached: Callable[[], bool], what: str, seconds: float = 60.0) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("relays", "away"), [(1, 0.5), (2, 0.5), (2, 8.0)])
 def test_after_a_kill_of_the_database_deliveries_go_on_within_two_seconds(
-    stage: Callable[..., Stage], ground: Ground, relays: int, away: float
+    stage: Callable[..., Stage], ground: Ground, relays: int, away: float, record_property: Record
 ) -> None:
     """Also where it was away for longer than a relay counts as alive without a sign of life."""
     assert isinstance(ground.server, Cluster)
@@ -131,13 +136,15 @@ def test_after_a_kill_of_the_database_deliveries_go_on_within_two_seconds(
     until(lambda: shop.receiver.state().last > back, "a delivery after the database is back")
     first = next(one.at for one in shop.applied() if one.at > back) - back
     log.info("%d relays, database away for %g s: first delivery %.2f s after", relays, away, first)
+    what = f"PostgreSQL killed and {away:g} s away, {relays} relays: the first delivery after it is back"
+    record_property("recovery", [what, round(first, 2), f"{AFTER_DATABASE:g} s"])
     assert first < AFTER_DATABASE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [10, *(pytest.param(size, marks=ONE_BY_ONE) for size in (100, 400))])
+@pytest.mark.parametrize("batch", [10, 100, pytest.param(400, marks=ONE_BY_ONE)])
 def test_what_a_killed_relay_held_is_delivered_within_its_lease_and_a_second(
-    stage: Callable[..., Stage], batch: int
+    stage: Callable[..., Stage], batch: int, record_property: Record
 ) -> None:
     shop = stage(lease=LEASE, timeout=LEASE, poll=0.1, batch=batch)
     shop.relay()
@@ -162,4 +169,8 @@ def test_what_a_killed_relay_held_is_delivered_within_its_lease_and_a_second(
     arrived = {(one.endpoint, UUID(one.headers["webhook-id"])): one.at for one in shop.applied()}
     took = max(arrived[one] for one in owed) - killed
     log.info("a killed relay held %d: delivered %.2f s after (lease %g s)", len(owed), took, LEASE)
+    what = (
+        f"a relay killed that held {len(owed)} events under a lease of {LEASE:g} s: all delivered by another"
+    )
+    record_property("recovery", [what, round(took, 2), f"{LEASE + AFTER_LEASE:g} s"])
     assert took < LEASE + AFTER_LEASE

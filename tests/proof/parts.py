@@ -10,7 +10,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as Xml
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
 def _test(path: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], bool]:
     """What the tests recorded of themselves, by the name they gave it."""
     with _file() as file:
-        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "2", path, f"--junitxml={file}"]
+        command = [sys.executable, "-m", "pytest", "-q", path, f"--junitxml={file}"]
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False)
         suites = Xml.fromstring(file.read_bytes())
     suite = next(suites.iter("testsuite"))
@@ -121,6 +121,3 @@ def _file() -> Iterator[Path]:
         file = Path(directory) / "results"
         file.touch()
         yield file
-
-
-Progress = Callable[[str], None]

@@ -13,7 +13,8 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -21,6 +22,7 @@ Key: TypeAlias = Hashable
 OPEN = frozenset({"pending", "failed"})
 
 
+@lru_cache(16)
 def to_datetime(seconds: float) -> datetime:
     """A moment of the fake's clock as Python's own."""
     return EPOCH + timedelta(seconds=seconds)
@@ -29,6 +31,15 @@ def to_datetime(seconds: float) -> datetime:
 def to_seconds(moment: datetime) -> float:
     """The other way round."""
     return (moment - EPOCH).total_seconds()
+
+
+class Clock(Protocol):
+    """Whoever knows what time it is."""
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        ...
 
 
 class Emitted(NamedTuple):
@@ -145,10 +156,10 @@ class Transaction:
 
 
 class Database:
-    """The tables. ``time`` is true time; ``skew`` what the server's clock is ahead of it."""
+    """The tables. The ``clock`` tells true time; ``skew`` is what the server's own is ahead of it."""
 
-    def __init__(self, time: Callable[[], float]) -> None:
-        self._time = time
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.skew = 0.0
         self.rows: dict[str, Row] = {}
         self.others: dict[Key, Any] = {}
@@ -165,12 +176,12 @@ class Database:
 
     def now(self) -> float:
         """The time by the server's clock."""
-        return self._time() + self.skew
+        return self._clock.now + self.skew
 
     def begin(self, node: object) -> Transaction:
         """Open a transaction."""
         transaction = Transaction(node)
-        transaction.used_at = self._time()
+        transaction.used_at = self._clock.now
         self._sessions[transaction] = None
         return transaction
 

@@ -129,7 +129,8 @@ class Answer:
 class Wire:
     """One node's connections; what the kinds of databases have in common."""
 
-    TAKES_TIME = 0.5
+    AT_ONCE = 0.5
+    """The part of all ways that take no time."""
 
     def __init__(self, site: Site, node: Node) -> None:
         self._site = site
@@ -228,8 +229,8 @@ class Wire:
         """What becomes of a round trip, and how long each way takes."""
         weather, random, now = self._weather, self._world.random.random, self._world.now
         # Some trips take no time at all: what others do in the meantime they do not see.
-        there = weather.latency * 2 * random() if random() < self.TAKES_TIME else 0.0
-        back = weather.latency * 2 * random() if random() < self.TAKES_TIME else 0.0
+        there = max(0.0, random() - self.AT_ONCE) * 3 * weather.latency
+        back = max(0.0, random() - self.AT_ONCE) * 3 * weather.latency
         if self._site.cut_off and now < self._site.cut_off.get(self._node.name, 0.0):
             self._trouble("cut off")
             return "request lost", self._site.cut_off[self._node.name] - now, 0.01
@@ -276,7 +277,7 @@ class Pipeline(Wire):
 class Session(Wire):
     """MariaDB: each statement is a round trip, and so is the COMMIT."""
 
-    TAKES_TIME = 0.2
+    AT_ONCE = 0.8
 
     async def _transact(self, steps: Steps[T]) -> T:
         transaction = self._database.begin(self._node)

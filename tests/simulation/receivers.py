@@ -112,7 +112,8 @@ class Receiver:
             if applies:
                 event = delivery.event_id, delivery.payload, delivery.position
                 self.applied.append(Applied(*event, node, begun, self.world.now))
-                self.misled[delivery.event_id] += late or not isinstance(reply, Delivered)
+                if late or reply is not DELIVERED:
+                    self.misled[delivery.event_id] += 1
             if not isinstance(reply, Delivered):
                 stuck.add(delivery.ordering_key)
             silent |= getattr(reply, "reason", "") == SILENT
@@ -136,7 +137,7 @@ class Receiver:
         if number in troubles.chokes:
             self.charged[event_id] += 1
             return False, Unavailable(SILENT)
-        if self.charged[event_id] < EVENT_TROUBLES:
+        if troubles.chances and self.charged[event_id] < EVENT_TROUBLES:
             for chance, applies, reply in troubles.chances:
                 if random() < chance:
                     self.charged[event_id] += 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -26,7 +25,7 @@ from relaybox.relay.lane import Lane
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
 from relaybox.store import Claim, DeadLetter, Settlement
-from relaybox.stores import steps
+from relaybox.stores import steps, upkeep
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.testing.checker import Committed, Finding, Received, check
 from relaybox.upkeep import Member
@@ -95,7 +94,7 @@ class Schedule:
         self.plan = plan
         self._tell_of = tell
         self.world = World(plan.seed)
-        self.database = Database(lambda: self.world.now)
+        self.database = Database(self.world)
         self.server = UpkeepServer(self.database)
         self.site = Site(self.world, plan.flavour, self.server, plan.weather)
         self.receivers = {destination.name: self._receiver(destination) for destination in plan.destinations}
@@ -373,24 +372,23 @@ class Schedule:
         events: Iterable[Emitted] = self.application.events
         if name == "dead":
             events = self.judge.dead_letters
-        known = sorted((e.position, e) for e in events if e.destination == name)
-        return [Committed(name, e.event_id, e.ordering_key, at, _bytes(e.payload)) for at, e in known]
+        known = sorted((e for e in events if e.destination == name), key=_position)
+        return [Committed(name, e.event_id, e.ordering_key, e.position, _bytes(e.payload)) for e in known]
 
     def _excused(self, receiver: Receiver) -> dict[tuple[str, UUID], int]:
         """For each event that came again: how often a fault befell what was in flight in between."""
-        applied: dict[UUID, list[Applied]] = defaultdict(list)
+        excused = Counter({(receiver.name, event_id): count for event_id, count in receiver.misled.items()})
+        before: dict[int, Applied] = {}
         for delivery in receiver.applied:
-            applied[delivery.event_id].append(delivery)
-        excused: Counter[tuple[str, UUID]] = Counter()
-        for event_id, deliveries in applied.items():
-            excused[receiver.name, event_id] = receiver.misled[event_id]
-            for one, next_ in pairwise(deliveries):
-                since = min(one.begun, next_.begun)
-                troubled = (*one.node.troubled, *next_.node.troubled, *self.site.troubled)
-                excused[receiver.name, event_id] += any(
-                    begins <= next_.at and since <= ends for begins, ends in troubled
+            number = delivery.event_id.int
+            one, before[number] = before.get(number), delivery
+            if one is not None:
+                since = min(one.begun, delivery.begun)
+                troubled = (*one.node.troubled, *delivery.node.troubled, *self.site.troubled)
+                excused[receiver.name, delivery.event_id] += any(
+                    begins <= delivery.at and since <= ends for begins, ends in troubled
                 )
-        return +excused
+        return excused
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
@@ -403,6 +401,7 @@ class Schedule:
         changes: list[tuple[Any, str, Any]] = [
             (steps, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
+            (upkeep, "templates", lambda *_: {"fence": ""}),
             (caretaker, "SWEEP", SWEEPS),
             (caretaker, "PRUNE", PRUNES),
             (caretaker.log, "disabled", True),
@@ -468,6 +467,10 @@ def _dead_letter(destination: Destination, others: dict[str, Destination]) -> De
         return None
     other = others[destination.dead_letter]
     return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
+
+
+def _position(emitted: Emitted) -> int:
+    return emitted.position
 
 
 def _bytes(payload: str | None) -> bytes:

@@ -66,21 +66,25 @@ class Server:
         self._decoded: tuple[str, list[Item]] = "", []
         self._read_token = "", UUID(int=0)
         self._statements: dict[str, Callable[..., Rows]] = {
-            name[3:].replace("__", " "): getattr(self, name) for name in dir(self) if name.startswith("do_")
+            f"locked {name}": partial(self._locked, name) for name in LOCKS_FIRST
         }
-        self._statements |= {f"locked {name}": partial(self._locked, name) for name in LOCKS_FIRST}
 
     def execute(self, transaction: Transaction, query: Query) -> Rows:
         """The statement's rows; raises ``Blocked`` where it has to wait, and is then executed again."""
         name, params = query
-        rows = self._statements[name](transaction, **params)
+        rows = (self._statements.get(name) or self._statement(name))(transaction, **params)
         transaction.memo = None
         return rows
+
+    def _statement(self, name: str) -> Callable[..., Rows]:
+        """The method of that name, where a space is written as two underscores."""
+        found: Callable[..., Rows] = getattr(self, "do_" + name.replace(" ", "__"))
+        return self._statements.setdefault(name, found)
 
     def _locked(self, name: str, transaction: Transaction, destination: str, **params: Any) -> Rows:
         if self._place(transaction, destination) is not None:
             self.database.wait_for(transaction, (HELD_BY, destination))
-        return self._statements[name](transaction, destination=destination, **params)
+        return self._statement(name)(transaction, destination=destination, **params)
 
     # Claims.
 

@@ -167,13 +167,14 @@ class Fake:
         self._passed = 0.0
         self._last = 0.0
         self._begun = time.time()
-        self.database = Database(self._now)
+        self.database = Database(self)
         self._server = server(self.database)
         self.driver = Direct(self._server, flavour)
         self.store = SqlStore(make_steps(flavour), self.driver)
         self.upkeep = SqlUpkeep(self.store)
 
-    def _now(self) -> float:
+    @property
+    def now(self) -> float:
         """Never the same twice, so that what came later is later."""
         self._last = max(self._last + 1e-6, time.time() - self._begun + self._passed)
         return self._last
