@@ -78,7 +78,8 @@ class Claim:
     """What a claim got.
 
     ``failed`` were failed on the spot, because relays died in all of their attempts. ``parked`` rows were
-    put behind the head of their key: with nothing claimed but some parked, it is worth asking again.
+    put behind the head of their key, or failed because somebody spoilt them: with nothing claimed but some
+    parked, it is worth asking again.
     """
 
     deliveries: tuple[Delivery, ...] = ()

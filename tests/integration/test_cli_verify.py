@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import pty
@@ -82,6 +83,11 @@ async def delivered(outbox: Operated, destination: str, count: int, **options: A
     ids = [str(outbox.emit(destination, **options)) for _ in range(count)]
     await outbox.deliver(destination)
     return ids
+
+
+def id_at(moment: datetime) -> UUID:
+    """An id that was made at that moment."""
+    return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (0b10 << 62) | 1)
 
 
 def kinds(document: Any) -> list[tuple[str, str]]:
@@ -223,12 +229,38 @@ def test_an_earlier_event_that_failed_may_be_missing_only_where_it_is_skipped(
 
 def test_what_is_older_than_what_is_kept_may_have_been_pruned(url: str, verify: Verify) -> None:
     [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
-    old = UUID(int=(int((datetime.now(UTC) - timedelta(days=8)).timestamp() * 1000) << 80) | (7 << 76) | 1)
-    old = UUID(int=old.int | (0b10 << 62))
-    assert old.version == 7
-    document = verify("mail", old, id_)
-    assert (document["pruned"], document["phantom"]) == (1, 0)
+    week = datetime.now(UTC) - timedelta(days=7)
+    ahead = id_at(week + timedelta(minutes=50))
+    document = verify("mail", id_at(week - timedelta(days=1)), ahead, id_)
+    assert (document["pruned"], document["phantom"]) == (2, 0), "an emitter's clock may be ahead"
+    assert verify("mail", id_, id_at(week + timedelta(minutes=70)), status=1)["phantom"] == 1
     assert verify("mail", id_, uuid4(), status=1)["phantom"] == 1, "an id without a time"
+
+
+def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
+    url: str, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "relaybox.toml").write_text(
+        CONFIGURATION.replace("[destinations.mail]", "[destinations.mail]\nretention = 0")
+    )
+    on(url, lambda outbox: delivered(outbox, "mail", 1))
+    [kept] = on(url, lambda outbox: delivered(outbox, "mail", 1))
+    module = importlib.import_module("relaybox.cli.verify")
+    read = module._read
+
+    async def traffic(outbox: Operated) -> None:
+        id_ = outbox.emit("mail")
+        await outbox.settle("mail", Delivered(keep=False))
+        with (tmp_path / "recorded").open("a") as file:
+            file.write(f"{id_}\n")
+
+    def late(path: str, room: Any) -> None:
+        on(url, traffic)
+        read(path, room)
+
+    monkeypatch.setattr(module, "_read", late)
+    document = verify("mail", kept, status=1)
+    assert (document["pruned"], document["phantom"], document["lost"]) == (1, 0, 1)
 
 
 def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str, verify: Verify) -> None:
@@ -242,10 +274,34 @@ def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str, v
     assert kinds(verify("mail", c, status=1)) == [("lost", a), ("lost", b)]
     assert kinds(verify("mail", c, status=1, flags="--since 20m")) == [("lost", b)]
     assert verify("mail", c, flags="--since 5m")["events"] == 1
-    assert verify("mail", a, b, c, flags="--since 20m --until 5m")["events"] == 1, "a and c are known"
+    document = verify("mail", a, b, c, c, flags="--since 20m --until 5m")
+    assert (document["events"], document["outside"]) == (1, 2), "a and c are known"
     document = verify("mail", str(uuid7()), a, flags="--until 5m --since 1d", status=1)
     assert kinds(document) == [("lost", b)]
     assert document["outside"] == 1
+
+
+def test_that_nothing_was_compared_is_told_and_not_well(url: str, verify: Verify) -> None:
+    a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
+    old, older = (id_at(datetime.now(UTC) - timedelta(days=days)) for days in (8, 9))
+    assert (document := verify("mail", a, b, flags="--until 5m", status=1))["ok"] is False
+    assert (document["events"], document["outside"]) == (0, 2)
+
+    def verdict(*records: object, flags: str = "") -> str:
+        told = relaybox("mail", "-", *flags.split(), input="\n".join(map(str, records)), status=1)
+        return told.splitlines()[-1]
+
+    nothing = "nothing was compared: "
+    assert verdict(a, b, a, flags="--until 5m") == (
+        f"{nothing}all of the 2 events that were recorded are outside --since and --until"
+    )
+    assert verdict(old, flags="--until 5m") == (
+        f"{nothing}the one event that was recorded is older than what is kept (retention)"
+    )
+    assert verdict(a, old, older, uuid4(), flags="--until 5m") == (
+        f"{nothing}4 events were recorded, 1 outside --since and --until, "
+        "2 older than what is kept (retention), 1 without a row"
+    )
 
 
 def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str, verify: Verify) -> None:
@@ -331,9 +387,44 @@ def test_a_terminal_is_told_in_words(url: str, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "events              30  compared"
     assert lines[2] == "lost                25  delivered, but not recorded"
-    assert lines[6].startswith(f"lost {ids[0]} was emitted at 20")
+    assert lines[6].startswith(f"lost {ids[0]}: was emitted at 20")
     assert lines[8:] == ["lost: 23 more; --limit shows them", "25 differences"]
+    assert lines[4].split()[:2] == ["disorder", "-"]
+    assert lines[5].split()[:2] == ["altered", "-"]
+    assert "no event of mail has an ordering key, so order was not compared" in done.stderr
     assert "no payload was recorded" in done.stderr
+
+
+def test_the_last_line_counts_differences_and_duplicates(url: str) -> None:
+    a, b = on(url, lambda outbox: delivered(outbox, "shop", 2, key="k"))
+
+    def told(*ids: str, status: int, flags: str = "") -> list[str]:
+        return relaybox("shop", "-", *flags.split(), input="\n".join(ids), status=status).splitlines()
+
+    lines = told(a, b, a, status=0)
+    assert lines[4].split()[:2] == ["disorder", "0"]
+    assert lines[-2:] == [
+        f"duplicate {a}: was recorded 2 times, first at line 1",
+        "nothing is amiss; 1 duplicate",
+    ]
+    assert told(a, b, a, status=1, flags="--strict")[-1] == "1 difference"
+    assert told(b, a, a, a, status=1)[-1] == "1 difference; 2 duplicates"
+
+
+def test_a_stored_payload_that_is_no_json_is_a_difference(url: str, verify: Verify) -> None:
+    async def prepare(outbox: Operated) -> list[str]:
+        ids = await delivered(outbox, "mail", 1)
+        with outbox.engine.begin() as connection:
+            connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+            connection.exec_driver_sql("UPDATE outbox_event SET payload = 'not json'")
+        return ids
+
+    [id_] = on(url, prepare)
+    document = verify("mail", {"id": id_, "data": 1}, status=1)
+    assert [finding["text"] for finding in document["findings"]] == [
+        "came at line 1 with a payload; the stored one is no JSON"
+    ]
+    assert (document["altered"], document["payloads"], document["keyed"]) == (1, 1, 0)
 
 
 def test_that_the_records_begin_later_is_told(url: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from tests.proof.parts import CHAOS, SIMULATION
 from tests.proof.record import Run, kept, total
 
 FILE = ROOT / "docs" / "proof.md"
-PROMISES = ("lost", "phantom", "disorder", "stuck", "duplicate", "altered", "unsigned", "untrue")
+PROMISES = (
+    "not atomic", "lost", "phantom", "disorder", "stuck", "failed", "duplicate", "altered", "unsigned",
+    "untrue",
+)  # fmt: skip
 
 HEAD = """# Proof
 
@@ -20,22 +24,17 @@ and as real processes on real databases with real crashes. [How it works](explan
 part does and what it cannot show; [what it found](explanation/found.md) lists the defects that it brought to
 light, each with the test that keeps it away.
 
-This page is written by `make proof` from `proof.jsonl`. Do not edit it.
+This page is written by `make proof` from `proof.jsonl`. Do not edit it. A run that broke a promise stands in
+the list of runs with its number of broken schedules, and is left out of every other figure.
 """
 
 
 def write(file: Path = FILE) -> None:
     """Write the page anew."""
-    runs = kept()
-    sections = [
-        HEAD,
-        _schedules(runs),
-        _recovery(runs),
-        _bugs(runs),
-        _fidelity(runs),
-        _inputs(runs),
-        _list(runs),
-    ]
+    every = kept()
+    runs = [run for run in every if not run.figures.get("broken")]
+    made = [section(runs) for section in (_schedules, _faults, _recovery, _bugs, _fidelity, _inputs)]
+    sections = [HEAD, *made, _list(every)]
     file.write_text("\n".join(section for section in sections if section))
 
 
@@ -46,17 +45,37 @@ def _schedules(runs: Sequence[Run]) -> str:
         if of:
             again, bound = total(of, "again"), total(of, "bound")
             excused = f"{again:,} of {bound:,}" if bound else f"{again:,}"
-            figures = [total(of, name) for name in ("schedules", "events", "faults", *PROMISES)]
-            rows.append([part, *(f"{figure:,}" for figure in figures), excused])
+            figures = [_figure(of, name) for name in ("schedules", "events", "faults", *PROMISES)]
+            rows.append([part, *figures, excused])
     names = ["", "schedules", "events", "faults", *PROMISES, "came again"]
     text = """
-A *schedule* draws its faults from its seed. *Lost*, *phantom*, *disorder*, *stuck*, *altered*, *unsigned* and
-*untrue* are what the [checker](../src/relaybox/testing/checker.py) calls so; *duplicate* is a delivery beyond
-the first that no fault excuses. *Came again* are the deliveries beyond the first that faults excuse: in the
-simulation each by a fault that befell it in flight, with real processes all of them together by what was in
-flight at the faults, whose number stands behind *of*.
+A *schedule* draws its faults from its seed. *Not atomic* counts events without the business row of their
+transaction and the other way round, *failed* events that failed though none may in these schedules. *Lost*,
+*phantom*, *disorder*, *stuck*, *altered*, *unsigned* and *untrue* are what the
+[checker](../src/relaybox/testing/checker.py) calls so; *duplicate* is a delivery beyond the first that no
+fault excuses. *Came again* are the deliveries beyond the first that faults excuse: in the simulation each by a
+fault that befell it in flight, with real processes all of them together by what was in flight at the faults,
+whose number stands behind *of*.
 """
     return f"## Schedules\n{text}\n{table(names, rows)}"
+
+
+def _figure(runs: Sequence[Run], name: str) -> str:
+    """A figure of all of them together; a dash where it is not looked for."""
+    return f"{total(runs, name):,}" if any(name in run.figures for run in runs) else "–"
+
+
+def _faults(runs: Sequence[Run]) -> str:
+    """How often each fault happened."""
+    sections = []
+    for part in (SIMULATION, *CHAOS):
+        kinds: Counter[str] = Counter()
+        for run in runs:
+            kinds.update(run.figures.get("kinds", {}) if run.part == part else {})
+        if kinds:
+            counted = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+            sections.append(f"- **{part}**: {counted}")
+    return "## Faults\n\n" + "\n".join(sections) + "\n" if sections else ""
 
 
 def _recovery(runs: Sequence[Run]) -> str:
@@ -113,10 +132,13 @@ def _inputs(runs: Sequence[Run]) -> str:
 
 def _list(runs: Iterable[Run]) -> str:
     rows = [
-        [run.date, f"`{run.commit}`", run.part, _size(run), f"{run.seconds / 60:.1f} min", _rate(run)]
+        [
+            run.date, f"`{run.commit}`", run.part, _size(run), run.figures.get("broken", 0),
+            f"{run.seconds / 60:.1f} min", _rate(run),
+        ]
         for run in runs
-    ]
-    return "## Runs\n\n" + table(["date", "commit", "part", "size", "took", "rate"], rows)
+    ]  # fmt: skip
+    return "## Runs\n\n" + table(["date", "commit", "part", "size", "broken", "took", "rate"], rows)
 
 
 def _size(run: Run) -> str:

@@ -60,6 +60,7 @@ def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
         "schedules": figures["schedules"],
         "events": figures["events"],
         "faults": sum(figures["faults"].values()),
+        "kinds": dict(sorted(figures["faults"].items())),
         "again": figures["duplicates"],
         "rate": round(figures["schedules"] / figures["cpu"], 1),
         "broken": len(figures["broken"]),
@@ -75,14 +76,17 @@ def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
         ok = _run("tests.chaos.run", *options, "--count", 10_000, "--minutes", seconds / 60)
         results = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
     found: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
     for result in results:
         found.update(result["findings"])
+        kinds.update(result["faults"])
     recoveries = sorted(moment for result in results for moment in result["recoveries"])
     return {
         "first": first,
         "schedules": len(results),
         "events": sum(result["events"] for result in results),
-        "faults": sum(sum(result["faults"].values()) for result in results),
+        "faults": kinds.total(),
+        "kinds": dict(sorted(kinds.items())),
         "again": sum(result["duplicates"] for result in results),
         "bound": sum(result["bound"] for result in results),
         "broken": sum(any(result["findings"].values()) for result in results),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -21,8 +22,12 @@ from relaybox.codec import Limits, encode_payload
 from relaybox.config import Settings
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
-from relaybox.stores.dialects import SQLITE
+from relaybox.parts import open_store
+from relaybox.store import Claim, Want
+from relaybox.stores.dialects import EARLIEST, LATEST, SQLITE
+from relaybox.stores.postgres import _AnyTime
 from relaybox.stores.statements import INSERTED
+from tests.properties.edits import BLOB, NOT_UTF8
 from tests.properties.test_rows import Edited, check
 from tests.properties.values import Both, HostileMapping, HostileObject, HostileText, HostileTimezone, Size
 
@@ -157,6 +162,10 @@ SPOILT: list[tuple[str, str, Any]] = [
     ("sqlite", "headers", "{"),
     ("sqlite", "status", "archived"),
     ("sqlite", "destination", b"\xff"),
+    ("sqlite", "id", NOT_UTF8),
+    ("sqlite", "id", BLOB),
+    ("sqlite", "ordering_key", NOT_UTF8),
+    ("sqlite", "ordering_key", BLOB),
     ("mariadb", "event_id", "garbage"),
     ("mariadb", "attempts", -5),
     ("mariadb", "headers", "{"),
@@ -200,3 +209,109 @@ def test_a_text_that_is_not_utf8_in_sqlite_fails_its_own_delivery_only(
         failed = connection.exec_driver_sql("SELECT error_message FROM outbox_event WHERE status = 'failed'")
         errors = set(failed.scalars())
     assert errors == {"this row cannot be read: its aggregate_id is of another type than that of the column"}
+
+
+async def claims(edited: Edited, limit: int, count: int, **options: Any) -> list[Claim]:
+    """So many claims of the ordered lane, one after the other."""
+    store = open_store(edited.outbox.settings.database, edited.outbox.tables)
+    want = Want("ordered", "me", limit, ordered=True, **options)
+    try:
+        return [await store.claim(want) for _ in range(count)]
+    finally:
+        await store.close()
+
+
+def numbers(claim: Claim) -> list[Any]:
+    return [json.loads(delivery.payload or "")["n"] for delivery in claim.deliveries]
+
+
+def spoil(edited: Edited, column: str, value: Any, *numbers_: int) -> None:
+    """Spoil the rows of these events in the ordered lane."""
+    with edited.unchecked() as connection:
+        query = "SELECT id FROM outbox_event WHERE destination = 'ordered' ORDER BY position"
+        ids = list(connection.exec_driver_sql(query).scalars())
+        for number in numbers_:
+            edited.change(connection, {column: value}, ids[number])
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_what_stands_behind_a_spoilt_row_of_its_key_is_not_handed_out_with_it(
+    kind: str, fresh_database: Callable[[str], str]
+) -> None:
+    edited = Edited(fresh_database(kind))
+    edited.emit("Victim", 8, of_one=4)
+    spoil(edited, "event_id", "garbage", 1)
+    first, second = asyncio.run(claims(edited, 20, 2))
+    assert (numbers(first), first.parked) == ([0, 4, 5, 6, 7], 1)
+    assert (numbers(second), second.parked) == ([], 2)
+    with edited.engine.begin() as connection:
+        query = (
+            "SELECT attempts, lease_token FROM outbox_event WHERE destination = 'ordered' ORDER BY position"
+        )
+        behind = [tuple(row) for row in connection.exec_driver_sql(query)][2:4]
+    assert behind == [(0, None)] * 2
+
+
+def test_what_stands_behind_a_spoilt_row_that_is_skipped_is_handed_out_next(
+    fresh_database: Callable[[str], str],
+) -> None:
+    edited = Edited(fresh_database("sqlite"))
+    edited.emit("Victim", 4, of_one=4)
+    spoil(edited, "event_id", "garbage", 0)
+    first, second = asyncio.run(claims(edited, 20, 2, on_failed="skip"))
+    assert (numbers(first), first.parked) == ([], 1)
+    assert numbers(second) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_one_claim_fails_no_more_spoilt_rows_than_it_asked_for(
+    kind: str, fresh_database: Callable[[str], str]
+) -> None:
+    edited = Edited(fresh_database(kind))
+    edited.emit("Victim", 4)
+    spoil(edited, "event_id", "garbage", 0, 1, 2)
+    *spoilt, last = asyncio.run(claims(edited, 1, 4))
+    assert spoilt == [Claim(parked=1)] * 3
+    assert numbers(last) == [3]
+
+
+@pytest.mark.parametrize(("column", "value"), [("id", NOT_UTF8), ("id", BLOB), ("ordering_key", NOT_UTF8)])
+@pytest.mark.parametrize("on_failed", ["block", "skip"])
+def test_a_row_that_no_statement_can_name_does_not_hold_up_the_others(
+    column: str, value: Any, on_failed: str, fresh_database: Callable[[str], str]
+) -> None:
+    edited = Edited(fresh_database("sqlite"))
+    edited.emit("Victim", 6, of_one=3)
+    spoil(edited, column, value, 0)
+    got = asyncio.run(claims(edited, 1, 6, on_failed=on_failed))
+    assert got[0] == Claim(parked=1)
+    blocked = column == "id" and on_failed == "block"
+    assert [number for claim in got for number in numbers(claim)] == ([3] if blocked else [1, 3])
+
+
+def test_a_head_that_no_statement_can_name_and_that_is_not_due_does_not_hold_up_the_others(
+    fresh_database: Callable[[str], str],
+) -> None:
+    edited = Edited(fresh_database("sqlite"))
+    edited.emit("Victim", 6, of_one=3)
+    with edited.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE outbox_event SET id = CAST(x'ff80' AS TEXT), next_attempt_at = '2999-01-01' "
+            "WHERE position = (SELECT MIN(position) FROM outbox_event WHERE destination = 'ordered')"
+        )
+    got = asyncio.run(claims(edited, 1, 4))
+    assert [numbers(claim) for claim in got if claim.deliveries] == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        (b"infinity", LATEST),
+        (b"-infinity", EARLIEST),
+        (b"0044-03-15 00:00:00+00 BC", EARLIEST),
+        (b"294276-12-31 00:00:00+00", LATEST),
+        (b"2024-01-01 00:00:00+00", datetime(2024, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_a_time_beyond_the_calendar_is_read_as_its_nearer_end(text: bytes, moment: datetime) -> None:
+    assert _AnyTime(1184).load(text) == moment

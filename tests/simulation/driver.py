@@ -229,8 +229,9 @@ class Wire:
         """What becomes of a round trip, and how long each way takes."""
         weather, random, now = self._weather, self._world.random.random, self._world.now
         # Some trips take no time at all: what others do in the meantime they do not see.
-        there = max(0.0, random() - self.AT_ONCE) * 3 * weather.latency
-        back = max(0.0, random() - self.AT_ONCE) * 3 * weather.latency
+        longest = 2 * weather.latency / (1.0 - self.AT_ONCE)
+        there = max(0.0, random() - self.AT_ONCE) * longest
+        back = max(0.0, random() - self.AT_ONCE) * longest
         if self._site.cut_off and now < self._site.cut_off.get(self._node.name, 0.0):
             self._trouble("cut off")
             return "request lost", self._site.cut_off[self._node.name] - now, 0.01

@@ -68,7 +68,7 @@ def draw(seed: int) -> Plan:
         seed=seed,
         flavour=luck.choice(("pipeline", "pipeline", "steps", "single")),
         destinations=destinations,
-        bulk={destination.name: luck.random() < 0.7 for destination in destinations},
+        bulk={destination.name: luck.random() < 0.5 for destination in destinations},
         relays=luck.choice((1, 2, 2, 2, 3)),
         keys=luck.choice((3, 8, 20)),
         events=EVENTS,
@@ -150,7 +150,7 @@ def _lost_requests(plan: Plan, luck: Random, strength: float) -> None:
 
 
 def _lost_answers(plan: Plan, luck: Random, strength: float) -> None:
-    plan.weather.fates["answer lost"] = 0.1 * strength
+    plan.weather.fates["answer lost"] = luck.choice((0.1, 0.4)) * strength
 
 
 def _refused(plan: Plan, luck: Random, strength: float) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from relaybox.testing.checker import KINDS
 from tests.commit import commit
+from tests.simulation.plan import draw
 from tests.simulation.schedule import run_seed
 
 BLOCK = 50
@@ -55,7 +56,7 @@ class Total:
         lines = [
             f"{self.schedules:,} schedules, {self.events:,} events, {self.deliveries:,} deliveries",
             f"{sum(self.faults.values()):,} faults, {self.duplicates:,} deliveries came again",
-            f"{self.drained:,} schedules were healed and had to drain",
+            f"{self.drained:,} schedules were healed and had to drain; the others end amid their troubles",
             ", ".join(f"{self.found[kind]} {kind}" for kind in KINDS),
             f"{rate:.1f} schedules a second of one core",
         ]
@@ -103,20 +104,54 @@ def settle_memory() -> None:
     gc.freeze()
 
 
+def trace(seed: int) -> int:
+    """Tell what happens in a schedule. A row is named by its position, and its attempt stands in brackets."""
+    plan = draw(seed)
+    kinds = ", ".join(
+        f"{destination.name} (lease {destination.lease:g} s)" for destination in plan.destinations
+    )
+    ends = "it is healed, and must drain" if plan.heals else "it ends amid its troubles"
+    print(f"seed {seed} at {commit()}: {plan.flavour} database, {plan.relays} relays, {plan.keys} keys")
+    print(f"to {kinds}; {ends}")
+    print(f"faults: {', '.join(plan.faults) or 'none'}")
+    result = run_seed(seed, tell=print)
+    met = ", ".join(f"{count} × {what}" for what, count in sorted(result.faults.items())) or "nothing"
+    print(f"met: {met}")
+    print(f"{result.events} events, {result.deliveries} deliveries, {result.duplicates} of them again")
+    print(*(result.findings or ["every promise was kept"]), sep="\n")
+    return 1 if result.findings else 0
+
+
+def catch(name: str) -> int:
+    """Plant bugs, one at a time, and tell under which seed each is found; 1: one is not."""
+    from tests.simulation.bugs import search
+    from tests.simulation.relay_bugs import RELAY_BUGS
+    from tests.simulation.store_bugs import STORE_BUGS
+
+    missed = 0
+    for bug in (*RELAY_BUGS, *STORE_BUGS):
+        if name in bug.name:
+            caught = search(bug, range(2000))
+            missed += caught is None
+            print(f"{bug.name}: " + (f"seed {caught.seed}: {caught.finding}" if caught else "not found"))
+    return 1 if missed else 0
+
+
 def main() -> int:
     """Run what the command line says; 1: a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
-    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--count", type=int, default=1000, help="how many seeds (1000)")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="begin nothing new after so long")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--trace", action="store_true", help="tell what happens in the first schedule")
+    parser.add_argument("--bug", help="plant this bug, or any whose name holds the word, and look for it")
     options = parser.parse_args()
+    if options.bug:
+        return catch(options.bug)
     if options.trace:
-        result = run_seed(options.first, tell=print)
-        print(*result.findings, sep="\n")
-        return 1 if result.findings else 0
+        return trace(options.first)
     total = Total()
     for total in run(options.first, options.count, processes=options.processes, seconds=options.seconds):
         sys.stderr.write(f"\r{total.schedules:,} of {options.count:,} schedules, {len(total.broken)} broken ")

@@ -454,7 +454,8 @@ class Watcher(Observer):
         self._tell(destination, f"cannot {doing}: {error!r}")
 
     def _tell(self, destination: str, text: str) -> None:
-        self._write(f"{self._world.now:8.3f} {self._node.name} {destination}: {text}")
+        if not self._node.dead:
+            self._write(f"{self._world.now:8.3f} {self._node.name} {destination}: {text}")
 
 
 def run_seed(seed: int, *, tell: Tell | None = None) -> Result:

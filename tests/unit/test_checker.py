@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -63,10 +64,45 @@ def test_what_failed_or_was_discarded_is_not_lost() -> None:
     assert check(ROWS, received(A), status=status).ok
 
 
-def test_what_is_pending_after_the_drain_is_stuck_and_if_it_never_came_lost() -> None:
+def test_what_is_pending_after_the_drain_is_stuck_and_nothing_else_whether_it_came_or_not() -> None:
     status = states(a="delivered", b="delivered", c="pending")
     assert found(check(ROWS, received(A, B, C), status=status)) == [("stuck", C)]
-    assert found(check(ROWS, received(A, B), status=status)) == [("stuck", C), ("lost", C)]
+    assert found(check(ROWS, received(A, B), status=status)) == [("stuck", C)]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, "position 3 of key 'order-1' was never received"),
+        (states(c="delivered"), "position 3 of key 'order-1' was never received; its row says delivered"),
+        (states(a="delivered"), "position 3 of key 'order-1' was never received; no row of it is left"),
+    ],
+)
+def test_what_is_lost_tells_what_its_row_says_only_where_there_is_one(
+    status: dict[tuple[str, UUID], str] | None, words: str
+) -> None:
+    [lost] = check(ROWS, received(A, B), status=status).findings
+    assert lost == Finding("lost", "shop", C, words)
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    wrong: Any = "skipp"
+    with pytest.raises(ValueError, match="on_failed = 'skipp'; expected one of 'block', 'skip'"):
+        check(ROWS, received(A, B, C), on_failed=wrong)
+
+
+@pytest.mark.parametrize("argument", ["committed", "received", "status", "in_flight"])
+def test_an_id_that_is_a_text_is_refused_with_what_is_expected(argument: str) -> None:
+    text: Any = str(A)
+    arguments: dict[str, Any] = {
+        "committed": [Committed("shop", text, None, 1)],
+        "received": [Received("shop", text)],
+        "status": {("shop", text): "delivered"},
+        "in_flight": {("shop", text): 1},
+    }
+    expected = f"{argument}, 'shop': event_id = '{A}', a str; expected a uuid.UUID"
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        check(**({"committed": ROWS, "received": received(A, B, C)} | {argument: arguments[argument]}))
 
 
 def test_what_was_never_committed_is_a_phantom_once() -> None:

@@ -82,6 +82,33 @@ async def test_what_could_not_be_given_back_is_sent_when_there_is_a_share_again(
     assert scene.leased() == []
 
 
+async def test_while_something_is_given_back_what_else_is_claimed_is_sent() -> None:
+    """The connection on which it is given back may be half-open, and another one well."""
+
+    class Hangs(MemoryStore):
+        called = False
+
+        async def release(self, *given: Any, **options: Any) -> Any:
+            self.called = True
+            await asyncio.Event().wait()
+
+    store = Hangs()
+    scene = Scene(store)
+    running = asyncio.create_task(scene.lane.run(0.1))
+    await scene.until(lambda: store.called)
+    scene.go_on.set()
+    insert(store, 3)
+
+    def new_ones_came() -> bool:
+        scene.share = 1
+        return len(scene.begun) == 4
+
+    await scene.until(new_ones_came)
+    running.cancel()
+    await asyncio.wait([running])
+    assert scene.begun == ["0", "0", "1", "2"]
+
+
 async def test_a_lane_without_a_share_stops_at_once() -> None:
     """What still waits for a place is not waited for."""
     scene = Scene(MemoryStore())

@@ -1,4 +1,4 @@
-"""A cancellation that comes together with the database's answer is not forgotten."""
+"""What asyncmy's driver makes of cancellations and of errors that come together with others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from asyncmy.errors import OperationalError
 
-from relaybox.stores.mysql import Asyncmy
+from relaybox.errors import StoreError
+from relaybox.stores.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
 
 
 class Answering(Asyncmy):
@@ -48,3 +49,44 @@ async def test_an_answer_without_a_cancellation_is_the_result() -> None:
     driver = Answering()
     driver.answer.set_result("answered")
     assert await driver.run(lambda: iter(())) == "answered"  # type: ignore[arg-type]
+
+
+async def test_a_task_that_tidies_up_after_its_cancellation_gets_its_answers() -> None:
+    driver = Answering()
+    driver.answer.set_result("answered")
+
+    async def tidy_up() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return await driver.run(lambda: iter(()))  # type: ignore[arg-type]
+        return "not cancelled"
+
+    task = asyncio.create_task(tidy_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "answered"
+
+
+class Failing(Asyncmy):
+    """A driver whose transactions fail in turn with these errors."""
+
+    def __init__(self, *codes: int) -> None:
+        super().__init__("mysql://127.0.0.1/none", 1, True)
+        self.codes = list(codes)
+
+    async def _transaction(self, *_: Any) -> Any:
+        if not self.codes:
+            return "answered"
+        raise OperationalError(self.codes.pop(0), "x")
+
+
+async def test_a_broken_check_on_the_last_try_is_tried_once_more_without_checks() -> None:
+    driver = Failing(*[DEADLOCK] * (TRIES - 1), CHECK_FAILED)
+    assert await driver.run(lambda: iter(())) == "answered"  # type: ignore[arg-type]
+
+
+async def test_a_check_that_is_broken_all_the_same_is_an_error() -> None:
+    driver = Failing(CHECK_FAILED, CHECK_FAILED)
+    with pytest.raises(StoreError, match=str(CHECK_FAILED)):
+        await driver.run(lambda: iter(()))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ class Terms:
     since: datetime | None
     until: datetime | None
     kept_since: datetime | None
-    """What was delivered before is pruned; None: nothing is."""
+    """What was emitted before may be pruned; None: nothing is."""
     place: Callable[[int], str]
     """The words for a place among the records."""
 
@@ -59,6 +59,7 @@ class Comparison:
 
 def compare(scratch: Scratch, terms: Terms, to: Comparison) -> None:
     """Judge every event, then every record that belongs to none."""
+    to.counts["outside"] += scratch.left_out()
     for _, of_key in groupby(scratch.fates(), key=lambda fate: fate.key):
         for overtaking in overtakings(_judged(of_key, terms, to), terms.on_failed):
             to.find("disorder", overtaking.row.event_id, _overtook(overtaking, terms))
@@ -70,6 +71,7 @@ def _judged(fates: Iterator[Fate], terms: Terms, to: Comparison) -> Iterator[Any
     """Judge each by itself, and hand on what has a place in the order of its key."""
     for fate in fates:
         to.counts["events"] += 1
+        to.counts["keyed"] += fate.key is not None
         if fate.place is not None:
             _judge_recorded(fate, to, terms)
         elif fate.sent:

@@ -38,6 +38,9 @@ _STRANGERS = """
 SELECT event, min(place) FROM recorded
 WHERE NOT EXISTS (SELECT 1 FROM committed WHERE committed.event = recorded.event)
 GROUP BY event ORDER BY min(place)"""
+_LEFT_OUT = """
+SELECT count(*) FROM (SELECT event FROM committed GROUP BY event HAVING NOT max(compared)) AS uncompared
+WHERE EXISTS (SELECT 1 FROM recorded WHERE recorded.event = uncompared.event)"""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -112,6 +115,11 @@ class Scratch:
         for event, key, position, status, sent, created, *rest in self._database.execute(_FATES):
             moment = EPOCH + timedelta(microseconds=created)
             yield Fate(UUID(bytes=event), key, position, status, bool(sent), moment, *rest)
+
+    def left_out(self) -> int:
+        """How many events were recorded and have a row, but none that is compared."""
+        [number] = self._database.execute(_LEFT_OUT).fetchone()
+        return int(number)
 
     def strangers(self) -> Iterator[tuple[UUID, int]]:
         """What was recorded and has no row, and where it was recorded first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from relaybox.ledger import Entry, Filter
 
 EXIT_STATUS = """Exit status: 0 nothing is amiss; 1 something is lost, a phantom, out of order or altered
-(with --strict: or a duplicate); 2 wrong usage, a wrong setting, a line that cannot be read, or the database
-refused: one line on standard error says why; 130 interrupted."""
+(with --strict: or a duplicate), or nothing was compared; 2 wrong usage, a wrong setting, a line that cannot
+be read, or the database refused: one line on standard error says why; 130 interrupted."""
 
 MARGIN = timedelta(hours=1)
 """How far an emitter's clock, which is in an event's id, may be from the database's."""
@@ -48,6 +49,8 @@ MEANINGS = {
 }
 DIFFERENCES: tuple[Difference, ...] = ("lost", "phantom", "disorder", "altered", "duplicate")
 ALWAYS = ("events", "recorded", "lost", "phantom", "disorder", "altered")
+JUDGED_BY = {"disorder": "keyed", "altered": "payloads"}
+"""Kinds that not every event can be of, and what counts the events and records that can."""
 
 
 def verify(
@@ -92,26 +95,40 @@ def verify(
         "skip" if configured and configured.on_failed == "skip" else "block",
         first,
         last,
-        now - timedelta(seconds=configured.retention) if configured else None,
+        None,
         _at_line if inbox is None else _at_time,
     )
     done = Comparison(limit)
     with scratch() as room:
         if recorded is not None:
             _read(recorded, room)
-        run(context, lambda admin: _gather(admin, inbox, room, terms, now, done))
+        end = run(context, lambda admin: _gather(admin, inbox, room, terms, now, done))
+        terms = replace(terms, kept_since=_kept_since(configured, end))
         done.counts["records"], done.has_payloads = room.size(), room.has_payloads()
         compare(room, terms, done)
     _tell(done, terms, strict, as_json)
-    if done.differences(strict=strict):
+    if not _is_ok(done, strict):
         raise typer.Exit(1)
 
 
 async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
     """The destination, and the database's time before anything is read."""
     configured = await admin.destination(name)
+    return configured, await _now(admin)
+
+
+async def _now(admin: Admin) -> datetime:
+    """The database's time; where it has no row to tell it with, that of this machine."""
     page = await admin.events(limit=1, windows=1)
-    return configured, page.entries[0].seen_at if page.entries else datetime.now(UTC)
+    return page.entries[0].seen_at if page.entries else datetime.now(UTC)
+
+
+def _kept_since(configured: Destination | None, end: datetime) -> datetime | None:
+    """Rows of events that were emitted since are there; those before may have been pruned until ``end``."""
+    if configured is None:
+        return None
+    # By an emitter's clock, which may be ahead, an event may be younger than what pruned it says.
+    return end - timedelta(seconds=configured.retention) + MARGIN
 
 
 def _read(path: str, room: Scratch) -> None:
@@ -138,8 +155,8 @@ def _with_bar(stream: BinaryIO) -> Any:
 
 async def _gather(
     admin: Admin, inbox: str | None, room: Scratch, terms: Terms, now: datetime, done: Comparison
-) -> None:
-    """Take what the database has: of the inbox, if it is that, and then the rows."""
+) -> datetime:
+    """Take what the database has: of the inbox, if it is that, and then the rows; its time after that."""
     if inbox is not None:
         await _read_inbox(admin, inbox, room)
 
@@ -155,6 +172,7 @@ async def _gather(
             progress(seen)
 
     await bulk(room.size() or None, "comparing", walk)
+    return await _now(admin)
 
 
 async def _read_inbox(admin: Admin, consumer: str, room: Scratch) -> None:
@@ -199,9 +217,10 @@ async def _compare_payloads(
             if wanted is None:
                 continue
             done.counts["payloads"] += len(found[entry.id])
+            how = "another payload than the stored one" if wanted else "a payload; the stored one is no JSON"
             for place, digest in found[entry.id]:
                 if digest != wanted:
-                    text = f"came at {terms.place(place)} with another payload than the stored one"
+                    text = f"came at {terms.place(place)} with {how}"
                     done.find("altered", entry.event_id, text)
 
 
@@ -210,6 +229,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 def _digest(content: Any) -> bytes | None:
+    """Of a stored payload: None where it cannot be compared, empty where it is no JSON."""
     from relaybox.cli.recorded import digest, loads
     from relaybox.codec import BINARY
 
@@ -217,7 +237,10 @@ def _digest(content: Any) -> bytes | None:
         return None
     if content.payload_encoding == BINARY:
         return digest(bytes(content.payload_data or b""))
-    return digest(None if content.payload is None else loads(content.payload))
+    try:
+        return digest(None if content.payload is None else loads(content.payload))
+    except (ValueError, RecursionError):
+        return b""
 
 
 def _uuid(text: str) -> UUID | None:
@@ -239,34 +262,82 @@ def _at_time(place: int) -> str:
     return (EPOCH + timedelta(microseconds=place)).isoformat()
 
 
+def _is_ok(done: Comparison, strict: bool) -> bool:
+    return done.counts["events"] > 0 and not done.differences(strict=strict)
+
+
 def _tell(done: Comparison, terms: Terms, strict: bool, as_json: bool) -> None:
-    differences = done.differences(strict=strict)
     if as_json:
         findings = [
             {"kind": kind, "event_id": str(event), "text": text}
             for kind in DIFFERENCES
             for event, text in done.findings[kind]
         ]
-        counts = {name: done.counts[name] for name in ("records", *MEANINGS, "payloads")}
-        print_json({"destination": terms.destination, "ok": not differences, **counts, "findings": findings})
+        counts = {name: done.counts[name] for name in ("records", *MEANINGS, "keyed", "payloads")}
+        ok = _is_ok(done, strict)
+        print_json({"destination": terms.destination, "ok": ok, **counts, "findings": findings})
         return
     for name, meaning in MEANINGS.items():
         if name in ALWAYS or done.counts[name]:
-            typer.echo(f"{name:<10}{done.counts[name]:>12,}  {meaning}")
+            judged = name not in JUDGED_BY or done.counts[JUDGED_BY[name]]
+            typer.echo(f"{name:<10}{f'{done.counts[name]:,}' if judged else '-':>12}  {meaning}")
     _tell_findings(done)
-    typer.echo(f"{differences:,} differences" if differences else "nothing is amiss")
+    _tell_limits(done, terms)
+    typer.echo(_verdict(done, strict))
 
 
 def _tell_findings(done: Comparison) -> None:
     for kind in DIFFERENCES:
         found = done.findings[kind]
         for event, text in found:
-            typer.echo(plain(f"{kind} {event} {text}"))
+            typer.echo(plain(f"{kind} {event}: {text}"))
         if (rest := done.counts[kind] - len(found)) > 0 and found:
             typer.echo(f"{kind}: {rest:,} more; --limit shows them")
+
+
+def _tell_limits(done: Comparison, terms: Terms) -> None:
+    """What the figures do not say, or may only seem to say."""
     if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
         since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
-        note = f"all that is lost is older than what was recorded: if records begin later, --since {since}"
-        typer.echo(f"relaybox: {note}", err=True)
+        _note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
+    if not done.counts["events"]:
+        return
+    if not done.counts["keyed"]:
+        _note(f"no event of {terms.destination} has an ordering key, so order was not compared")
     if not done.has_payloads:
-        typer.echo("relaybox: no payload was recorded, so none was compared", err=True)
+        _note("no payload was recorded, so none was compared")
+    elif not done.counts["payloads"]:
+        _note("no payload that was recorded could be compared with a stored one")
+
+
+def _note(text: str) -> None:
+    typer.echo(plain(f"relaybox: {text}"), err=True)
+
+
+def _verdict(done: Comparison, strict: bool) -> str:
+    """The last line."""
+    if not done.counts["events"]:
+        return f"nothing was compared: {_why_nothing(done)}"
+    differences, again = done.differences(strict=strict), done.counts["duplicate"]
+    found = _count(differences, "difference") if differences else "nothing is amiss"
+    return f"{found}; {_count(again, 'duplicate')}" if again and not strict else found
+
+
+def _why_nothing(done: Comparison) -> str:
+    """Where everything that was recorded belongs, if not to an event that was compared."""
+    places = {
+        "outside": "outside --since and --until",
+        "pruned": "older than what is kept (retention)",
+        "phantom": "without a row",
+    }
+    found = [(done.counts[kind], words) for kind, words in places.items() if done.counts[kind]]
+    total = sum(number for number, _ in found)
+    if total == 1:
+        return f"the one event that was recorded is {found[0][1]}"
+    if len(found) == 1:
+        return f"all of the {total:,} events that were recorded are {found[0][1]}"
+    return ", ".join([f"{total:,} events were recorded", *(f"{number:,} {words}" for number, words in found)])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

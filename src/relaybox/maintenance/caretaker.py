@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -24,8 +25,7 @@ RENEW, PRUNE, SWEEP, FLUSH, ROUTE = 5.0, 60.0, 30.0, 10.0, 2.0
 """Seconds between two runs of a job; whoever routes keeps an interval of its own within a term."""
 
 AGAIN = 1.0
-"""Seconds after which a job that failed is tried again, where it would not be sooner: without a heartbeat a
-relay sends nothing, and the first of them after an outage should not be long in coming."""
+"""Seconds after which a heartbeat that failed is tried again: without one a relay sends nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Caretaker:
         await self._try("beat", self._beat)
         await self._try("lead", self.leadership.renew)
         async with asyncio.TaskGroup() as jobs:
-            jobs.create_task(self._every(self.membership.interval, "beat", self._beat))
+            jobs.create_task(self._every(self.membership.interval, "beat", self._beat, again=AGAIN))
             jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
             jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
             jobs.create_task(self._every(SWEEP, "sweep", self._led(self._sweep)))
@@ -137,10 +137,11 @@ class Caretaker:
 
         return led
 
-    async def _every(self, seconds: float, doing: str, job: Job) -> None:
+    async def _every(self, seconds: float, doing: str, job: Job, *, again: float = math.inf) -> None:
+        """Do it so often; after a failure ``again`` so many seconds later, if that is sooner."""
         pause = seconds
         while await self._rest(pause):
-            pause = seconds if await self._try(doing, job) else min(seconds, AGAIN)
+            pause = seconds if await self._try(doing, job) else min(seconds, again)
 
     async def _try(self, doing: str, job: Job) -> bool:
         """Do it, and say whether that worked; what goes wrong is logged once until it goes right again."""

@@ -30,6 +30,7 @@ from relaybox.relay.sending import Sending
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
+from relaybox.relay.turn import Turn
 from relaybox.sink import Answer, Sink, being_cancelled, describe
 from relaybox.store import Claim, DeadLetter, Held, Settlement, Want
 
@@ -76,6 +77,7 @@ class Lane:
         self._sends: set[asyncio.Task[None]] = set()
         self._opening: Opening | None = None
         self._halted = asyncio.Event()
+        self._turn = Turn(destination, shared, self._halted)
         self._room = asyncio.Event()
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
@@ -84,7 +86,8 @@ class Lane:
         self._longest_rest = destination.poll_interval
         self._raises = False
         self._refused = False
-        self._standing_back = False
+        self._returning: frozenset[tuple[int, UUID]] = frozenset()
+        """What is being given back because others have every place."""
         self._stop = asyncio.Event()
 
     @property
@@ -248,7 +251,7 @@ class Lane:
 
     async def _send(self, batch: Batch, turn: bool) -> None:
         if not turn:
-            await self._await_turn(len(batch.deliveries))
+            await self._turn(len(batch.deliveries))
         reached("send")
         try:
             answers = await self._sink.send(batch.deliveries, Sending(self, batch))
@@ -262,18 +265,6 @@ class Lane:
             if delivery.position not in batch.answered:
                 self.answer(batch, delivery, answer)
 
-    async def _await_turn(self, count: int) -> None:
-        """Wait for so many places in the line that all relays share."""
-        rate = self._destination.rate_limit
-        if rate is None:
-            return
-        try:
-            seconds = await self._store.reserve(self.name, count, rate)
-        except StoreError as error:
-            self._observer.trouble(self.name, "reserve", error)
-            seconds = count / rate
-        await self._unless_halted(seconds)
-
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         """Whether a delivery may be sent now."""
         # First: a sink may ask from another thread, while this one gives back what has not begun.
@@ -281,7 +272,7 @@ class Lane:
         left = batch.until - self._clock.now()
         may = (
             not self._halted.is_set()
-            and not self._standing_back
+            and (delivery.position, batch.token) not in self._returning
             and left > LEASE_LEFT_TO_BEGIN * self._destination.lease
             and delivery.position in batch.unsettled
         )
@@ -366,13 +357,17 @@ class Lane:
 
     async def _stand_back(self) -> None:
         """The others have every place: let them have what has not begun here, or it would wait for ever."""
-        left = [delivery for batch in self._in_flight for delivery in batch.unbegun()]
-        self._standing_back = True
+        self._returning = frozenset((d.position, d.lease_token) for d in self._unbegun())
         try:
+            # Looked at once more: one may have begun, in another thread, before it was marked.
+            left = [d for d in self._unbegun() if (d.position, d.lease_token) in self._returning]
             if await self._release(left):
                 self._in_flight.drop(left)
         finally:
-            self._standing_back = False
+            self._returning = frozenset()
+
+    def _unbegun(self) -> list[Delivery]:
+        return [delivery for batch in self._in_flight for delivery in batch.unbegun()]
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
@@ -384,13 +379,13 @@ class Lane:
         """Send the suspects that stand first in line, each alone, while other batches go on.
 
         Of all lanes one at a time, from the claim on: whatever else is leased when one of them kills the
-        process was in a batch, whose death is not counted. Whether there was one.
+        process was in a batch, whose death is not counted. Whether there was one, or may be another.
         """
         found, suspect, turn = False, True, False
         while suspect:
             if turn:
                 # Outside the lock: others do not wait for this destination's line.
-                await self._await_turn(1)
+                await self._turn(1)
             async with self._shared.quarantine:
                 if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
                     break
@@ -403,7 +398,7 @@ class Lane:
                     batch = self._begin(claim.deliveries, until, turn=turn)
                     if suspect:
                         await self._until_done(batch)
-            found |= suspect
+            found |= suspect or bool(claim.parked)
         return found
 
     async def _release(self, deliveries: Sequence[Delivery]) -> bool:
@@ -427,7 +422,7 @@ class Lane:
 
     async def _give_back_unbegun(self) -> None:
         """Nothing more is begun: another relay may have what was not."""
-        left = [delivery for batch in self._in_flight for delivery in batch.unbegun()]
+        left = self._unbegun()
         self._in_flight.drop(left)
         await self._release(left)
 
@@ -462,13 +457,6 @@ class Lane:
         self._idle_for = 2 * seconds
         if await self._shared.wake.wait(self.name, seconds):
             self._idle_for = SHORTEST_POLL
-
-    async def _unless_halted(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._halted.wait()
-        except TimeoutError:
-            return
 
     async def _until_there_is_room(self) -> None:
         while not self._stopping and (

@@ -20,6 +20,7 @@ _TYPES: tuple[Any, ...] = tuple(get_type_hints(Delivery)[name] for name in Deliv
 
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 """What is read of a time that is none: a row may have been edited by hand."""
+LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 class Unreadable(Exception):
@@ -86,7 +87,7 @@ def _from_naive(value: Any) -> datetime:
 # The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
 # ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
 # ``items``, ``keys`` and ``chosen``, a parameter's JSON records as a table; ``set``, how SET names a column
-# of ``e``; ``join``, one that goes through its left side first.
+# of ``e``; ``join``, one that goes through its left side first; ``this``, the row whose id was read.
 
 # Headers that are no object are left behind: they would fail the whole statement, again and again.
 _DEAD_LETTER_HEADERS = """JSON_SET(
@@ -163,6 +164,7 @@ def _mysql(name: str, collation: str) -> Dialect:
             relay VARCHAR(200) PATH '$.relay',
             copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy')) s""",
             "join": "STRAIGHT_JOIN",
+            "this": "id = :id",
             "dead_letter_headers": _DEAD_LETTER_HEADERS,
             "keys": "JSON_TABLE(:keys, '$[*]' COLUMNS (ordering_key VARCHAR(255) CHARACTER SET utf8mb4 "
             f"COLLATE {collation} PATH '$')) k",
@@ -203,6 +205,8 @@ SQLITE = Dialect(
         "keys": "(SELECT value AS ordering_key FROM json_each(:keys)) AS k",
         "chosen": "(SELECT value AS chosen_id FROM json_each(:only)) AS c",
         "join": "CROSS JOIN",
+        # A text that is no UTF-8 was given as bytes, which are equal to no text.
+        "this": "id IN (:id, CAST(:text AS TEXT))",
         "dead_letter_headers": _DEAD_LETTER_HEADERS,
     },
     to_uuid=lambda value: value.hex,

@@ -23,6 +23,8 @@ DEADLOCK, LOCK_WAIT_TIMEOUT, CHECK_FAILED = 1213, 1205, 4025
 TRIES = 5
 ANSWER_SECONDS = 60.0
 """Unless the URL says otherwise: a server that has not answered by then is taken to be gone."""
+CLOSING_SECONDS = 1.0
+"""How much longer the driver has to close a connection; it would wait until all that it wrote was taken."""
 
 MYSQL_SESSION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 # A transaction, and its locks, whose process was stopped in the midst of it is ended.
@@ -45,17 +47,23 @@ class Asyncmy:
         self._url = make_url(url).set(drivername="mysql+asyncmy")
         self._connections = connections
         self._pool: Any = None
+        self._patience = ANSWER_SECONDS
 
     async def run(self, begin: Callable[[], Steps[T]]) -> T:
         """Drive the steps in one transaction, again from the start when it was chosen to break a deadlock."""
+        before = _cancellations()
         try:
             return await self._run(begin)
         finally:
-            _heed_cancellation()
+            # One that came together with the answer, or with an error, is one all the same. The driver waits
+            # by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its cancellation
+            # keeps its relay from ever leaving.
+            if _cancellations() > before:
+                raise asyncio.CancelledError
 
     async def _run(self, begin: Callable[[], Steps[T]]) -> T:
-        checks = True
-        for last in (*[False] * (TRIES - 1), True):
+        checks, tries = True, 0
+        while True:
             try:
                 return await self._transaction(begin(), checks)
             except MySQLError as error:
@@ -63,9 +71,9 @@ class Asyncmy:
                     # A row that somebody edited breaks it: the others need not wait for that one.
                     checks = False
                     continue
-                if last or not _is_worth_another_try(error):
+                tries += 1
+                if tries == TRIES or not _is_worth_another_try(error):
                     raise refusal(error) from error
-        raise AssertionError("unreachable")
 
     async def close(self) -> None:
         """Give up every connection."""
@@ -76,6 +84,7 @@ class Asyncmy:
 
     async def _transaction(self, steps: Steps[T], checks: bool) -> T:
         async with (await self._open()).acquire() as connection:
+            timer = asyncio.get_running_loop().call_later(self._patience, _hang_up, connection)
             try:
                 if not checks:
                     await _fetch(connection, Query("SET SESSION check_constraint_checks = 0", ()))
@@ -97,12 +106,16 @@ class Asyncmy:
                     # because after a failover it may be one that takes no writes, and a new one is led on.
                     connection.close()
                 raise
+            finally:
+                timer.cancel()
 
     async def _open(self) -> Any:
         if self._pool is None:
             _, options = self._url.get_dialect()().create_connect_args(self._url)
+            options = {"charset": "utf8mb4", "read_timeout": ANSWER_SECONDS, **options}
+            self._patience = float(options["read_timeout"]) + CLOSING_SECONDS
             self._pool = await asyncmy.create_pool(
-                **{"charset": "utf8mb4", "read_timeout": ANSWER_SECONDS, **options},
+                **options,
                 minsize=0,
                 maxsize=self._connections,
                 init_command=MARIADB_SESSION if self._mariadb else MYSQL_SESSION,
@@ -110,15 +123,15 @@ class Asyncmy:
         return self._pool
 
 
-def _heed_cancellation() -> None:
-    """A cancellation that came together with the answer, or with an error, is one all the same.
-
-    The driver waits by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its
-    cancellation keeps its relay from ever leaving.
-    """
+def _cancellations() -> int:
+    """How often the task was asked to end; it may have gone on to tidy up."""
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    return 0 if task is None else task.cancelling()
+
+
+def _hang_up(connection: Any) -> None:
+    if connection._transport is not None:
+        connection._transport.abort()
 
 
 def _is_worth_another_try(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from psycopg.types.string import TextLoader
 
 from relaybox.connect import hang_up
 from relaybox.schema import Tables
-from relaybox.stores.dialects import EARLIEST, POSTGRESQL, refusal
+from relaybox.stores.dialects import EARLIEST, LATEST, POSTGRESQL, refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
@@ -118,11 +118,12 @@ class _AnyTime(Loader):
         self._load = _TIME_LOADER(oid, context).load
 
     def load(self, data: Buffer) -> datetime:
-        """The time, else the earliest there is."""
+        """The time, else the end of Python's calendar that is nearer to it."""
         try:
             moment: datetime = self._load(data)
         except psycopg.DataError:
-            return EARLIEST
+            text = bytes(data)
+            return EARLIEST if text.startswith((b"-", b"0")) or text.endswith(b"BC") else LATEST
         return moment
 
 

@@ -138,7 +138,7 @@ WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}
     "lease": "UPDATE {event} {by_id} SET {lease} WHERE id IN (:ids)",
     "fail_unreadable": """
 UPDATE {event} {by_id} SET status = 'failed', error_message = :error, next_attempt_at = NULL,
-    leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now} WHERE id = :id""",
+    leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now} WHERE {this}""",
     "park": "UPDATE {event} {by_id} SET next_attempt_at = NULL, updated_at = {now} WHERE id IN (:ids)",
     "read": "SELECT {columns} FROM {event} {by_id} WHERE id IN (:ids) ORDER BY position",
     "copy_failed": """

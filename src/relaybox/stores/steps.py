@@ -19,7 +19,8 @@ from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
-from relaybox.stores.dialects import Dialect, Unreadable
+from relaybox.stores.dialects import Dialect
+from relaybox.stores.rows import POSITION, Unread, candidates, read, without_unaddressable
 from relaybox.stores.statements import Query, Statements
 
 T = TypeVar("T")
@@ -31,7 +32,6 @@ ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
 """SQLite takes no more than 500 SELECTs in one statement."""
 DELETED = Delivered(keep=False)
-_KEY, _POSITION = map(Delivery.__struct_fields__.index, ("ordering_key", "position"))
 # Every database reads a UUID from its 32 digits; those that keep it as text keep these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -62,11 +62,11 @@ class StoreSteps:
         """Lease due rows, and fail the one whose relays died in all of its attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked, places = yield from claim(want)
-        deliveries, unreadable = self._read(rows)
-        if unreadable:
-            yield from self._fail_unreadable(unreadable, want)
-            if not deliveries:
-                return (yield from self.claim(want))
+        deliveries, behind, unread = read(self.dialect, rows, want.ordered)
+        if unread:
+            parked += len(unread)
+            yield from fail_unread(self.statements, unread, want)
+            yield from self.settle([Settlement(one, Released()) for one in behind], want.on_failed)
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
@@ -74,29 +74,6 @@ class StoreSteps:
             return Claim(failed=deliveries, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
-
-    def _read(self, rows: Sequence[Row]) -> tuple[tuple[Delivery, ...], list[tuple[Row, str]]]:
-        """The rows as deliveries, and apart from them those that somebody spoilt."""
-        try:
-            return tuple(map(self.dialect.delivery, rows)), []
-        except Unreadable:
-            pass
-        deliveries: list[Delivery] = []
-        unreadable: list[tuple[Row, str]] = []
-        for row in rows:
-            try:
-                deliveries.append(self.dialect.delivery(row))
-            except Unreadable as error:
-                unreadable.append((row, f"this row cannot be read: {error}"))
-        return tuple(deliveries), unreadable
-
-    def _fail_unreadable(self, unreadable: Sequence[tuple[Row, str]], want: Want) -> Steps[None]:
-        """So that the others need not wait for them."""
-        fail = [self.statements("fail_unreadable", id=row[0], error=error) for row, error in unreadable]
-        keys = [row[_KEY] for row, _ in unreadable if isinstance(row[_KEY], str)]
-        heads = self._make_heads_due({want.destination: keys}, want.on_failed) if keys else []
-        results = yield [*fail, *heads]
-        yield from make_found_due(self.statements, results[len(fail) :])
 
     def _held(self, want: Want, place: Row) -> Held | None:
         paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, now = place
@@ -223,6 +200,16 @@ def make_found_due(sql: Statements, results: Sequence[list[Row]]) -> Steps[None]
         yield [sql("make_due", ids=sorted(found))]
 
 
+def fail_unread(sql: Statements, unread: Sequence[Unread], want: Want) -> Steps[None]:
+    """So that the others need not wait for them."""
+    fail = [sql("fail_unreadable", id=row.id, text=row.text_id, error=row.error) for row in unread]
+    keys = {row.key for row in unread if isinstance(row.key, str)}
+    block = want.on_failed == "block"
+    heads = [make_heads_due(sql, want.destination, keys, block)] if keys else []
+    results = yield [*fail, *heads]
+    yield from make_found_due(sql, results[len(fail) :])
+
+
 class OneStatement:
     """PostgreSQL: a claim is one statement; when ordered, after the lock on the destination's row."""
 
@@ -267,16 +254,16 @@ class Stepwise:
         """Lock due rows, lease them, read them."""
         name = "due_locked" if want.only is None else "due_of_chosen_locked"
         [rows] = yield [self._sql(name, limit=want.limit, **_line(want))]
-        take = ordering.unordered(self._candidates(rows))
-        return (yield from self._take(want, take, 0))
+        window, failed = yield from self._addressable(want, rows)
+        return (yield from self._take(want, ordering.unordered(window), failed))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
         yield from self._lock_destination(want.destination)
         [rows] = yield [self._window(want)]
-        window = self._candidates(rows)
+        window, failed = yield from self._addressable(want, rows)
         if not window:
-            return (yield from self._take(want, [], 0))
+            return (yield from self._take(want, [], failed))
         heads = yield from self._heads(want, window)
         runs = yield from self._runs(want, heads)
         members = [row for run in runs.values() for row in run]
@@ -284,7 +271,14 @@ class Stepwise:
         choice = ordering.choose(window, heads, runs, {row.id for row in locked if row.free}, want.limit)
         if choice.park:
             yield [self._sql("park", ids=choice.park)]
-        return (yield from self._take(want, choice.take, len(choice.park)))
+        return (yield from self._take(want, choice.take, len(choice.park) + failed))
+
+    def _addressable(self, want: Want, rows: Sequence[Row]) -> Steps[tuple[list[Candidate], int]]:
+        """The candidates that a statement can name, and how many others were failed."""
+        named, unread = without_unaddressable(self._dialect, rows)
+        if unread:
+            yield from fail_unread(self._sql, unread, want)
+        return candidates(self._dialect, named), len(unread)
 
     def _window(self, want: Want) -> Query:
         if want.only is None:
@@ -306,7 +300,13 @@ class Stepwise:
         params = {"destination": want.destination, "keys": _json.encode(keys).decode(), "block": block}
         [rows] = yield [self._sql("heads", **params)]
         locked = yield from self._lock(want, [row[0] for row in rows if row[0] is not None])
-        return {head.key: head for head in locked}
+        # One that cannot be named cannot be looked at either; in its time it will be due, and failed.
+        unnamed = {
+            key: Candidate(id_, key, 0, free=False, suspect=False)
+            for key, [id_] in zip(keys, rows, strict=True)
+            if isinstance(id_, bytes)
+        }
+        return unnamed | {head.key: head for head in locked}
 
     def _runs(
         self, want: Want, heads: dict[str | None, Candidate]
@@ -321,22 +321,13 @@ class Stepwise:
         records = [{"key": head.key, "start": head.position, **common} for head in free]
         parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
         results = yield [self._sql.union("run", part) for part in parts]
-        return ordering.runs(free, self._candidates([row for rows in results for row in rows]), only)
+        return ordering.runs(free, candidates(self._dialect, [row for rows in results for row in rows]), only)
 
     def _lock(self, want: Want, ids: Sequence[Any]) -> Steps[list[Candidate]]:
         if not ids:
             return []
         [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
-        return self._candidates(rows)
-
-    def _candidates(self, rows: Sequence[Row]) -> list[Candidate]:
-        if self._dialect.typed:
-            return list(map(Candidate._make, rows))
-        # A position that is no number cannot be compared; its row will be found unreadable.
-        return [
-            Candidate(id_, key, position if isinstance(position, int) else 0, free, suspect)
-            for id_, key, position, free, suspect in rows
-        ]
+        return candidates(self._dialect, rows)
 
     def _take(self, want: Want, ids: list[Any], parked: int) -> Steps[Claimed]:
         """Lease the rows and read them; without any, read why there may be none."""
@@ -373,7 +364,7 @@ def _lease(want: Want) -> dict[str, Any]:
 
 
 def _position(row: Row) -> Any:
-    return row[_POSITION]
+    return row[POSITION]
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:

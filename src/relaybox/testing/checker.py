@@ -4,7 +4,8 @@
 deliveries that the consumers of each destination recorded. With ``status`` it also judges what the rows of
 the outbox say at the end. What it finds:
 
-- ``lost``: never received, though everything was to be delivered, or though its row says delivered.
+- ``lost``: never received, though everything was to be delivered, or though its row says delivered or was
+  pruned; what is still pending is stuck instead.
 - ``phantom``: received, and not committed for that destination.
 - ``disorder``: received for the first time before an earlier event of its key. Under ``block`` only an
   earlier event that was discarded may be missing; under ``skip`` also one that failed.
@@ -29,6 +30,7 @@ from uuid import UUID
 Kind = Literal["lost", "phantom", "disorder", "duplicate", "stuck", "altered", "unsigned", "untrue"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+POLICIES = ("block", "skip")
 STATUSES = frozenset(("pending", "delivered", "failed", "discarded"))
 SHOWN = 20
 """How many findings a report shows in words."""
@@ -129,12 +131,18 @@ def check(
     ``in_flight``: how many deliveries beyond the first the faults excuse: in all, or for each (destination,
     event id). ``drained``: everything was to be delivered by now; else nothing is amiss with what is pending.
     """
+    if on_failed not in POLICIES:
+        raise ValueError(f"on_failed = {on_failed!r}; expected one of {', '.join(map(repr, POLICIES))}")
     rows, receipts = list(committed), list(received)
+    _check_ids("committed", rows)
+    _check_ids("received", receipts)
+    _check_ids("status", status or ())
+    _check_ids("in_flight", () if isinstance(in_flight, int) else in_flight)
     known = _known(rows)
     first, again = _arrivals(receipts)
     fates = _fates(known, first, status)
     findings = (
-        *_rows(fates, drained),
+        *_rows(fates, status, drained),
         *_phantoms(known, first, receipts),
         *_disorder(fates, on_failed),
         *_duplicates(known, again, _replays(rows, known), in_flight),
@@ -144,6 +152,14 @@ def check(
     counts = Counter(finding.kind for finding in findings)
     totals: dict[Kind, int] = {kind: counts[kind] for kind in KINDS}
     return Report(findings, totals, len(known), len(receipts), len(again))
+
+
+def _check_ids(name: str, values: Iterable[Sequence[object]]) -> None:
+    """A text is not equal to the UUID that it stands for."""
+    for value in values:
+        if not isinstance(value[1], UUID):
+            seen = f"{value[1]!r}, a {type(value[1]).__name__}"
+            raise TypeError(f"{name}, {value[0]!r}: event_id = {seen}; expected a uuid.UUID: UUID(text)")
 
 
 def _known(rows: Iterable[Committed]) -> _Known:
@@ -180,16 +196,21 @@ def _fates(known: _Known, first: Mapping[_Event, int], status: States | None) ->
     ]
 
 
-def _rows(fates: Iterable[Fate], drained: bool) -> Iterator[Finding]:
+def _rows(fates: Iterable[Fate], status: States | None, drained: bool) -> Iterator[Finding]:
     """What is lost, and what is stuck."""
     for row, arrival, state in fates:
         if drained and state == "pending":
             yield Finding("stuck", row.destination, row.event_id, f"{_place(row)} is still pending")
-        if arrival is not None or state in ("failed", "discarded"):
-            continue
-        if drained or state == "delivered":
-            says = "" if state is None else f"; its row says {state}"
-            yield Finding("lost", row.destination, row.event_id, f"{_place(row)} was never received{says}")
+        elif arrival is None and (state == "delivered" or (drained and state not in ("failed", "discarded"))):
+            text = f"{_place(row)} was never received{_says(row, status)}"
+            yield Finding("lost", row.destination, row.event_id, text)
+
+
+def _says(row: Committed, status: States | None) -> str:
+    if status is None:
+        return ""
+    state = status.get((row.destination, row.event_id))
+    return "; no row of it is left" if state is None else f"; its row says {state}"
 
 
 def _phantoms(known: _Known, first: Mapping[_Event, int], receipts: Sequence[Received]) -> Iterator[Finding]:
