@@ -68,7 +68,7 @@ class Watched:
         self.seen: list[Explained] = []
         self._database = database
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], **_: bool) -> T:
         result, seen = watch(self._database, begin())
         self.seen += seen
         return result

@@ -169,7 +169,14 @@ def processes_in(directory: Path) -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):
             if str(directory).encode() in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
-    return found
+    # A server's child has its parent's command line until it has given itself a name.
+    return [pid for pid in found if parent_of(pid) not in found]
+
+
+def parent_of(pid: int) -> int | None:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 @contextmanager

@@ -49,11 +49,11 @@ class Asyncmy:
         self._pool: Any = None
         self._patience = ANSWER_SECONDS
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
         """Drive the steps in one transaction, again from the start when it was chosen to break a deadlock."""
         before = _cancellations()
         try:
-            return await self._run(begin)
+            return await self._run(begin, checked)
         finally:
             # One that came together with the answer, or with an error, is one all the same. The driver waits
             # by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its cancellation
@@ -61,13 +61,13 @@ class Asyncmy:
             if _cancellations() > before:
                 raise asyncio.CancelledError
 
-    async def _run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def _run(self, begin: Callable[[], Steps[T]], checked: bool) -> T:
         checks, tries = True, 0
         while True:
             try:
                 return await self._transaction(begin(), checks)
             except MySQLError as error:
-                if self._mariadb and checks and error.args[:1] == (CHECK_FAILED,):
+                if self._mariadb and checks and not checked and error.args[:1] == (CHECK_FAILED,):
                     # A row that somebody edited breaks it: the others need not wait for that one.
                     checks = False
                     continue

@@ -62,7 +62,7 @@ class Psycopg:
         self._places = asyncio.Semaphore(connections)
         self._idle: list[Connection] = []
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
         """Drive the steps on one connection."""
         try:
             async with self._places:

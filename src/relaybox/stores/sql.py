@@ -23,8 +23,12 @@ ROWS_PER_SETTLE = 1000
 class Driver(Protocol):
     """Runs steps on a database; the only part of a store that knows a driver."""
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
-        """Drive the steps to their end; ``begin`` is called again for another try after a deadlock."""
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
+        """Drive the steps to their end; ``begin`` is called again for another try after a deadlock.
+
+        Where a row that somebody edited breaks a constraint, and the database can, they are driven once more
+        without constraints, unless they are to be ``checked`` in any case: they write new rows.
+        """
         ...
 
     async def close(self) -> None:

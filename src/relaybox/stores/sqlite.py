@@ -38,11 +38,11 @@ class Sqlite3:
         self._thread = ThreadPoolExecutor(1, "relaybox-sqlite")
         self._connection: sqlite3.Connection | None = None
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
         """Drive the steps in one transaction that is the only writer from its beginning."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._attempt, begin)
+            return await loop.run_in_executor(self._thread, self._attempt, begin, checked)
         except sqlite3.Error as error:
             raise refusal(error) from error
 
@@ -50,7 +50,7 @@ class Sqlite3:
         """Give up the connection; the thread ends with the last reference to this."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
 
-    def _attempt(self, begin: Callable[[], Steps[T]]) -> T:
+    def _attempt(self, begin: Callable[[], Steps[T]], checked: bool) -> T:
         """Once more where a row that somebody edited is in the way: the others need not wait for it."""
         borne = 0
         try:
@@ -59,7 +59,7 @@ class Sqlite3:
                     return self._transaction(begin())
                 except sqlite3.Error as error:
                     borne += 1
-                    if borne > 2 or not self._bears(error):
+                    if borne > 2 or checked or not self._bears(error):
                         raise
         finally:
             if borne:

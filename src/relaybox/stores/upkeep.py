@@ -106,7 +106,7 @@ class SqlUpkeep:
         ids, changed = [id_ for _, id_ in wanted], 0
         for start in range(0, len(ids), ROUTED):
             waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
-            routed = await self._run(partial(self._route, term, _targets(waiting, router)))
+            routed = await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
             if routed is None:
                 return None
             changed += routed

@@ -71,7 +71,7 @@ class Explaining:
         self.database = database
         self.seen: list[Explained] = []
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], **_: bool) -> T:
         result, seen = watch(self, begin())
         self.seen += seen
         return result

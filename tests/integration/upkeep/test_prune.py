@@ -46,7 +46,7 @@ async def test_old_rows_that_are_final_are_pruned_and_no_other_is(
     assert bench.ids() == {everything[name] for name in ("pending", "parked", "failed")}
 
 
-@pytest.mark.parametrize("retention", ["401d", "3650d", "1000000d"])
+@pytest.mark.parametrize("retention", ["401d", "3650d", "36500d"])
 async def test_what_is_not_old_enough_is_kept(
     retention: str, bench: Bench, everything: dict[str, UUID]
 ) -> None:

@@ -59,7 +59,7 @@ class DjangoDriver:
         self._using = using
         self._preamble = statements("pin_plan") if statements.dialect.one_statement else None
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
         """Drive the steps to their end, again from the start when it was chosen to break a deadlock."""
         try:
             return await call(self._run, begin)
