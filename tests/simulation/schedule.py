@@ -263,7 +263,8 @@ class Schedule:
 
     def _step_clock(self, seconds: float) -> None:
         self.database.skew += seconds
-        self.site.trouble("clock step")
+        # What is leased at that moment may be over at once, and its relay does not know.
+        self.site.trouble("clock step", max(destination.lease for destination in self.plan.destinations))
 
     def _at_point(self, point: str) -> None:
         """A node has come to a crash point, and one of the plan's crashes may be there."""
