@@ -35,7 +35,7 @@ def write(file: Path = FILE) -> None:
     runs = [run for run in every if not run.figures.get("broken")]
     made = [section(runs) for section in (_schedules, _faults, _recovery, _bugs, _fidelity, _inputs)]
     sections = [HEAD, *made, _list(every)]
-    file.write_text("\n".join(section for section in sections if section))
+    file.write_text("\n\n".join(section.strip() for section in sections if section) + "\n")
 
 
 def _schedules(runs: Sequence[Run]) -> str:

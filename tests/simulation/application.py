@@ -33,16 +33,14 @@ class Application:
         self._keyed = {destination.name: destination.ordered for destination in plan.destinations}
         self.events: list[Emitted] = []
         """What was committed, in the order of commits."""
-        self.begun = 0
         self.under_way = 0
 
     def start(self) -> None:
         """Emit all of the plan's events over some seconds."""
-        luck, number, at = self._world.random, 0, 0.0
+        luck, number = self._world.random, 0
         while number < self._plan.events:
             size = min(luck.choice((1, 5, 10, 20)), self._plan.events - number)
-            at = luck.uniform(0.0, EMITTING)
-            self.emit(range(number, number + size), after=at)
+            self.emit(range(number, number + size), after=luck.uniform(0.0, EMITTING))
             number += size
 
     def emit(self, numbers: Sequence[int], *, after: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -167,7 +167,6 @@ class Database:
         self.due: defaultdict[str, list[tuple[float, int, str]]] = defaultdict(list)
         self.parked: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self.open: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
-        self.read_only = False
         self.on_change: Callable[[Row | None, Row | None], None] | None = None
         self._locks: dict[Key, Transaction] = {}
         self._last_position = 0
@@ -213,11 +212,6 @@ class Database:
         if holder is not None and holder is not transaction:
             raise Blocked(holder)
 
-    def lock_all(self, transaction: Transaction, keys: Iterable[Key]) -> None:
-        """Hold rows, in this order."""
-        for key in keys:
-            self.lock(transaction, key)
-
     def lockable(self, transaction: Transaction, key: Key) -> bool:
         """Whether a statement that skips what is locked gets the row; it then holds it."""
         holder = self._locks.get(key)
@@ -226,10 +220,6 @@ class Database:
             transaction.locks.append(key)
             return True
         return holder is transaction
-
-    def locked(self, key: Key) -> bool:
-        """Whether anybody holds the row."""
-        return key in self._locks
 
     def change(self, transaction: Transaction, id_: str) -> Row:
         """The version of a row that the transaction may change; it holds the lock."""

@@ -78,6 +78,8 @@ class Receiver:
         self.charged: Counter[UUID] = Counter()
         """How often each event was refused in a way that may count as its own failure."""
         self.met: Counter[str] = Counter()
+        self._refused_at: dict[UUID, float] = {}
+        """When each event was last refused in an outage."""
         self.number: Callable[[UUID], int] = lambda _: -1
 
     def request(self, node: Node, deliveries: Sequence[Delivery], answer: asyncio.Future[Any]) -> None:
@@ -121,12 +123,22 @@ class Receiver:
         back = self.timeout if silent else self.troubles.latency * (0.2 + self.world.random.random())
         self.world.after(back, _set, answer, answers)
 
+    def _refuse(self, event_id: UUID) -> None:
+        """An outage's refusal is held against an event only if others got through since its last one.
+
+        The senders may have heard that they did as late as a timeout after they did.
+        """
+        before, self._refused_at[event_id] = self._refused_at.get(event_id), self.world.now
+        if before is not None and self.applied and self.applied[-1].at > before - self.timeout:
+            self.charged[event_id] += 1
+
     def _take(self, delivery: Delivery) -> tuple[bool, Answer]:
         """Whether it is applied, and the answer."""
         troubles, random, event_id = self.troubles, self.world.random.random, delivery.event_id
         for outage in troubles.outages:
             if outage.begins <= self.world.now < outage.ends:
                 self.met["outage"] += 1
+                self._refuse(event_id)
                 return False, outage.looks()  # type: ignore[return-value]
         number = self.number(event_id)
         if number in troubles.rejects:
