@@ -26,25 +26,20 @@ def server(*, durable: bool = False) -> Iterator[str]:
     mariadbd, install_db = _programs()
     with base.workspace() as directory:
         data = directory / "data"
-        base.prepare(
-            [install_db, "--no-defaults", f"--datadir={data}", "--skip-test-db", "--skip-name-resolve"],
-            directory,
-        )
+        # A server that starts removes the temporary tables it finds, also those of another server.
+        own = ("--no-defaults", "--skip-name-resolve", f"--datadir={data}", f"--tmpdir={directory}")
+        base.prepare([install_db, *own, "--skip-test-db"], directory)
         account = directory / "account.sql"
         account.write_text(ACCOUNT)
 
         def command(port: int) -> base.Command:
             return [
                 mariadbd,
-                "--no-defaults",
-                f"--datadir={data}",
+                *own,
                 f"--init-file={account}",
                 f"--port={port}",
                 "--bind-address=127.0.0.1",
-                "--skip-name-resolve",
                 "--socket=server.sock",
-                # A server that starts removes the temporary tables it finds, also those of another server.
-                f"--tmpdir={directory}",
                 "--max-connections=200",
                 "--character-set-server=utf8mb4",
                 *(() if durable else HASTY),
