@@ -72,8 +72,8 @@ class Delivery(Struct, frozen=True, gc=False):
 
     @property
     def suspect(self) -> bool:
-        """Whether a relay died while it held this row, so that it was claimed alone."""
-        return self.crashes > 0
+        """Whether relays died twice while they held this row, so that it was claimed alone."""
+        return self.crashes > 1
 
     @property
     def exhausted(self) -> bool:

@@ -7,8 +7,8 @@ A store keeps deliveries and leases them out. Its promises, whatever races or di
 - The database's clock decides what is due and when a lease ends.
 - Ordered: the rows of a key are leased from its head on, in one contiguous run. While the head is leased,
   backing off or (``block``) failed, no later row of its key is handed out.
-- A row whose lease ran out is a suspect: its attempt is given back and its claim holds it alone. Only
-  when a lone claim dies does the attempt stay counted.
+- A row whose lease ran out gets its attempt back and is claimed again with others. One whose lease ran out
+  twice is a suspect: its claim holds it alone. Only when a lone claim dies does the attempt stay counted.
 - While a destination is paused, or its circuit is not closed, claims get nothing but the reason. Only the
   claim that names itself a probe passes a circuit.
 - The state of a circuit changes by compare-and-set: of several relays, one makes the change.
@@ -45,7 +45,7 @@ class DeadLetter:
 class Want:
     """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
 
-    Without ``suspects`` a row whose relay died is left where it is, and what is behind it in its key too.
+    Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
     """
 

@@ -109,9 +109,9 @@ class Replay:
             yield self._violation("claimed early", change, f"due at {change.old_next_attempt_at}")
         if change.token not in self._held:
             yield from self._turn(change.token or "")
-        # The first claim that died gives its attempt back; so the next one does not count another.
+        # A claim of many that died gives its attempt back; so the next one does not count another.
         died = change.old_token is not None
-        counted = 0 if died and change.old_crashes == 0 else 1
+        counted = 0 if died and change.old_crashes < 2 else 1
         yield from self._count(change, attempts=counted, crashes=change.old_crashes + died)
 
     def _turn(self, token: str) -> Iterator[Violation]:

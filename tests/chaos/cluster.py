@@ -180,7 +180,7 @@ def _postgres(kind: str, binaries: Path, directory: Path) -> Cluster:
 def _mariadb(directory: Path) -> Cluster:
     mariadbd, install_db = mariadb._programs()
     data = directory / "data"
-    options = ["--no-defaults", f"--datadir={data}", "--skip-name-resolve"]
+    options = ["--no-defaults", "--skip-name-resolve", f"--datadir={data}", f"--tmpdir={directory}"]
     base.prepare([install_db, *options, "--skip-test-db"], directory)
     account = directory / "account.sql"
     account.write_text(
@@ -188,8 +188,8 @@ def _mariadb(directory: Path) -> Cluster:
             "CREATE USER", "CREATE USER IF NOT EXISTS"
         )
     )
-    places = [f"--init-file={account}", "--socket=server.sock", f"--tmpdir={directory}"]
-    command: list[str | Path] = [mariadbd, "--no-defaults", f"--datadir={data}", *places, *MARIADB]
+    places = [f"--init-file={account}", "--socket=server.sock"]
+    command: list[str | Path] = [mariadbd, *options, *places, *MARIADB]
     return Cluster(
         "mariadb", directory, command, "mysql://relaybox:relaybox@127.0.0.1:{port}/relaybox", "--port={port}"
     )

@@ -209,7 +209,7 @@ class SqlContract(StoreContract):
         first, second, third = (await harness.store.claim(want())).deliveries
         gone, kept = Delivered(keep=False), Delivered()
         await harness.pass_time(LEASE + 1)
-        await harness.store.claim(want(owner="relay-2"))
+        await harness.store.claim(want(1, owner="relay-2"))
         outcomes = [Settlement(first, gone), Settlement(second, gone), Settlement(third, kept)]
         assert await harness.store.settle(outcomes) == {first.id}
         assert [await harness.failed_attempts(id_) for id_ in ids] == [1, 0, 1], "the first lease was lost"

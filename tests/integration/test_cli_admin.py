@@ -126,7 +126,7 @@ SENTENCES = {
     "the next one is at TIME",
     "scheduled": "was emitted for later and is due at TIME",
     "lease_expired": "was held by relay-1 until its lease ran out at TIME with no answer: "
-    "it is claimed again, alone, when a relay runs, but none runs now; `relaybox relay`",
+    "it is claimed again when a relay runs, but none runs now; `relaybox relay`",
     "parked": "waits behind event ID of its key 'k', which backs off after attempt 1 of 5, "
     "which failed: busy; the next one is at TIME",
     "blocked": "waits behind event ID of its key 'b', which failed at TIME after 1 attempt: broken; "

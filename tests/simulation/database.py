@@ -107,7 +107,7 @@ class Row:
     @property
     def suspect(self) -> bool:
         """Whether a relay died while it held this row and it was not settled since."""
-        return self.token is not None or self.crashes > 0
+        return self.crashes + (self.token is not None) > 1
 
     def unleased(self, now: float) -> bool:
         """Whether no relay holds it."""

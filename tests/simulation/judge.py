@@ -66,7 +66,7 @@ class Judge:
         self._judge_writer(before, row)
         if row is not None and row.crashes > before.crashes:
             # Nobody settled it: whoever held it died, or lost it.
-            if before.crashes > 0 and self._sizes[before.token] == 1:
+            if before.crashes > 1 and self._sizes[before.token] == 1:
                 self._deaths[row.emitted.destination, row.emitted.event_id] += 1
             self._ran_out(before)
         if row is not None and row.token is not None and row.token != before.token:
@@ -86,7 +86,7 @@ class Judge:
         if before is not None and not before.unleased(self._database.now()):
             self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
         self._sizes[row.token] += 1
-        if row.crashes > 0:
+        if row.crashes > 1:
             others = self._suspects[row.owner]
             if any(map(self._is_held, others.values())) and self._is_well(row.owner, row):
                 self._find("untrue", row, f"{row.owner} held another suspect when it claimed this one")

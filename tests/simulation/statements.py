@@ -191,7 +191,7 @@ class Server:
         for id_ in ids:
             row = self.database.change(transaction, id_)
             died = row.token is not None
-            row.attempts += 0 if died and row.crashes == 0 else 1
+            row.attempts += 0 if died and row.crashes < 2 else 1
             row.crashes += died
             row.leased_until, row.token, row.owner = until, token, owner
         return []
@@ -476,5 +476,5 @@ class Server:
             row.status == "pending"
             and (row.next_attempt_at is None or row.next_attempt_at <= now)
             and (row.leased_until is None or row.leased_until <= now)
-            and (suspects or (row.token is None and row.crashes == 0))
+            and (suspects or not row.suspect)
         )

@@ -74,7 +74,7 @@ def _lease_and_move_the_cursor(
 
 def _free_though_leased(row: Row, now: float, suspects: bool) -> bool:
     due = row.next_attempt_at is None or row.next_attempt_at <= now
-    return row.status == "pending" and due and (suspects or row.crashes == 0)
+    return row.status == "pending" and due and (suspects or row.crashes < 2)
 
 
 def _free_if_never_leased(row: Row, now: float, suspects: bool) -> bool:

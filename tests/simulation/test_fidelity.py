@@ -83,7 +83,7 @@ class CountsEveryDeath(UpkeepServer):
         super().do_lease(transaction, ids, token, owner, seconds)
         for id_ in ids:
             row = self.database.change(transaction, id_)
-            row.attempts += row.crashes == 1
+            row.attempts += row.crashes == 2
         return []
 
 

@@ -113,6 +113,12 @@ def test_a_lease_that_ran_out_is_told_with_who_held_it() -> None:
     reason = explain(replace(ENTRY, leased_until=EARLIER, lease_owner="r"), {}, {"shop"}, [RELAY])
     assert reason.kind == "lease_expired"
     assert "was held by r until its lease ran out at 2026-01-01 11:00:00 UTC" in reason.text
+    assert "it is claimed again by" in reason.text
+
+
+def test_what_died_for_the_second_time_is_claimed_alone() -> None:
+    again = replace(ENTRY, leased_until=EARLIER, lease_owner="r", crashes=1)
+    assert "it is claimed again, alone, by" in explain(again, {}, {"shop"}, [RELAY]).text
 
 
 def test_crashes_are_told() -> None:

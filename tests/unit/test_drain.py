@@ -130,6 +130,7 @@ async def test_a_drain_that_is_stopped_with_a_suspect_in_flight_gives_it_back() 
     insert(store, 1)
     [row] = store.rows.values()
     row.lease_token, row.lease_owner, row.leased_until, row.attempts = uuid4(), "dead", 0.0, 1
+    row.crashes = 1
     assert not await stopped(make(store, hanging), store, hanging.called)
     assert rows(store) == [(Status.PENDING, 0, False)]
 

@@ -195,7 +195,7 @@ async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> Non
     for name in ("slow", "fast"):
         insert(store, 1, destination=name)
     for row in store.rows.values():
-        row.lease_token, row.lease_owner, row.leased_until = uuid4(), "dead", 0.0
+        row.lease_token, row.lease_owner, row.leased_until, row.crashes = uuid4(), "dead", 0.0, 1
     store.destinations["slow"].rate_at = (await store.now()).timestamp() + 60
 
     async def fast(event: Event) -> None:

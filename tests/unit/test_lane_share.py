@@ -127,7 +127,7 @@ async def test_the_outcome_of_a_suspect_does_not_wait_for_others(monkeypatch: py
     store = MemoryStore()
     insert(store, 10)
     for row in store.rows.values():
-        row.crashes = 1
+        row.crashes = 2
     destination = Destination("runner", "handler:", poll_interval="20ms")
 
     async def handle(event: Event) -> None:

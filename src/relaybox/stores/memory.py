@@ -56,8 +56,8 @@ class Row:
 
     @property
     def suspect(self) -> bool:
-        """Whether a relay died while it held this row and it was not settled since."""
-        return self.lease_token is not None or self.crashes > 0
+        """Whether relays died twice while they held this row and it was not settled since."""
+        return self.crashes + (self.lease_token is not None) > 1
 
     def leased(self, now: float) -> bool:
         """Whether a relay holds it."""
@@ -321,6 +321,6 @@ def _any(window: Sequence[Row]) -> list[UUID]:
 
 def _lease(row: Row, token: UUID, want: Want, now: float) -> None:
     died = row.lease_token is not None
-    row.attempts += 0 if died and row.crashes == 0 else 1
+    row.attempts += 0 if died and row.crashes < 2 else 1
     row.crashes += died
     row.leased_until, row.lease_token, row.lease_owner = now + want.lease, token, want.owner

@@ -46,8 +46,8 @@ WORDS = {
         "crashes, created_at, lease_token, lease_owner"
     ),
     "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
-    # A lease that ran out unsettled makes its row a suspect, and it stays one until it is settled.
-    "suspect": "(lease_token IS NOT NULL OR crashes > 0)",
+    # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled.
+    "suspect": "(crashes > 1 OR crashes = 1 AND lease_token IS NOT NULL)",
     "wanted": "(:suspects OR NOT {suspect})",
     # Nobody waits for a claim to be on disk: a server that crashes before it is forgets a lease, and what
     # was in flight is claimed once more.
@@ -62,7 +62,7 @@ WORDS = {
     # A batch that dies gives its attempts back; a lone claim that dies does not.
     # The numbers end where the columns do: one row that was edited by hand must not fail a whole claim.
     "lease": """attempts = {least}(attempts, 2147483646)
-        + CASE WHEN lease_token IS NOT NULL AND crashes = 0 THEN 0 ELSE 1 END,
+        + CASE WHEN lease_token IS NOT NULL AND crashes < 2 THEN 0 ELSE 1 END,
     crashes = {least}(crashes, 2147483646) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",

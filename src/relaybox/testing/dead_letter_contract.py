@@ -8,7 +8,7 @@ from typing import Any
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, DeadLetter, Settlement, Want
-from relaybox.testing.harness import LEASE, Harness, emit, see, want
+from relaybox.testing.harness import LEASE, Harness, die, emit, see, want
 
 GRAVE = DeadLetter("grave", max_attempts=3)
 ORDERED_GRAVE = DeadLetter("grave", ordered=True)
@@ -104,7 +104,7 @@ class DeadLetterContract:
         ids = await emit(harness, 2)
         zombie = (await harness.store.claim(want())).deliveries
         await harness.pass_time(LEASE + 1)
-        await harness.store.claim(want(owner="relay-2"))
+        await harness.store.claim(want(1, owner="relay-2"))
         settlements = [Settlement(delivery, Failed("no")) for delivery in zombie]
         assert await harness.store.settle(settlements, dead_letter=GRAVE) == {ids[0]}
         assert [copy.event_id for copy in await copies(harness)] == [zombie[1].event_id]
@@ -119,16 +119,14 @@ class DeadLetterContract:
     async def test_a_row_that_kills_every_relay_is_copied_with_the_reason(self, harness: Harness) -> None:
         for ordered in (False, True):
             id_ = await harness.emit("shop", key="a", max_attempts=1)
-            for _ in range(2):
-                claim = await harness.store.claim(want(ordered=ordered, skip=True))
-                assert claim.deliveries
-                await harness.pass_time(LEASE + 1)
+            await die(harness, want(ordered=ordered, skip=True), times=3)
             claim = await harness.store.claim(want(ordered=ordered, skip=True, dead_letter=GRAVE))
             assert claim == Claim(failed=claim.failed)
             assert [d.id for d in claim.failed] == [id_]
-            [copy] = await copies(harness)
+            *_, copy = await copies(harness)
+            assert copy.event_id == id_
             reason = json.loads(copy.headers)["relaybox-dead-letter-reason"]
-            assert reason == "the relay died 2 times while it held this event"
+            assert reason == "the relay died 3 times while it held this event"
 
     async def test_a_dead_letter_may_fail_like_any_other_row(self, harness: Harness) -> None:
         await emit(harness, 1)

@@ -96,6 +96,13 @@ async def settle_all(harness: Harness, outcome: Delivered | Retried | Failed) ->
     return await harness.store.settle([Settlement(d, outcome) for d in claim.deliveries])
 
 
+async def die(harness: Harness, claim: Want, *, times: int = 1) -> None:
+    """Claim, and let the leases run out, as a relay does that dies."""
+    for _ in range(times):
+        assert (await harness.store.claim(claim)).deliveries
+        await harness.pass_time(LEASE + 1)
+
+
 async def drain(harness: Harness, *, limit: int, chance: random.Random | None = None) -> list[UUID]:
     """Claim and settle until nothing is left; the ids in the order of their delivery."""
     delivered: list[UUID] = []

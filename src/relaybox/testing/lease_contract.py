@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, Held, Settlement
-from relaybox.testing.harness import LEASE, Harness, Seen, emit, see, settle_all, want
+from relaybox.testing.harness import LEASE, Harness, Seen, die, emit, see, settle_all, want
 
 
 class LeaseContract:
@@ -187,7 +187,7 @@ class LeaseContract:
         ids = await emit(harness, 2)
         claim = await harness.store.claim(want())
         await harness.pass_time(LEASE + 1)
-        taken_over = await harness.store.claim(want(owner="relay-2"))
+        taken_over = await harness.store.claim(want(1, owner="relay-2"))
         lost = await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
         assert lost == frozenset(d.id for d in taken_over.deliveries) == {ids[0]}
         assert (await see(harness, ids[1])).state == "delivered"
@@ -215,35 +215,45 @@ class LeaseContract:
         await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
         assert await harness.store.extend(claim.deliveries, LEASE) == {id_}
 
-    async def test_rows_of_a_dead_relay_are_claimed_one_by_one_with_the_attempt_back(
+    async def test_rows_of_a_dead_relay_are_claimed_with_others_and_the_attempt_back(
         self, harness: Harness
     ) -> None:
         ids = await emit(harness, 3)
-        await harness.store.claim(want())
+        await die(harness, want())
         fresh = await emit(harness, 2)
-        await harness.pass_time(LEASE + 1)
+        claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
+        assert [d.id for d in claim.deliveries] == ids + fresh
+        assert [(d.attempts, d.crashes, d.suspect) for d in claim.deliveries] == [
+            *3 * [(1, 1, False)],
+            *2 * [(1, 0, False)],
+        ]
+
+    async def test_rows_of_two_dead_relays_are_claimed_one_by_one_with_the_attempt_back(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 3)
+        await die(harness, want(), times=2)
+        fresh = await emit(harness, 2)
         claims = [(await harness.store.claim(want())).deliveries for _ in range(4)]
         assert [[d.id for d in claim] for claim in claims] == [[ids[0]], [ids[1]], [ids[2]], fresh]
-        assert {(d.attempts, d.crashes) for claim in claims[:3] for d in claim} == {(1, 1)}
+        assert {(d.attempts, d.crashes) for claim in claims[:3] for d in claim} == {(1, 2)}
 
     async def test_only_the_death_of_a_lone_claim_counts(self, harness: Harness) -> None:
         await harness.emit("shop", max_attempts=3)
         seen = []
-        for _ in range(4):
+        for _ in range(5):
             [delivery] = (await harness.store.claim(want())).deliveries
             seen.append((delivery.attempts, delivery.crashes))
             await harness.pass_time(LEASE + 1)
-        assert seen == [(1, 0), (1, 1), (2, 2), (3, 3)]
+        assert seen == [(1, 0), (1, 1), (1, 2), (2, 3), (3, 4)]
 
     async def test_a_row_that_kills_every_relay_is_failed_with_the_reason(self, harness: Harness) -> None:
         id_ = await harness.emit("shop", max_attempts=2)
-        for _ in range(3):
-            assert (await harness.store.claim(want())).deliveries
-            await harness.pass_time(LEASE + 1)
+        await die(harness, want(), times=4)
         claim = await harness.store.claim(want())
         assert (claim.deliveries, [d.id for d in claim.failed]) == ((), [id_])
-        error = "the relay died 3 times while it held this event"
-        assert await see(harness, id_) == Seen("failed", 2, 3, error)
+        error = "the relay died 4 times while it held this event"
+        assert await see(harness, id_) == Seen("failed", 2, 4, error)
 
     async def test_one_killer_takes_none_of_its_batch_with_it(self, harness: Harness) -> None:
         ids = await emit(harness, 100)
@@ -257,23 +267,21 @@ class LeaseContract:
                 await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
             elif not claim.failed:
                 break
-        assert deaths == 6
-        error = "the relay died 6 times while it held this event"
-        assert await see(harness, killer) == Seen("failed", 5, 6, error)
+        assert deaths == 7
+        error = "the relay died 7 times while it held this event"
+        assert await see(harness, killer) == Seen("failed", 5, 7, error)
         others = [await see(harness, id_) for id_ in ids if id_ != killer]
         assert {(row.state, row.attempts) for row in others} == {("delivered", 1)}
 
     async def test_a_suspect_that_was_not_tried_stays_a_suspect(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
-        await harness.store.claim(want())
-        await harness.pass_time(LEASE + 1)
+        await die(harness, want(), times=2)
         await harness.store.release((await harness.store.claim(want())).deliveries)
         assert [d.id for d in (await harness.store.claim(want())).deliveries] == ids[:1]
 
     async def test_a_claim_without_suspects_takes_the_others(self, harness: Harness) -> None:
         suspects = await emit(harness, 3)
-        await harness.store.claim(want())
-        await harness.pass_time(LEASE + 1)
+        await die(harness, want(), times=2)
         others = await emit(harness, 2)
         claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
         assert [(d.id, d.attempts) for d in claim.deliveries] == [(id_, 1) for id_ in others]
@@ -281,8 +289,7 @@ class LeaseContract:
 
     async def test_a_suspect_that_was_settled_is_cleared(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
-        await harness.store.claim(want())
-        await harness.pass_time(LEASE + 1)
+        await die(harness, want(), times=2)
         await settle_all(harness, Retried(30, "500"))
         assert await see(harness, id_) == Seen("scheduled", 1, 0, "500")
 
@@ -326,13 +333,12 @@ class LeaseContract:
 
     async def test_a_suspect_is_alone_among_chosen_rows_too(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
-        await harness.store.claim(want(3))
-        await harness.pass_time(LEASE + 1)
+        await die(harness, want(3), times=2)
         chosen = [*ids[1:], *await emit(harness, 2)]
         without = dataclasses.replace(want(only=chosen), suspects=False)
         assert [d.id for d in (await harness.store.claim(without)).deliveries] == chosen[2:]
         claim = await harness.store.claim(want(only=chosen))
-        assert [(d.id, d.crashes) for d in claim.deliveries] == [(ids[1], 1)]
+        assert [(d.id, d.crashes) for d in claim.deliveries] == [(ids[1], 2)]
 
     async def test_a_claim_of_chosen_rows_is_held_up_as_any_other(self, harness: Harness) -> None:
         chosen = await emit(harness, 1)

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from relaybox.outcome import Delivered, Failed, Released, Retried
 from relaybox.store import Claim, Settlement
-from relaybox.testing.harness import LEASE, Harness, drain, emit, see, want
+from relaybox.testing.harness import Harness, die, drain, emit, see, want
 
 
 class OrderContract:
@@ -70,20 +70,24 @@ class OrderContract:
         claim = await harness.store.claim(want(ordered=True, skip=True))
         assert [d.id for d in claim.deliveries] == ids[1:]
 
+    async def test_the_run_of_a_dead_relay_is_claimed_again_as_a_run(self, harness: Harness) -> None:
+        ids = await emit(harness, 3, key="a")
+        await die(harness, want(ordered=True))
+        claim = await harness.store.claim(dataclasses.replace(want(ordered=True), suspects=False))
+        assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 1) for id_ in ids]
+
     async def test_a_suspect_head_is_claimed_alone_and_its_key_waits(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
-        await harness.store.claim(want(ordered=True))
-        await harness.pass_time(LEASE + 1)
+        await die(harness, want(ordered=True), times=2)
         for id_ in ids:
             claim = await harness.store.claim(want(ordered=True))
-            assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 1)]
+            assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 2)]
             assert not (await harness.store.claim(want(ordered=True, owner="relay-2"))).deliveries
             await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
 
     async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
         [suspect] = await emit(harness, 1, key="a")
-        await harness.store.claim(want(ordered=True))
-        await harness.pass_time(LEASE + 1)
+        await die(harness, want(ordered=True), times=2)
         [later] = await emit(harness, 1, key="a")
         [other] = await emit(harness, 1, key="b")
         without = dataclasses.replace(want(ordered=True), suspects=False)
@@ -97,9 +101,7 @@ class OrderContract:
     async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
         killer = await harness.emit("shop", key="a", max_attempts=1)
         [later] = await emit(harness, 1, key="a")
-        for _ in range(2):
-            assert (await harness.store.claim(want(ordered=True))).deliveries
-            await harness.pass_time(LEASE + 1)
+        await die(harness, want(ordered=True), times=3)
         assert [d.id for d in (await harness.store.claim(want(ordered=True))).failed] == [killer]
         assert not (await harness.store.claim(want(ordered=True))).deliveries
         assert (await see(harness, later)).state == "parked"
@@ -107,9 +109,7 @@ class OrderContract:
     async def test_a_killer_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
         killer = await harness.emit("shop", key="a", max_attempts=1)
         [later] = await emit(harness, 1, key="a")
-        for _ in range(2):
-            assert (await harness.store.claim(want(ordered=True, skip=True))).deliveries
-            await harness.pass_time(LEASE + 1)
+        await die(harness, want(ordered=True, skip=True), times=3)
         claim = await harness.store.claim(want(ordered=True, skip=True))
         assert [d.id for d in claim.failed] == [killer]
         assert [d.id for d in (await harness.store.claim(want(ordered=True, skip=True))).deliveries] == [
