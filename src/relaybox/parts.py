@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -195,11 +196,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     else:
         work.close()
         raise ConfigError("called inside a running event loop: await the twin that begins with an a")
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        new_event_loop = None
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        from uvloop import new_event_loop as new_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(work)
 
 

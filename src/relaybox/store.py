@@ -47,6 +47,7 @@ class Want:
 
     Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
+    Where more keys wait, ``spread`` of them are enough, each with a longer run.
     """
 
     destination: str
@@ -59,6 +60,7 @@ class Want:
     probe: bool = False
     suspects: bool = True
     only: tuple[UUID, ...] | None = None
+    spread: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

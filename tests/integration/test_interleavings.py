@@ -163,7 +163,7 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     [waiting] = scene.emit("a")
     assert (await scene.store.claim(want("relay-2"))).parked == 1
     scene.end_leases()
-    taken_over = await scene.store.claim(want("relay-2"))
+    taken_over = await scene.store.claim(want("relay-2", limit=1))
     assert [d.id for d in taken_over.deliveries] == [late.deliveries[0].id]
     with scene.transaction() as connection:
         drive(connection, scene.steps.settle([Settlement(taken_over.deliveries[0], Delivered())], "block"))

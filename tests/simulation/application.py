@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from uuid import UUID
 
-from tests.simulation.database import Blocked, Database, Deadlock, Emitted, Transaction, to_datetime
-from tests.simulation.plan import EMITTING, MAX_ATTEMPTS, Plan
+from tests.simulation.database import Blocked, Database, Deadlock, Emitted, Row, Transaction, to_datetime
+from tests.simulation.plan import EMITTING, Plan
 from tests.simulation.statements import Server
 from tests.simulation.world import World
-
-LONG_AGO = to_datetime(0.0)
 
 
 class Application:
@@ -30,6 +28,7 @@ class Application:
         self._plan = plan
         self._committed = committed
         self._names = [destination.name for destination in plan.destinations if destination.name != "dead"]
+        self._attempts = plan.destinations[0].max_attempts
         self._keyed = {destination.name: destination.ordered for destination in plan.destinations}
         self.events: list[Emitted] = []
         """What was committed, in the order of commits."""
@@ -39,7 +38,7 @@ class Application:
         """Emit all of the plan's events over some seconds."""
         luck, number = self._world.random, 0
         while number < self._plan.events:
-            size = min(luck.choice((1, 5, 10, 20)), self._plan.events - number)
+            size = min(luck.choice((1, 5, 20, 40)), self._plan.events - number)
             self.emit(range(number, number + size), after=luck.uniform(0.0, EMITTING))
             number += size
 
@@ -76,19 +75,24 @@ class Application:
         self._insert(transaction, key, numbers)
 
     def _insert(self, transaction: Transaction, key: str, numbers: Sequence[int]) -> None:
-        luck, made = self._world.random, []
+        database, luck, made = self._database, self._world.random, []
+        now, names = database.now(), self._names
+        moment = to_datetime(now)
         for number in numbers:
             event_id = UUID(int=(number + 1) << 64 | luck.getrandbits(32))
-            names = self._names if luck.random() < 0.1 else [luck.choice(self._names)]
-            for name in names:
-                # The first row has the event's own id, as ``emit`` gives it.
-                id_ = event_id if name is names[0] else UUID(int=event_id.int + 1 + self._names.index(name))
+            first = int(luck.random() * len(names))
+            for index in range(len(names)) if luck.random() < 0.1 else (first,):
+                name = names[index]
+                # One row has the event's own id, as ``emit`` gives it.
+                id_ = event_id if index == first else UUID(int=event_id.int + 1 + index)
                 emitted = Emitted(
                     id_, event_id, name, "Thing", key, "thing.changed", f'{{"n":{number}}}', None, None, "{}",
-                    key if self._keyed[name] else None, 0, "", MAX_ATTEMPTS, 0.0, LONG_AGO,
+                    key if self._keyed[name] else None, database.next_position(), "", self._attempts, now,
+                    moment,
                 )  # fmt: skip
-                self._server.insert(transaction, emitted)
-                made.append(id_.hex)
+                hex_ = id_.hex
+                transaction.rows[hex_] = Row(emitted, now)
+                made.append(hex_)
         longest = min(self._plan.longest_transaction, 0.02 if self._plan.flavour == "single" else 1.0)
         self._world.after(luck.random() * longest, self._end, transaction, made, numbers)
 

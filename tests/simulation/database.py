@@ -226,7 +226,7 @@ class Database:
         row = transaction.rows.get(id_)
         if row is None:
             row = transaction.rows[id_] = self.rows[id_].copy()
-        row.updated_at = self.now()
+        row.updated_at = self._clock.now + self.skew
         return row
 
     def wait(self, transaction: Transaction, holder: Transaction, wake: Callable[[], None]) -> None:
@@ -246,16 +246,12 @@ class Database:
         """Make it so. Without ``flush`` a server that is killed soon after may forget it."""
         if transaction.over:
             return
-        before: dict[str, Row | None] = {}
-        for id_, row in transaction.rows.items():
-            before[id_] = self.rows.get(id_)
-            self._put(id_, row)
+        before = {id_: self._put(id_, row) for id_, row in transaction.rows.items()}
         self.others.update(transaction.others)
-        if flush:
-            if transaction.rows or transaction.others:
-                self._unflushed.clear()
-        else:
+        if not flush:
             self._unflushed.append(before)
+        elif before or transaction.others:
+            self._unflushed.clear()
         self._end(transaction)
 
     def rollback(self, transaction: Transaction) -> None:
@@ -289,9 +285,15 @@ class Database:
         for wake in transaction.waiters:
             wake()
 
-    def _put(self, id_: str, row: Row | None, *, told: bool = True) -> None:
+    def _put(self, id_: str, row: Row | None, *, told: bool = True) -> Row | None:
+        """What was there before."""
         before = self.rows.get(id_)
-        if before is None or row is None or _place(before) != _place(row):
+        if (
+            before is None
+            or row is None
+            or before.next_attempt_at != row.next_attempt_at
+            or before.status != row.status
+        ):
             if before is not None:
                 self._unindex(id_, before)
             if row is not None:
@@ -302,6 +304,7 @@ class Database:
             self.rows[id_] = row
         if told and self.on_change is not None:
             self.on_change(before, row)
+        return before
 
     def _index(self, id_: str, row: Row) -> None:
         emitted, status = row.emitted, row.status
@@ -322,11 +325,6 @@ class Database:
                 _remove(self.due[emitted.destination], (row.next_attempt_at, emitted.position, id_))
         if emitted.ordering_key is not None and status in OPEN:
             _remove(self.open[emitted.destination, emitted.ordering_key], (emitted.position, id_))
-
-
-def _place(row: Row) -> tuple[str, float | None]:
-    """What decides where the indexes hold it."""
-    return row.status, row.next_attempt_at
 
 
 def _remove(index: list[Any], entry: Any) -> None:

@@ -129,7 +129,7 @@ class Answer:
 class Wire:
     """One node's connections; what the kinds of databases have in common."""
 
-    AT_ONCE = 0.5
+    AT_ONCE = 0.6
     """The part of all ways that take no time."""
 
     def __init__(self, site: Site, node: Node) -> None:
@@ -139,6 +139,7 @@ class Wire:
         self._database = site.database
         self._node = node
         self._places = asyncio.Semaphore(CONNECTIONS)
+        self._longest = 2 * site.weather.latency / (1.0 - self.AT_ONCE)
 
     async def run(self, begin: Callable[[], Steps[T]]) -> T:
         """Drive the steps; ``begin`` is called again where a deadlock was broken."""
@@ -186,15 +187,12 @@ class Wire:
         done: Reply,
     ) -> None:
         """Execute what is left of the queries, waiting where another transaction has to end first."""
-        life = self._site.life
+        life, read_only = self._site.life, self._world.now < self._weather.read_only_until
         for query in queries[len(results) :]:
             if transaction.over:
                 done(StoreError("the server ended the transaction"))
                 return
-            if self._world.now < self._weather.read_only_until and query[0] not in (
-                "now",
-                "read_destination",
-            ):
+            if read_only and query[0] not in ("now", "read_destination"):
                 self._database.rollback(transaction)
                 self._trouble("read-only node")
                 done(StoreError("cannot execute this in a read-only transaction"))
@@ -229,9 +227,9 @@ class Wire:
         """What becomes of a round trip, and how long each way takes."""
         weather, random, now = self._weather, self._world.random.random, self._world.now
         # Some trips take no time at all: what others do in the meantime they do not see.
-        longest = 2 * weather.latency / (1.0 - self.AT_ONCE)
-        there = max(0.0, random() - self.AT_ONCE) * longest
-        back = max(0.0, random() - self.AT_ONCE) * longest
+        there, back = random() - self.AT_ONCE, random() - self.AT_ONCE
+        there = there * self._longest if there > 0.0 else 0.0
+        back = back * self._longest if back > 0.0 else 0.0
         if self._site.cut_off and now < self._site.cut_off.get(self._node.name, 0.0):
             self._trouble("cut off")
             return "request lost", self._site.cut_off[self._node.name] - now, 0.01

@@ -36,8 +36,8 @@ class Judge:
         """How many rows were leased under each token."""
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
-        self._suspects: defaultdict[str | None, dict[UUID, Row]] = defaultdict(dict)
-        """The suspects that each relay holds."""
+        self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)
+        """The suspects that each relay holds, by their positions."""
         self._findings: list[Finding] = []
 
     def findings(self) -> list[Finding]:
@@ -62,7 +62,7 @@ class Judge:
             if row is not None and row.token is not None:
                 self._claimed(row)
             return
-        self._suspects[before.owner].pop(before.emitted.id, None)
+        self._suspects[before.owner].pop(before.emitted.position, None)
         self._judge_writer(before, row)
         if row is not None and row.crashes > before.crashes:
             # Nobody settled it: whoever held it died, or lost it.
@@ -90,7 +90,7 @@ class Judge:
             others = self._suspects[row.owner]
             if any(map(self._is_held, others.values())) and self._is_well(row.owner, row):
                 self._find("untrue", row, f"{row.owner} held another suspect when it claimed this one")
-            others[row.emitted.id] = row
+            others[row.emitted.position] = row
 
     def _is_held(self, row: Row) -> bool:
         """Whether it still is as it was claimed; a server that is killed may forget a claim."""

@@ -12,11 +12,8 @@ from tests.simulation.queries import Flavour
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
 
 EVENTS = 200
-MAX_ATTEMPTS = 3
 EMITTING = 1.0
 """Seconds in which events are emitted."""
-TROUBLE = 3.0
-"""Seconds after which nothing new goes wrong."""
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
@@ -36,6 +33,8 @@ class Plan:
     keys: int
     events: int
     heals: bool
+    trouble: float
+    """After which nothing new goes wrong: all is healed, or it is over."""
     faults: tuple[str, ...]
     weather: Weather
     troubles: dict[str, Troubles]
@@ -68,19 +67,20 @@ def draw(seed: int) -> Plan:
         seed=seed,
         flavour=luck.choice(("pipeline", "pipeline", "steps", "single")),
         destinations=destinations,
-        bulk={destination.name: luck.random() < 0.5 for destination in destinations},
+        bulk={destination.name: luck.random() < 0.6 for destination in destinations},
         relays=luck.choice((1, 2, 2, 2, 3)),
         keys=luck.choice((3, 8, 20)),
         events=EVENTS,
         heals=luck.random() < 0.5,
+        trouble=luck.uniform(2.0, 3.0),
         faults=faults,
         weather=Weather(latency=luck.choice((0.0005, 0.002, 0.01))),
         troubles={
-            destination.name: Troubles(luck.choice((0.002, 0.01, 0.03))) for destination in destinations
+            destination.name: Troubles(luck.choice((0.002, 0.005, 0.02))) for destination in destinations
         },
         wakes=luck.choice((0.0, 0.5, 1.0)),
         alive=luck.random() < 0.8,
-        abort=0.15,
+        abort=0.1,
         longest_transaction=luck.choice((0.01, 0.1, 0.5)),
     )
     for fault in faults:
@@ -92,13 +92,13 @@ def _destinations(luck: Random) -> list[Destination]:
     options = {
         "lease": luck.choice((1.0, 2.0)),
         "timeout": 0.5,
-        "batch_size": luck.choice((10, 50, 100)),
+        "batch_size": luck.choice((10, 20, 50)),
         "poll_interval": luck.choice((0.5, 2.0)),
         "concurrency": luck.choice((1, 2, 8, 16)),
         "backoff": Backoff(base=0.1, cap=0.5),
-        "max_attempts": MAX_ATTEMPTS,
+        "max_attempts": luck.choice((2, 2, 3)),
     }
-    kinds = luck.choice((("ordered",), ("plain",), ("skipping",), ("ordered", "plain")))
+    kinds = luck.choice((("ordered",), ("ordered",), ("plain",), ("skipping",), ("ordered", "plain")))
     made = []
     for kind in kinds:
         own = {"ordered": kind != "plain", **({"on_failed": "skip"} if kind == "skipping" else {})}
@@ -113,10 +113,11 @@ def _destinations(luck: Random) -> list[Destination]:
 
 
 def _some(
-    luck: Random, strength: float, most: int, shortest: float, longest: float
+    plan: Plan, luck: Random, most: float, shortest: float, longest: float
 ) -> list[tuple[float, float]]:
-    count = max(1, round(strength * most))
-    return [(luck.uniform(0.1, TROUBLE), luck.uniform(shortest, longest)) for _ in range(count)]
+    """So many at most: when it begins, and how long it takes."""
+    count = max(1, round(most))
+    return [(luck.uniform(0.1, plan.trouble), luck.uniform(shortest, longest)) for _ in range(count)]
 
 
 def _rarely(strength: float) -> float:
@@ -125,24 +126,24 @@ def _rarely(strength: float) -> float:
 
 
 def _crash(plan: Plan, luck: Random, strength: float) -> None:
-    plan.crashes = _some(luck, strength, 5, 0.0, 1.0)
+    plan.crashes = _some(plan, luck, 4 * strength, 0.0, 1.0)
 
 
 def _crash_point(plan: Plan, luck: Random, strength: float) -> None:
     points = [luck.choice(CRASH_POINTS) for _ in range(max(1, round(4 * strength)))]
     plan.crash_points = [(point, luck.randint(1, 30 if point in ("answered",) else 6)) for point in points]
     if "outage" in plan.faults:
-        # Whoever has just been told to probe.
-        plan.crash_points.append(("circuit changed", luck.randint(1, 3)))
+        # Mostly whoever has just been told to probe.
+        plan.crash_points.append(("circuit changed", luck.choice((1, 2, 2, 4))))
 
 
 def _stall(plan: Plan, luck: Random, strength: float) -> None:
     lease = plan.destinations[0].lease
-    plan.stalls = _some(luck, strength, 3, 0.1, 2 * lease)
+    plan.stalls = _some(plan, luck, 3 * strength, 0.1, 2 * lease)
 
 
 def _churn(plan: Plan, luck: Random, strength: float) -> None:
-    plan.churn = sorted(luck.uniform(0.1, TROUBLE) for _ in range(max(1, round(6 * strength))))
+    plan.churn = [at for at, _ in _some(plan, luck, 4 * strength, 0.0, 1.0)]
 
 
 def _lost_requests(plan: Plan, luck: Random, strength: float) -> None:
@@ -162,19 +163,19 @@ def _slow_network(plan: Plan, luck: Random, strength: float) -> None:
 
 
 def _server_killed(plan: Plan, luck: Random, strength: float) -> None:
-    plan.kills = _some(luck, strength, 2, 0.1, 2.0)
+    plan.kills = _some(plan, luck, 2 * strength, 0.1, 2.0)
 
 
 def _read_only(plan: Plan, luck: Random, strength: float) -> None:
-    plan.read_only = _some(luck, strength, 2, 0.1, 2.0)
+    plan.read_only = _some(plan, luck, 2 * strength, 0.1, 2.0)
 
 
 def _cut_off(plan: Plan, luck: Random, strength: float) -> None:
-    plan.cuts = _some(luck, strength, 3, 0.2, 4.0)
+    plan.cuts = _some(plan, luck, 3 * strength, 0.2, 4.0)
 
 
 def _clock_step(plan: Plan, luck: Random, strength: float) -> None:
-    plan.steps = [(luck.uniform(0.1, TROUBLE), luck.uniform(-2.0, 4.0) * strength)]
+    plan.steps = [(luck.uniform(0.1, plan.trouble), luck.uniform(-2.0, 4.0) * strength)]
 
 
 def _receiver_slow(plan: Plan, luck: Random, strength: float) -> None:
@@ -198,7 +199,7 @@ def _answers(plan: Plan, luck: Random, strength: float, *, applied: bool) -> Non
 
 def _outage(plan: Plan, luck: Random, strength: float) -> None:
     name = luck.choice(list(plan.troubles))
-    for begins, length in _some(luck, strength, 2, 0.2, 3.0):
+    for begins, length in _some(plan, luck, 2 * strength, 0.2, 3.0):
         looks = OUTAGES[luck.choice(list(OUTAGES))]
         plan.troubles[name].outages.append(Outage(begins, begins + length, looks))
 
@@ -207,7 +208,7 @@ def _poison(plan: Plan, luck: Random, strength: float) -> None:
     for destination in plan.destinations:
         name, troubles = destination.name, plan.troubles[destination.name]
         if name != "dead":
-            most = 4 if destination.dead_letter is None else 20
+            most = 3 if destination.dead_letter is None else 12
             bad = luck.sample(range(plan.events), max(1, round(most * strength)))
             kinds = [luck.choice(("rejects", "never", "chokes")) for _ in bad]
             for kind in set(kinds):

@@ -116,9 +116,9 @@ class Receiver:
                 self.applied.append(Applied(*event, node, begun, self.world.now))
                 if late or reply is not DELIVERED:
                     self.misled[delivery.event_id] += 1
-            if not isinstance(reply, Delivered):
+            if reply is not DELIVERED:
                 stuck.add(delivery.ordering_key)
-            silent |= getattr(reply, "reason", "") == SILENT
+                silent |= getattr(reply, "reason", "") == SILENT
             answers.append(reply)
         back = self.timeout if silent else self.troubles.latency * (0.2 + self.world.random.random())
         self.world.after(back, _set, answer, answers)
@@ -213,7 +213,13 @@ class BulkSink:
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One request for all that may be sent."""
         async with self._places:
-            chosen = [delivery for delivery in deliveries if progress.begin(delivery)]
+            chosen, stuck = [], set()
+            for delivery in deliveries:
+                if delivery.ordering_key not in stuck and progress.begin(delivery):
+                    chosen.append(delivery)
+                elif delivery.ordering_key is not None:
+                    # What is behind it in its key must not overtake it.
+                    stuck.add(delivery.ordering_key)
             if not chosen:
                 return [Released()] * len(deliveries)
             answer: asyncio.Future[Any] = self._node.create_future()

@@ -13,14 +13,14 @@ from uuid import UUID
 
 from relaybox import circuit, crashpoint
 from relaybox.config import Destination
-from relaybox.maintenance import caretaker
+from relaybox.maintenance import caretaker, membership
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.membership import Membership
 from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.tally import Tally
 from relaybox.observe import Observer
 from relaybox.observers.several import Observers
-from relaybox.relay import decide
+from relaybox.relay import decide, lane, settle
 from relaybox.relay.lane import Lane
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
@@ -34,7 +34,7 @@ from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, to_datetime
 from tests.simulation.driver import Site
 from tests.simulation.judge import Judge
-from tests.simulation.plan import TROUBLE, Plan, draw
+from tests.simulation.plan import Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
 from tests.simulation.upkeep_statements import UpkeepServer
 from tests.simulation.world import Node, World
@@ -43,7 +43,7 @@ Tell: TypeAlias = Callable[[str], None]
 
 PATIENCE = 240.0
 """Seconds of virtual time after which what was healed must be drained."""
-SWEEPS, PRUNES, BEATS = 3.0, 2.5, 0.8
+SWEEPS, PRUNES, BEATS = 3.0, 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
 
 
@@ -69,14 +69,11 @@ class NodeClock:
         self.now = node.time
         self._node = node
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+    def sleep(self, seconds: float) -> asyncio.Future[None]:
+        """Wait so long. A future needs no task of its own where several things are waited for."""
         future = self._node.create_future()
-        timer = self._node.call_later(seconds, _done, future)
-        try:
-            await future
-        finally:
-            timer.cancel()
+        self._node.call_later(seconds, _done, future)
+        return future
 
 
 class SimWake(LocalWake):
@@ -108,6 +105,7 @@ class Schedule:
         self._extra = plan.events
         self._attended = 0
         self._points = Counter[str]()
+        self._blocking = {d.name for d in plan.destinations if d.on_failed == "block"}
         self.judge = Judge(self)
 
     def run(self) -> Result:
@@ -124,12 +122,16 @@ class Schedule:
                 self.world.end()
 
     def _live(self) -> None:
-        for _ in range(self.plan.relays):
-            self._start_relay()
-        self.world.run(TROUBLE)
+        # The first is alone, and need not wait for others to know of it.
+        for number in range(self.plan.relays):
+            self.world.after(number * 0.1, self._replace)
+        self.world.run(self.plan.trouble)
+        # A stall that lasts to the end has to be known as well.
+        for node in self.nodes:
+            node.resume()
         if self.plan.heals:
             self._heal()
-            self.world.run(TROUBLE + PATIENCE)
+            self.world.run(self.plan.trouble + PATIENCE)
 
     # The relays.
 
@@ -284,8 +286,6 @@ class Schedule:
         self.site.cut_off.clear()
         for receiver in self.receivers.values():
             receiver.troubles.heal()
-        for node in list(self.nodes):
-            node.resume()
         while len(self.nodes) < self.plan.relays:
             self._start_relay()
         self._attend()
@@ -305,22 +305,18 @@ class Schedule:
         """Whether something is open that is not behind a failed event of its key."""
         if self.application.under_way:
             return True
-        return any(
-            row.status == "pending" and not self._is_blocked(row) for row in self.database.rows.values()
-        )
+        rows, waiting = self.database.rows, (*self.database.due.values(), *self.database.parked.values())
+        return any(not self._is_blocked(rows[entry[-1]]) for index in waiting for entry in index)
 
     def _is_blocked(self, row: Row) -> bool:
         """Whether it is behind an event of its key that failed for good."""
         emitted = row.emitted
         if row.status != "pending" or emitted.ordering_key is None:
             return False
-        if self._on_failed(emitted.destination) != "block":
+        if emitted.destination not in self._blocking:
             return False
         position, id_ = self.database.open[emitted.destination, emitted.ordering_key][0]
         return position < emitted.position and self.database.rows[id_].status == "failed"
-
-    def _on_failed(self, name: str) -> Any:
-        return next(d.on_failed for d in self.plan.destinations if d.name == name)
 
     # The judgement.
 
@@ -346,19 +342,18 @@ class Schedule:
     def _judge_destination(self, destination: Destination, result: Result) -> None:
         name = destination.name
         receiver = self.receivers[name]
-        rows = {r.emitted.event_id: r for r in self.database.rows.values() if r.emitted.destination == name}
-        committed = self._committed(name, rows)
         arrived = {applied.event_id.int for applied in receiver.applied}
-        blocked = {
-            event_id
-            for event_id, row in rows.items()
-            if event_id.int not in arrived and self._is_blocked(row)
-        }
+        # By the integer of an id, because a UUID is hashed in Python.
+        own = (row for row in self.database.rows.values() if row.emitted.destination == name)
+        rows = {row.emitted.event_id.int: row for row in own}
+        blocked = {event for event, row in rows.items() if event not in arrived and self._is_blocked(row)}
         report = check(
-            [row for row in committed if row.event_id not in blocked],
+            [row for row in self._committed(name) if row.event_id.int not in blocked],
             [Received(name, a.event_id, _bytes(a.payload)) for a in receiver.applied],
             status={
-                (name, event_id): row.status for event_id, row in rows.items() if event_id not in blocked
+                (name, row.emitted.event_id): row.status
+                for event, row in rows.items()
+                if event not in blocked
             },
             in_flight=self._excused(receiver),
             on_failed=destination.on_failed or "skip",
@@ -369,7 +364,7 @@ class Schedule:
         result.duplicates += report.duplicates
         result.faults += receiver.met
 
-    def _committed(self, name: str, rows: dict[UUID, Row]) -> list[Committed]:
+    def _committed(self, name: str) -> list[Committed]:
         events: Iterable[Emitted] = self.application.events
         if name == "dead":
             events = self.judge.dead_letters
@@ -393,19 +388,29 @@ class Schedule:
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """What the product takes from its surroundings, made repeatable; its longest waits made shorter."""
+        """What the product takes from its surroundings, made repeatable; its longest waits made shorter.
+
+        Polls and settles come less often than they do at work: they are most of what a schedule costs.
+        """
         luck = self.world.random
 
         def random_uuid() -> UUID:
             return UUID(int=luck.getrandbits(128))
 
         changes: list[tuple[Any, str, Any]] = [
+            # Nobody asks for all tasks; to remember each of them is dear.
+            (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (steps, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
             (upkeep, "templates", lambda *_: {"fence": ""}),
             (caretaker, "SWEEP", SWEEPS),
             (caretaker, "PRUNE", PRUNES),
             (caretaker.log, "disabled", True),
+            (lane, "SHORTEST_POLL", 0.2),
+            (settle, "GAP", 0.2),
+            (settle, "GAP_WHERE_ORDERED", 0.2),
+            (lane, "SHORTEST_POLL_WHEN_TOLD", 0.5),
+            (membership, "LIVE", 2),
             (circuit, "FIRST_PAUSE", 0.2),
             (decide, "LONGEST_PAUSE", 1.0),
             (circuit, "LONGEST_PAUSE", 1.0),

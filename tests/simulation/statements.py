@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -54,7 +54,14 @@ class Item(msgspec.Struct):
     copy: str | None = None
 
 
+Items: TypeAlias = str | list[Item]
 _items = msgspec.json.Decoder(list[Item]).decode
+
+
+def _delivered(ids: str, token: UUID) -> list[Item]:
+    return [Item(id_, token.hex, "delivered", 0, 0, "") for id_ in ids[1:-1].split(",")]
+
+
 _names = msgspec.json.Decoder(list[str]).decode
 
 
@@ -228,8 +235,8 @@ class Server:
         return self.do_read(transaction, take), len(park)
 
     def _in_order(
-        self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, block: bool,
-        only: str | None = None, **line: Any,
+        self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, spread: int,
+        block: bool, only: str | None = None, **line: Any,
     ) -> tuple[list[str], list[str]]:  # fmt: skip
         """What to lease and what to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
         chosen = None if only is None else frozenset(_names(only))
@@ -237,16 +244,24 @@ class Server:
         common: dict[str, Any] = {"destination": destination, "suspects": suspects}
         window = list(self._window(transaction, limit=size, only=only, **common, **line))
         due = Counter(row.key for row in window if row.key is not None)
-        first = [self._head(transaction, destination, key, block) for key in due]
-        locked = self.do_lock(transaction, [id_ for id_ in first if id_ is not None], suspects)
-        heads = {head.key: head for head in map(Candidate._make, locked)}
-        free = [head for head in heads.values() if head.free and (chosen is None or head.id in chosen)]
-        records = [
-            {"key": head.key, "start": head.position, "block": block, **common}
-            | {"share": max(due[head.key], limit // len(due))}
-            for head in free
-        ]
-        runs = ordering.runs(free, map(Candidate._make, self.do_run(transaction, records)), chosen)
+        heads: dict[str | None, Candidate] = {}
+        runs: dict[str | None, list[Candidate]] = {}
+        left, share = limit, limit // max(1, min(spread, len(due)))
+        for key in due:
+            of_key = {"key": key, "block": block, **common}
+            [head] = map(Candidate._make, self.do_run(transaction, [of_key | {"start": 0, "share": 1}]))
+            rows = [head]
+            if head.free and (chosen is None or head.id in chosen):
+                run = of_key | {"start": head.position, "share": max(due[key], share)}
+                rows = list(map(Candidate._make, self.do_run(transaction, [run])))[:left]
+                runs |= ordering.runs([head], rows, chosen)
+            heads[key] = head
+            left -= len(rows)
+            if not left:
+                break
+        blocked = [head.id for head in heads.values() if not head.free]
+        locked = {row[0] for row in self.do_lock(transaction, blocked, suspects)}
+        heads = {key: head for key, head in heads.items() if head.free or head.id in locked}
         members = [row.id for run in runs.values() for row in run] + [row.id for row in window]
         mine = {row[0] for row in self.do_lock(transaction, list(dict.fromkeys(members)), suspects) if row[3]}
         line, park = self._line(window, heads, runs, mine)
@@ -261,9 +276,8 @@ class Server:
     ) -> tuple[list[Candidate], list[str]]:
         """All that could be taken, suspects at their places, and what to park."""
         rows = {row.id: row for row in (*window, *(row for run in runs.values() for row in run))}
-        plain = {key: [row._replace(suspect=False) for row in run] for key, run in runs.items()}
-        everyone = [row._replace(suspect=False) for row in window]
-        line, park = ordering.choose(everyone, heads, plain, mine, len(rows))
+        plain = {key: list(map(_unsuspected, run)) for key, run in runs.items()}
+        line, park = ordering.choose(list(map(_unsuspected, window)), heads, plain, mine, len(rows))
         return [rows[id_] for id_ in line], park
 
     # Settles.
@@ -277,7 +291,7 @@ class Server:
     def do_record_attempts(self, transaction: Transaction, items: str, **_: Any) -> Rows:
         return []
 
-    def do_settle(self, transaction: Transaction, items: str, **_: Any) -> Rows:
+    def do_settle(self, transaction: Transaction, items: Items, **_: Any) -> Rows:
         now, ids = self.database.now(), []
         for item, row in self._mine(transaction, items):
             row = self.database.change(transaction, item.id)
@@ -295,8 +309,14 @@ class Server:
             ids.append([item.id])
         return ids
 
-    def do_delete(self, transaction: Transaction, items: str, **_: Any) -> Rows:
-        mine = [item.id for item, _row in self._mine(transaction, items)]
+    def do_deliver(self, transaction: Transaction, ids: str, token: UUID) -> Rows:
+        return self.do_settle(transaction, _delivered(ids, token))
+
+    def do_delete(
+        self, transaction: Transaction, items: str = "", ids: str = "", token: UUID | None = None
+    ) -> Rows:
+        given = items if token is None else _delivered(ids, token)
+        mine = [item.id for item, _row in self._mine(transaction, given)]
         for id_ in mine:
             transaction.rows[id_] = None
         return [[id_] for id_ in mine]
@@ -430,7 +450,7 @@ class Server:
         transaction.changed = 1
         return [[destination]]
 
-    def _mine(self, transaction: Transaction, items: str) -> list[tuple[Item, Row]]:
+    def _mine(self, transaction: Transaction, items: Items) -> list[tuple[Item, Row]]:
         """The rows whose lease is still the one that is named, all of them locked."""
         database, mine = self.database, []
         for item in self._items(items):
@@ -442,8 +462,10 @@ class Server:
             mine.append((item, row))
         return mine
 
-    def _items(self, items: str) -> list[Item]:
+    def _items(self, items: Items) -> list[Item]:
         """The same text comes with each statement of a settle."""
+        if isinstance(items, list):
+            return items
         if items is not self._decoded[0]:
             self._decoded = items, _items(items)
         return self._decoded[1]
@@ -478,3 +500,7 @@ class Server:
             and (row.leased_until is None or row.leased_until <= now)
             and (suspects or not row.suspect)
         )
+
+
+def _unsuspected(row: Candidate) -> Candidate:
+    return row._replace(suspect=False) if row.suspect else row

@@ -13,29 +13,20 @@ import sys
 from asyncio.events import _set_running_loop
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 
-class Handle:
-    """A callback that is to run on a node, once."""
+class Handle(list[Any]):
+    """What is to run on a node, once: the node, the callback and its arguments. A list is made quickly."""
 
-    __slots__ = ("args", "callback", "node", "when")
-
-    def __init__(self, node: Node, callback: Callable[..., Any] | None, args: tuple[Any, ...]) -> None:
-        self.node = node
-        self.callback = callback
-        self.args = args
-        self.when = 0.0
+    __slots__ = ()
 
     def cancel(self) -> None:
         """Do not run it."""
-        self.callback = None
-
-    def cancelled(self) -> bool:
-        """Whether it will not run."""
-        return self.callback is None
+        self[1] = None
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
@@ -65,6 +56,7 @@ class Node:
         self.at_crash: list[Callable[[], Any]] = []
         self._backlog: list[Handle] = []
         self._tasks: list[SimTask] = []
+        self.create_future = partial(asyncio.Future, loop=self)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> SimTask:
         """Run it as one of the node's tasks."""
@@ -73,6 +65,7 @@ class Node:
     def crash(self) -> None:
         """Die on the spot. Whatever runs right now goes on to its next ``await`` and no further."""
         if not self.dead:
+            self.resume()
             self.dead = True
             self.trouble()
             self.world.graves.append(self)
@@ -104,6 +97,8 @@ class Node:
         """Let go of the tasks. What their ``finally`` does now is of no interest."""
         _set_running_loop(self)  # type: ignore[arg-type]
         for task in self._tasks:
+            if task.done():
+                continue
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             for _ in range(10):
                 with suppress(RuntimeError, asyncio.CancelledError):
@@ -120,7 +115,7 @@ class Node:
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
-        handle = Handle(self, callback, args)
+        handle = Handle((self, callback, args))
         self.world.ready.append(handle)
         return handle
 
@@ -129,14 +124,12 @@ class Node:
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> Handle:
-        return self.world.at(self.world.now + max(0.0, delay) / self.rate, Handle(self, callback, args))
+        when = self.world.now + delay / self.rate if delay > 0.0 else self.world.now
+        return self.world.at(when, Handle((self, callback, args)))
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         moment = (when - self.offset) / self.rate
-        return self.world.at(max(moment, self.world.now), Handle(self, callback, args))
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)  # type: ignore[arg-type]
+        return self.world.at(max(moment, self.world.now), Handle((self, callback, args)))
 
     def create_task(
         self, coroutine: Coroutine[Any, Any, Any], *, name: Any = None, context: Any = None
@@ -148,8 +141,8 @@ class Node:
             self._tasks = [task for task in self._tasks if not task.done()]
         return task
 
-    def get_debug(self) -> bool:
-        return False
+    # False; every future asks.
+    get_debug = bool
 
     def is_running(self) -> bool:
         return True
@@ -181,13 +174,13 @@ class World:
     def at(self, when: float, handle: Handle) -> Handle:
         """Run it at a moment of true time."""
         self._numbers += 1
-        handle.when = when
         heappush(self._timers, (when, self._numbers, handle))
         return handle
 
-    def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> Handle:
+    def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Let nature do something in so many seconds."""
-        return self.at(self.now + seconds, Handle(self.nature, callback, args))
+        self._numbers += 1
+        heappush(self._timers, (self.now + seconds, self._numbers, Handle((self.nature, callback, args))))
 
     def run(self, until: float) -> None:
         """Run until that moment, until nothing is left to do, or until it is ``over``."""
@@ -208,7 +201,7 @@ class World:
                     ready.pop()
                 else:
                     handle = ready.pop()
-                node, callback = handle.node, handle.callback
+                node, callback, args = handle
                 if callback is None or node.dead:
                     continue
                 if node.stalled:
@@ -218,7 +211,7 @@ class World:
                     running = node
                     _set_running_loop(node)  # type: ignore[arg-type]
                 self.steps += 1
-                callback(*handle.args)
+                callback(*args)
         finally:
             _set_running_loop(None)
 

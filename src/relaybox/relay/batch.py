@@ -55,6 +55,7 @@ class InFlight:
 
     def drop(self, deliveries: Iterable[Delivery]) -> None:
         """They are settled, or somebody else's by now. A row may be in flight again under another lease."""
+        before = len(self._of)
         for delivery in deliveries:
             batch = self._of.get(delivery.position)
             if batch is None or batch.token != delivery.lease_token:
@@ -64,7 +65,8 @@ class InFlight:
             if not batch.unsettled:
                 self._batches.remove(batch)
                 batch.done.set()
-        self._changed()
+        if len(self._of) < before:
+            self._changed()
 
     def forget(self) -> None:
         """Leave everything to whoever claims it next."""

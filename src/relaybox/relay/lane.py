@@ -39,6 +39,8 @@ SHORTEST_POLL_WHEN_TOLD = 0.25
 """Where a wake tells of most events, polling only finds those that nobody told of."""
 LEASE_LEFT_TO_BEGIN = 0.1
 """The part of its lease that a delivery must have left when its send begins."""
+LONG_RUN = 10
+"""Rows of one key that are claimed together where there are many keys: each key costs a claim something."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
@@ -218,6 +220,7 @@ class Lane:
             probe=probe,
             suspects=suspects,
             only=self._only,
+            spread=max(limit // LONG_RUN, min(limit, destination.concurrency)),
         )
         until = self._clock.now() + destination.lease
         reached("claim")

@@ -24,7 +24,7 @@ _CHOSEN = {
       AND status NOT IN ('delivered', 'failed', 'discarded')""",
     "window": "",
     "id": "id, ",
-    "own_head": " AND held.id IN (SELECT id FROM chosen)",
+    "own_head": " AND head.id IN (SELECT id FROM chosen)",
     "free": "({free} AND id IN (SELECT id FROM chosen))",
 }
 
@@ -52,27 +52,25 @@ WITH %(chosen)sdue AS MATERIALIZED (
     ORDER BY next_attempt_at, position %(window)s
 ), keys AS MATERIALIZED (
     SELECT ordering_key, count(*) AS due, min(next_attempt_at) AS since FROM due
-    WHERE ordering_key IS NOT NULL GROUP BY ordering_key
-), heads AS MATERIALIZED (
-    SELECT keys.*, head.* FROM keys CROSS JOIN LATERAL (
+    WHERE ordering_key IS NOT NULL GROUP BY ordering_key ORDER BY since, ordering_key
+), visited AS MATERIALIZED (
+    SELECT keys.ordering_key, keys.since, head.tid AS head, head.free AS goes, head.suspect AS doubted, run.*
+    FROM keys CROSS JOIN LATERAL (
         SELECT ctid AS tid, %(id)sposition, {free} AS free, {suspect} AS suspect FROM {event}
         WHERE destination = :destination AND ordering_key = keys.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS head
-), locked AS MATERIALIZED (
-    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM heads)) FOR UPDATE SKIP LOCKED
-), held AS MATERIALIZED (
-    SELECT heads.* FROM heads JOIN locked USING (tid)
-), seen AS MATERIALIZED (
-    SELECT run.tid, held.ordering_key, held.since, run.position, run.suspect,
-           bool_and(run.free AND (NOT run.suspect AND NOT held.suspect OR run.tid = held.tid)) OVER (
-               PARTITION BY held.ordering_key ORDER BY run.position) AS unbroken
-    FROM held CROSS JOIN LATERAL (
+    LEFT JOIN LATERAL (
         SELECT ctid AS tid, position, %(free)s AS free, {suspect} AS suspect FROM {event}
-        WHERE destination = :destination AND ordering_key = held.ordering_key AND {open}
-          AND position >= held.position
+        WHERE head.free%(own_head)s AND destination = :destination AND ordering_key = keys.ordering_key
+          AND {open} AND position >= head.position
         ORDER BY position LIMIT greatest(
-            held.due, CAST(:limit AS bigint) / (SELECT count(*) FROM keys))) AS run
-    WHERE held.free%(own_head)s
+            keys.due, CAST(:limit AS bigint) / least(:spread, (SELECT count(*) FROM keys)))) AS run ON true
+    LIMIT :limit
+), seen AS MATERIALIZED (
+    SELECT tid, ordering_key, since, position, suspect,
+           bool_and(free AND (NOT suspect AND NOT doubted OR tid = head)) OVER (
+               PARTITION BY ordering_key ORDER BY position) AS unbroken
+    FROM visited WHERE tid IS NOT NULL
     UNION ALL
     SELECT tid, NULL, next_attempt_at, position, suspect, true FROM due WHERE ordering_key IS NULL
 ), mine AS MATERIALIZED (
@@ -85,12 +83,16 @@ WITH %(chosen)sdue AS MATERIALIZED (
 ), taken AS (
     SELECT tid, suspect, first_value(suspect) OVER place AS alone, row_number() OVER place AS rank
     FROM line WHERE whole WINDOW place AS (ORDER BY since, ordering_key, position)
+), locked AS MATERIALIZED (
+    SELECT ctid AS head FROM {event}
+    WHERE ctid = ANY (ARRAY(SELECT head FROM visited WHERE NOT goes)) FOR UPDATE SKIP LOCKED
 ), parked AS (
     UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
     WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM {event}
-        WHERE ctid = ANY (ARRAY(SELECT due.tid FROM due JOIN held USING (ordering_key)
-            WHERE NOT held.free AND due.tid <> held.tid))
+        WHERE ctid = ANY (ARRAY(
+            SELECT due.tid FROM locked JOIN visited USING (head) JOIN due USING (ordering_key)
+            WHERE due.tid <> head))
         FOR UPDATE SKIP LOCKED))
     RETURNING 1
 ), claimed AS (

@@ -6,7 +6,8 @@ runs the whole generator in one transaction. So the same steps serve asynchronou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
@@ -96,28 +97,36 @@ class StoreSteps:
         dead_letter: DeadLetter | None = None,
     ) -> Steps[frozenset[UUID]]:
         """Write outcomes; the ids whose lease was lost are the result."""
-        deleted: list[Settlement] = []
-        kept: list[Settlement] = []
         # Positions, because to hash and compare ids takes long.
         settlements = list(
             {(s.delivery.position, s.delivery.lease_token.int): s for s in settlements}.values()
         )
-        for settlement in settlements:
-            (deleted if settlement.outcome == DELETED else kept).append(settlement)
         keys = _keys(settlements)
         # Two relays may settle rows of one key at the same moment, one of them late. Each would take the
         # other's row for the head and neither would make the next one due: they go one after the other.
         queries = [self.statements("lock_destination", destination=name) for name in sorted(keys)]
         answers: list[int] = []
-        if kept:
-            answers.append(self._settle_kept(queries, kept, dead_letter))
-        if deleted:
-            ahead = () if self.dialect.one_statement else ("forget_attempts",)
-            answers.append(self._add_fenced(queries, *ahead, "delete", items=self._items(deleted)))
+        others = settlements
+        if self.dialect.one_statement:
+            delivered, others = _delivered(settlements)
+            for (name, token), ids in delivered.items():
+                answers.append(len(queries))
+                queries.append(self.statements(name, ids=f"{{{','.join(ids)}}}", token=token))
+        answers += self._settle_others(queries, others, dead_letter)
         heads = self._make_heads_due(keys, on_failed)
         results = yield [*queries, *heads]
         yield from make_found_due(self.statements, results[len(queries) :])
         return self._lost([s.delivery for s in settlements], [results[index] for index in answers])
+
+    def _settle_others(
+        self, queries: list[Query], settlements: Sequence[Settlement], dead_letter: DeadLetter | None
+    ) -> Iterator[int]:
+        deleted = [s for s in settlements if s.outcome == DELETED]
+        kept = [s for s in settlements if s.outcome != DELETED]
+        if kept:
+            yield self._settle_kept(queries, kept, dead_letter)
+        if deleted:
+            yield self._add_fenced(queries, "forget_attempts", "delete", items=self._items(deleted))
 
     def _settle_kept(
         self, queries: list[Query], kept: Sequence[Settlement], dead_letter: DeadLetter | None
@@ -187,6 +196,22 @@ class StoreSteps:
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
 
 
+def _delivered(
+    settlements: Sequence[Settlement],
+) -> tuple[dict[tuple[str, UUID], list[str]], list[Settlement]]:
+    """The ids of what was delivered, by statement and token, and whatever is not so simple."""
+    delivered: dict[tuple[str, UUID], list[str]] = defaultdict(list)
+    others = []
+    for settlement in settlements:
+        delivery, outcome = settlement
+        if isinstance(outcome, Delivered):
+            name = "deliver" if outcome.keep else "delete"
+            delivered[name, delivery.lease_token].append(delivery.id.hex)
+        else:
+            others.append(settlement)
+    return delivered, others
+
+
 def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
     """Where an UPDATE would wait for a head that is not committed yet, the heads are only found."""
     name = "make_heads_due" if sql.dialect.returning else "heads"
@@ -230,7 +255,8 @@ class OneStatement:
         lock = self._sql("lock_destination", destination=want.destination)
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
-        claim = self._sql(name, limit=want.limit, block=block, **_lease(want))
+        spread = want.limit if want.spread is None else want.spread
+        claim = self._sql(name, limit=want.limit, spread=spread, block=block, **_lease(want))
         while True:
             locked, rows, places = yield [lock, claim, self._place(want)]
             if locked:
