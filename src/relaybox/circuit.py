@@ -74,9 +74,13 @@ class Circuit:
         """Seconds to wait after so many times in a row."""
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 10))
 
+    def next_pause(self, asked: float | None) -> float:
+        """Seconds until the probe after the next trip: no less than the destination asked for."""
+        return max(self.pace(self._trips + 1), asked or 0.0)
+
     def pause(self, asked: float | None) -> float:
-        """Seconds until a probe: twice as long each time, and no less than the destination asked for."""
-        length = self.pace(self._trips + 1)
+        """Seconds until a probe: twice as long each time."""
+        length = self.next_pause(asked)
         self._trips = min(self._trips + 1, 10)
         self._troubled.clear()
-        return max(length, asked or 0.0)
+        return length

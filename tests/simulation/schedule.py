@@ -159,7 +159,7 @@ class Schedule:
         plan, clock, wake = self.plan, NodeClock(node), SimWake(self.plan.alive)
         store = self.site.open_store(node)
         member = Member(node.name, "host", 1, "0")
-        tally = Tally(node.name, DatabaseTime(clock, lambda: to_datetime(0.0)))
+        tally = NodeTally(node, DatabaseTime(clock, lambda: to_datetime(0.0)))
         care = Caretaker(SqlUpkeep(store), plan.destinations, member, clock, tally, self._is_dead)
         shared = Shared(
             store=store,
@@ -346,14 +346,15 @@ class Schedule:
         # By the integer of an id, because a UUID is hashed in Python.
         own = (row for row in self.database.rows.values() if row.emitted.destination == name)
         rows = {row.emitted.event_id.int: row for row in own}
-        blocked = {event for event, row in rows.items() if event not in arrived and self._is_blocked(row)}
+        # What arrived unacknowledged may be behind a failed one too; an operator would discard it.
+        blocked = {event for event, row in rows.items() if self._is_blocked(row)}
         report = check(
-            [row for row in self._committed(name) if row.event_id.int not in blocked],
+            [row for row in self._committed(name) if row.event_id.int not in blocked - arrived],
             [Received(name, a.event_id, _bytes(a.payload)) for a in receiver.applied],
             status={
-                (name, row.emitted.event_id): row.status
+                (name, row.emitted.event_id): "discarded" if event in blocked else row.status
                 for event, row in rows.items()
-                if event not in blocked
+                if event not in blocked - arrived
             },
             in_flight=self._excused(receiver),
             on_failed=destination.on_failed or "skip",
@@ -427,6 +428,19 @@ class Schedule:
             for (module, name, _), value in zip(changes, before, strict=True):
                 setattr(module, name, value)
             MEMBERSHIP["interval"] = interval
+
+
+class NodeTally(Tally):
+    """Remembers also what a node will not try again: what it could not give back runs out."""
+
+    def __init__(self, node: Node, time: DatabaseTime) -> None:
+        super().__init__(node.name, time)
+        self._node = node
+
+    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+        """Something failed."""
+        if doing == "release":
+            self._node.trouble()
 
 
 class Watcher(Observer):

@@ -18,6 +18,8 @@ from tests.simulation.world import Node, World
 
 SCHEDULES = 1000
 BLOCK = 100
+MENDED = (2877, 26343, 28827, 30137, 31376, 32079, 37096, 37658, 39924)
+"""A probe that was made with the same event for ever (2877, 28827); the others were the judge's own."""
 ROOT = Path(__file__).parents[2]
 DIGEST = """
 import hashlib
@@ -38,6 +40,11 @@ def test_every_promise_is_kept(first: int) -> None:
     assert total.broken == {}, f"at {commit()}; python -m tests.simulation.run --first SEED --trace"
     assert total.events >= 200 * BLOCK
     assert total.drained > BLOCK / 4
+
+
+@pytest.mark.parametrize("seed", MENDED)
+def test_what_was_broken_once_stays_mended(seed: int) -> None:
+    assert run_block([seed]).broken == {}
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -74,8 +74,9 @@ class Node:
 
     def stall(self) -> None:
         """Stop, as by SIGSTOP."""
-        self.stalled = True
-        self._stalled_at = self.world.now
+        if not self.stalled:
+            self.stalled = True
+            self._stalled_at = self.world.now
 
     def resume(self) -> None:
         """Go on after a stall."""

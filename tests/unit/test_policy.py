@@ -185,6 +185,19 @@ def test_a_probe_that_fails_opens_it_again() -> None:
     assert one.decide(Unavailable("429", after=9), make(), probing=True)[1] == Opening("429", 9)
 
 
+def test_an_event_that_fails_as_a_probe_again_is_not_due_for_the_next_one() -> None:
+    hasty = Destination("runner", "memory:", backoff={"base": "10ms", "cap": "50ms"})
+    one, again = policy(hasty), uuid4()
+    first, second = (one.decide(Unavailable("503"), make(event_id=again), probing=True)[0] for _ in range(2))
+    assert isinstance(first, Retried)
+    assert isinstance(second, Retried)
+    assert first.after <= FIRST_PAUSE
+    assert second.after == 2 * FIRST_PAUSE + hasty.poll_interval
+    refused = one.decide(Unreachable("refused"), make(event_id=again), probing=True)[0]
+    assert isinstance(refused, Retried)
+    assert refused.after < second.after
+
+
 def test_each_pause_is_twice_as_long_up_to_a_limit_and_short_again_after_a_success() -> None:
     circuit = Circuit()
     lengths = [circuit.pause(None) for _ in range(9)]

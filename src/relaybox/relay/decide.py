@@ -65,7 +65,7 @@ class Policy:
             case Reject():
                 return Failed(_reason(answer, "rejected")), None
             case Unavailable():
-                outcome, opening = self._unavailable(answer, delivery)
+                outcome, opening = self._unavailable(answer, delivery, probing)
                 if probing and opening is None:
                     opening = Opening(_reason(answer, "unavailable"), seconds_asked(answer))
                 return outcome, opening
@@ -80,10 +80,13 @@ class Policy:
         backoff = retry.delay(self._destination.backoff, delivery.attempts, self._random)
         return Retried(backoff if asked is None else asked, _reason(answer, "failed"))
 
-    def _unavailable(self, answer: Unavailable, delivery: Delivery) -> tuple[Outcome, Opening | None]:
+    def _unavailable(
+        self, answer: Unavailable, delivery: Delivery, probing: bool
+    ) -> tuple[Outcome, Opening | None]:
         trouble = self._circuit.fail(delivery.event_id)
         # Where nobody listens, or whoever comes is turned away, the event cannot be the reason.
-        if trouble.poison and not isinstance(answer, Unreachable | Throttled | Gone):
+        blameless = isinstance(answer, Unreachable | Throttled | Gone)
+        if trouble.poison and not blameless:
             return self._retry(answer, delivery), None
         reason, asked = _reason(answer, "unavailable"), seconds_asked(answer)
         # After the outage nobody should have to wait for longer than a circuit stays open; where nobody
@@ -91,6 +94,10 @@ class Policy:
         longest = LONGEST_PAUSE if not isinstance(answer, Unreachable) else self._circuit.pace(trouble.times)
         backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), longest)
         after = max(backoff if asked is None else asked, SHORTEST_WAIT)
+        if probing and trouble.times > 1 and not blameless:
+            # The next probe is another's. Else what is behind this one in its key, and first in the line of
+            # all, would bring the same one forth for ever.
+            after = max(after, 2 * self._circuit.next_pause(asked) + self._destination.poll_interval)
         outcome = Retried(after, reason, counts=False)
         if isinstance(answer, Gone):
             return outcome, Opening(reason, gone=True)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any
 
 from relaybox.config import Destination
 from relaybox.envelope import packer
@@ -75,21 +74,25 @@ class HttpSink(OneByOne):
 
     async def deliver(self, delivery: Delivery) -> None:
         """Post it; returns where the answer is 2xx."""
-        request = self._request(delivery)
-        answer: Answered | None = None
+        body, headers = self._request(delivery)
+        acknowledged, answer = False, None
         try:
             with self._deadline():
                 self._guard.check_host(self._url.raw_host or "")
-                async with self._open().post(self._url, **request) as response:
-                    answer = Answered(response)
-                    await answer.read(response)
+                post = self._open().post(self._url, data=body, headers=headers, allow_redirects=False)
+                # Not ``async with post``, which wraps what the response does by itself.
+                async with await post as response:
+                    acknowledged = response.status // 100 == 2
+                    if not (acknowledged and response.content.is_eof()):
+                        answer = Answered(response)
+                        await answer.read(response)
         except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             # A status that came is the answer, whatever became of the rest.
-            if answer is None:
+            if not acknowledged and answer is None:
                 raise _explained(error, self._url, self._destination.timeout) from None
-        if answer is not None and answer.status // 100 != 2:
+        if answer is not None and not acknowledged:
             await self._fail(answer)
 
     async def close(self) -> None:
@@ -98,20 +101,20 @@ class HttpSink(OneByOne):
         if session is not None:
             await session.close()
 
-    def _request(self, delivery: Delivery) -> dict[str, Any]:
-        envelope = self._pack(delivery)
+    def _request(self, delivery: Delivery) -> tuple[bytes | io.BytesIO, dict[str, str]]:
+        body, content_type, sent = self._pack(delivery)
+        message_id = str(delivery.event_id)
         timestamp = int(self._now())
         headers = {
-            **envelope.headers,
+            **sent,
             **self._credentials.headers,
-            "content-type": envelope.content_type,
-            ID: str(delivery.event_id),
+            "content-type": content_type,
+            ID: message_id,
             TIMESTAMP: str(timestamp),
         }
         if keys := self._credentials.keys:
-            headers[SIGNATURE] = sign(keys, headers[ID], timestamp, envelope.body)
-        body = io.BytesIO(envelope.body) if len(envelope.body) > _LARGE else envelope.body
-        return {"data": body, "headers": headers, "allow_redirects": False}
+            headers[SIGNATURE] = sign(keys, message_id, timestamp, body)
+        return io.BytesIO(body) if len(body) > _LARGE else body, headers
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
