@@ -45,11 +45,8 @@ lint: $(ENV) ## Check style, formatting and the import layers
 check: $(ENV) ## Check types
 	.venv/bin/mypy
 
-bench: $(BENCH) ## Measure emit, the stores, the relay and Django, against others
-	.venv/bin/python -m benchmarks.emit
-	.venv/bin/python -m benchmarks.store
-	.venv/bin/python -m benchmarks.relay
-	.venv/bin/python -m benchmarks.django
+bench: $(BENCH) ## Measure everything against others and write docs/performance.md; PARTS= names some, ROUNDS= (3)
+	.venv/bin/python -m benchmarks $(PARTS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 docs: $(ENV) ## Run the code blocks of the documents
 	.venv/bin/pytest tests/docs

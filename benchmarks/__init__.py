@@ -1,1 +1,1 @@
-"""What Relaybox costs, measured: ``python -m benchmarks.store``, ``.emit`` and ``.drivers``."""
+"""What Relaybox costs, measured: ``python -m benchmarks``."""

@@ -42,8 +42,8 @@ def project(version: str) -> Iterator[str]:
             connections.close_all()
 
 
-def main(parts: Sequence[str], version: str, events: int, rows: int) -> None:
-    """Measure the parts one after the other; at the end, what was required of them."""
+def main(parts: Sequence[str], version: str, events: int, rows: int) -> list[list[str]]:
+    """Measure the parts one after the other; at the end, what was required of them and what was measured."""
     with project(version) as url:
         # Models can be imported only now.
         from benchmarks import django_admin, django_drain, django_emit
@@ -57,6 +57,7 @@ def main(parts: Sequence[str], version: str, events: int, rows: int) -> None:
             found += django_admin.measure(url, rows)
     columns = ["requirement", "bar", "measured", "met"]
     report(f"Django on PostgreSQL {version}", columns, found, {"met": all(row[-1] == "yes" for row in found)})
+    return found
 
 
 if __name__ == "__main__":

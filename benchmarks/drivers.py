@@ -75,7 +75,7 @@ class Queries:
         if not self.ordered:
             return [self._sql("claim", limit=limit, **lease)]
         lock = self._sql("lock_destination", destination=DESTINATION)
-        return [lock, self._sql("claim_ordered", limit=limit, block=True, **lease)]
+        return [lock, self._sql("claim_ordered", limit=limit, spread=limit, block=True, **lease)]
 
     def settle(self, rows: Sequence[Row]) -> list[Query]:
         """The statements that settle claimed rows as delivered."""

@@ -74,21 +74,67 @@ def outbox(server_url: str) -> Iterator[tuple[str, Tables]]:
         yield url, tables
 
 
-FILL = """
+UUID7 = """
+CREATE FUNCTION pg_temp.uuidv7() RETURNS uuid LANGUAGE sql VOLATILE AS $$
+    SELECT CAST(lpad(to_hex(now.us / 1000), 12, '0') || '7' || lpad(to_hex(now.us % 1000 * 4), 3, '0')
+                || substr(CAST(gen_random_uuid() AS text), 20) AS uuid)
+    FROM (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint) AS us OFFSET 0) AS now
+$$"""
+"""What PostgreSQL has since 18."""
+INSERT = """
+WITH line AS (
+    SELECT n, at, destination
+    FROM generate_series(%(first)s, %(first)s + %(rows)s - 1) AS n
+    CROSS JOIN unnest(%(destinations)s::text[]) WITH ORDINALITY AS goes (destination, at)
+    ORDER BY n, at OFFSET 0
+), new AS MATERIALIZED (SELECT n, at, destination, {uuid7} AS id FROM line)
 INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type, payload,
                           headers, ordering_key, idempotency_key)
-SELECT gen_random_uuid(), gen_random_uuid(), %(destination)s, 'Order', n::text, 'order.paid', %(payload)s,
-       '{}',
-       CASE WHEN n %% 100 < %(hot)s THEN 'hot' ELSE 'Order:' || n %% nullif(%(keys)s, 0) END, n::text
-FROM generate_series(0, %(rows)s - 1) AS n"""
+SELECT id, event_id, destination, 'Order', n::text, 'order.paid', %(payload)s, '{{}}',
+       CASE WHEN n %% 100 < %(hot)s THEN 'hot' ELSE 'Order:' || n %% nullif(%(keys)s, 0) END, event_id::text
+FROM (SELECT *, first_value(id) OVER (PARTITION BY n ORDER BY at) AS event_id FROM new) AS event
+ORDER BY event.n, event.at"""
+
+
+def insert(
+    url: str,
+    events: int,
+    *,
+    destinations: Sequence[str] = ("runner",),
+    keys: int = 0,
+    hot: int = 0,
+    first: int = 0,
+    payload: Mapping[str, Any] = PAYLOAD,
+) -> None:
+    """Insert due rows with the ids that emit gives, those of an event one after the other.
+
+    With ``keys`` they are ordered by that many keys in turns; ``hot`` per cent are of one more.
+    """
+    values = {"rows": events, "keys": keys, "hot": hot, "destinations": list(destinations), "first": first}
+    with psycopg.connect(url) as connection:
+        built_in = connection.info.server_version >= 180000
+        if not built_in:
+            connection.execute(UUID7)
+        sql = INSERT.format(uuid7="uuidv7()" if built_in else "pg_temp.uuidv7()")
+        connection.execute(sql, values | {"payload": json.dumps(payload)})
 
 
 def fill(url: str, rows: int, *, destination: str = "runner", keys: int = 0, hot: int = 0) -> None:
-    """Insert due rows, with ``keys`` ordered by that many keys in turns; ``hot`` per cent are of one more."""
-    values = {"rows": rows, "keys": keys, "hot": hot, "destination": destination}
-    run(url, FILL, values | {"payload": json.dumps(PAYLOAD)})
+    """``insert`` for one destination, and ``settle_down``."""
+    insert(url, rows, destinations=[destination], keys=keys, hot=hot)
+    settle_down(url)
+
+
+def settle_down(url: str) -> None:
+    """What autovacuum and the checkpointer would do later, in the midst of a measurement."""
     run(url, "VACUUM ANALYZE outbox_event")
     run(url, "CHECKPOINT")
+
+
+def ask(url: str, sql: str, values: Mapping[str, Any] | None = None) -> Any:
+    """The first row of what one query answers."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(sql, values).fetchone()
 
 
 def run(url: str, sql: str, values: Mapping[str, Any] | None = None) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-WRITTEN = (":!docs/proof.md", ":!docs/proof.jsonl")
+WRITTEN = (":!docs/proof.*", ":!docs/performance.*", ":!docs/images/performance-*")
 """What a run itself writes."""
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relaybox.config import Destination, Settings
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.migrations import migrate
-from relaybox.outcome import Delivered, Failed
+from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.schema import Tables, make_tables
 from relaybox.store import DeadLetter, Settlement, Store, Want
 from relaybox.stores import mysql, postgres
@@ -174,6 +174,24 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     assert await zombie == {late.deliveries[0].id}
     assert scene.parked() == set()
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]
+
+
+@pytest.mark.parametrize("outcome", [Delivered(), Retried(1.0, "503")], ids=repr)
+async def test_a_settle_takes_its_rows_in_the_order_of_their_ids(scene: Scene, outcome: Outcome) -> None:
+    """As whoever else takes several, such as an extension of the same leases."""
+    first, second = sorted(scene.emit("", ""))
+    claims = [(await scene.store.claim(want("relay-1", limit=1))).deliveries[0] for _ in range(2)]
+    late, early = sorted(claims, key=lambda delivery: delivery.id, reverse=True)
+    event = scene.tables.event
+    with scene.transaction() as connection:
+        connection.execute(sa.select(event.c.id).where(event.c.id == first).with_for_update())
+        settle = asyncio.create_task(
+            scene.store.settle([Settlement(late, Delivered()), Settlement(early, outcome)])
+        )
+        await scene.until_someone_waits()
+        other = sa.select(event.c.id).where(event.c.id == second).with_for_update(nowait=True)
+        assert connection.scalar(other) == second
+    assert await settle == frozenset()
 
 
 async def test_a_claim_that_is_cancelled_while_it_waits_leaves_a_clean_store(scene: Scene) -> None:

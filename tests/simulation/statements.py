@@ -58,8 +58,15 @@ Items: TypeAlias = str | list[Item]
 _items = msgspec.json.Decoder(list[Item]).decode
 
 
-def _delivered(ids: str, token: UUID) -> list[Item]:
-    return [Item(id_, token.hex, "delivered", 0, 0, "") for id_ in ids[1:-1].split(",")]
+def _array(text: str) -> list[str]:
+    return text[1:-1].split(",")
+
+
+def _delivered(ids: str, tokens: str) -> list[Item]:
+    return [
+        Item(id_, token, "delivered", 0, 0, "")
+        for id_, token in zip(_array(ids), _array(tokens), strict=True)
+    ]
 
 
 _names = msgspec.json.Decoder(list[str]).decode
@@ -253,11 +260,12 @@ class Server:
             rows = [head]
             if head.free and (chosen is None or head.id in chosen):
                 run = of_key | {"start": head.position, "share": max(due[key], share)}
-                rows = list(map(Candidate._make, self.do_run(transaction, [run])))[:left]
+                rows = list(map(Candidate._make, self.do_run(transaction, [run])))
+                rows = rows[:left] if chosen is None else rows
                 runs |= ordering.runs([head], rows, chosen)
             heads[key] = head
             left -= len(rows)
-            if not left:
+            if chosen is None and not left:
                 break
         blocked = [head.id for head in heads.values() if not head.free]
         locked = {row[0] for row in self.do_lock(transaction, blocked, suspects)}
@@ -309,13 +317,17 @@ class Server:
             ids.append([item.id])
         return ids
 
-    def do_deliver(self, transaction: Transaction, ids: str, token: UUID) -> Rows:
-        return self.do_settle(transaction, _delivered(ids, token))
+    def do_deliver(self, transaction: Transaction, ids: str, tokens: str) -> Rows:
+        return self.do_settle(transaction, _delivered(ids, tokens))
 
-    def do_delete(
-        self, transaction: Transaction, items: str = "", ids: str = "", token: UUID | None = None
-    ) -> Rows:
-        given = items if token is None else _delivered(ids, token)
+    def do_lock_rows(self, transaction: Transaction, ids: str | list[str]) -> Rows:
+        for id_ in ids if isinstance(ids, list) else _array(ids):
+            if self.database.row(transaction, id_) is not None:
+                self.database.lock(transaction, id_)
+        return []
+
+    def do_delete(self, transaction: Transaction, items: str = "", ids: str = "", tokens: str = "") -> Rows:
+        given = items if items else _delivered(ids, tokens)
         mine = [item.id for item, _row in self._mine(transaction, given)]
         for id_ in mine:
             transaction.rows[id_] = None

@@ -220,7 +220,8 @@ class Lane:
             probe=probe,
             suspects=suspects,
             only=self._only,
-            spread=max(limit // LONG_RUN, min(limit, destination.concurrency)),
+            # A probe is to find one that is beyond suspicion.
+            spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
         )
         until = self._clock.now() + destination.lease
         reached("claim")

@@ -10,6 +10,7 @@ _DUE = {
     "chosen": "",
     "these": "destination = :destination AND status = 'pending'",
     "window": "LIMIT :limit",
+    "enough": "LIMIT :limit",
     "id": "",
     "own_head": "",
     "free": "{free}",
@@ -23,6 +24,7 @@ _CHOSEN = {
     "these": """id = ANY (ARRAY(SELECT id FROM chosen)) AND destination = :destination
       AND status NOT IN ('delivered', 'failed', 'discarded')""",
     "window": "",
+    "enough": "",
     "id": "id, ",
     "own_head": " AND head.id IN (SELECT id FROM chosen)",
     "free": "({free} AND id IN (SELECT id FROM chosen))",
@@ -63,9 +65,9 @@ WITH %(chosen)sdue AS MATERIALIZED (
         SELECT ctid AS tid, position, %(free)s AS free, {suspect} AS suspect FROM {event}
         WHERE head.free%(own_head)s AND destination = :destination AND ordering_key = keys.ordering_key
           AND {open} AND position >= head.position
-        ORDER BY position LIMIT greatest(
-            keys.due, CAST(:limit AS bigint) / least(:spread, (SELECT count(*) FROM keys)))) AS run ON true
-    LIMIT :limit
+        ORDER BY position LIMIT greatest(keys.due, CAST(:limit AS bigint) / greatest(
+            1, least(:spread, (SELECT count(*) FROM keys))))) AS run ON true
+    %(enough)s
 ), seen AS MATERIALIZED (
     SELECT tid, ordering_key, since, position, suspect,
            bool_and(free AND (NOT suspect AND NOT doubted OR tid = head)) OVER (

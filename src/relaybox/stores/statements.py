@@ -94,6 +94,8 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "make_due": "next_attempt_at = {least}(created_at, {now}), updated_at = {now}",
     "parked": "status = 'pending' AND next_attempt_at IS NULL",
     "listed": "e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.lease_token = s.token",
+    "held_by": "unnest(CAST(:ids AS uuid[]), CAST(:tokens AS uuid[])) AS s(id, token)",
+    "listed_held": "e.id = ANY (CAST(:ids AS uuid[])) AND e.id = s.id AND e.lease_token = s.token",
     "waiting": "status NOT IN ('delivered', 'failed', 'discarded') AND next_attempt_at IS NULL",
 }
 
@@ -159,6 +161,7 @@ RETURNING id""",
 
 # MySQL's UPDATE returns nothing: the rows that are still ours are locked and read first.
 MYSQL = STEPWISE | {
+    "lock_rows": "SELECT id FROM {event} {by_id} WHERE id IN (:ids) ORDER BY id {lock}",
     "mine": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} ORDER BY e.id {lock}",
     "settle": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET {settlement}",
     "forget_attempts": """
@@ -195,12 +198,14 @@ WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
         # What most settles are, without the detour through JSON.
         "deliver": """
-UPDATE {event} SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now}, leased_until = NULL,
-    lease_token = NULL, lease_owner = NULL, updated_at = {now}
-WHERE id = ANY (CAST(:ids AS uuid[])) AND lease_token = :token RETURNING id""",
+UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
+    leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
+FROM {held_by} WHERE {listed_held} RETURNING e.id""",
+        "lock_rows": """
+SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE""",
         "delete": """
 WITH gone AS (
-    DELETE FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) AND lease_token = :token RETURNING id
+    DELETE FROM {event} AS e USING {held_by} WHERE {listed_held} RETURNING e.id
 ), forgotten AS (
     DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM gone))
 )

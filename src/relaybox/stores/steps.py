@@ -7,7 +7,7 @@ runs the whole generator in one transaction. So the same steps serve asynchronou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
@@ -106,17 +106,31 @@ class StoreSteps:
         # other's row for the head and neither would make the next one due: they go one after the other.
         queries = [self.statements("lock_destination", destination=name) for name in sorted(keys)]
         answers: list[int] = []
+        outcomes = {type(settlement.outcome) for settlement in settlements}
+        if Delivered in outcomes and len(outcomes) > 1:
+            queries += self._lock_rows(settlements)
         others = settlements
         if self.dialect.one_statement:
             delivered, others = _delivered(settlements)
-            for (name, token), ids in delivered.items():
+            for name, pairs in delivered.items():
                 answers.append(len(queries))
-                queries.append(self.statements(name, ids=f"{{{','.join(ids)}}}", token=token))
+                ids, tokens = map(_array, zip(*sorted(pairs), strict=True))
+                queries.append(self.statements(name, ids=ids, tokens=tokens))
         answers += self._settle_others(queries, others, dead_letter)
         heads = self._make_heads_due(keys, on_failed)
         results = yield [*queries, *heads]
         yield from make_found_due(self.statements, results[len(queries) :])
         return self._lost([s.delivery for s in settlements], [results[index] for index in answers])
+
+    def _lock_rows(self, settlements: Sequence[Settlement]) -> Iterator[Query]:
+        """Ahead of several statements, each of which takes its own rows in the order of their ids: two
+        transactions would come to wait for each other's.
+        """
+        ids = sorted(settlement.delivery.id.hex for settlement in settlements)
+        if self.dialect.one_statement:
+            yield self.statements("lock_rows", ids=_array(ids))
+        elif not self.dialect.returning:
+            yield self.statements("lock_rows", ids=ids)
 
     def _settle_others(
         self, queries: list[Query], settlements: Sequence[Settlement], dead_letter: DeadLetter | None
@@ -198,18 +212,22 @@ class StoreSteps:
 
 def _delivered(
     settlements: Sequence[Settlement],
-) -> tuple[dict[tuple[str, UUID], list[str]], list[Settlement]]:
-    """The ids of what was delivered, by statement and token, and whatever is not so simple."""
-    delivered: dict[tuple[str, UUID], list[str]] = defaultdict(list)
+) -> tuple[dict[str, list[tuple[str, str]]], list[Settlement]]:
+    """By statement the ids and tokens of what was delivered, and whatever is not so simple."""
+    delivered: dict[str, list[tuple[str, str]]] = defaultdict(list)
     others = []
     for settlement in settlements:
         delivery, outcome = settlement
         if isinstance(outcome, Delivered):
             name = "deliver" if outcome.keep else "delete"
-            delivered[name, delivery.lease_token].append(delivery.id.hex)
+            delivered[name].append((delivery.id.hex, delivery.lease_token.hex))
         else:
             others.append(settlement)
     return delivered, others
+
+
+def _array(values: Iterable[str]) -> str:
+    return f"{{{','.join(values)}}}"
 
 
 def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:

@@ -184,6 +184,16 @@ class OrderContract:
         assert [(await see(harness, id_)).state for id_ in ids] == ["due"] * 5
         assert [d.id for d in (await harness.store.claim(want(ordered=True))).deliveries] == ids
 
+    async def test_more_keys_than_asked_for_whose_heads_were_not_chosen_are_no_hindrance(
+        self, harness: Harness
+    ) -> None:
+        waiting = [(await emit(harness, 2, key=f"k{n}"))[1] for n in range(4)]
+        [other] = await emit(harness, 1, key="other")
+        for limit in (4, 1):
+            claim = await harness.store.claim(want(limit, ordered=True, only=[*waiting, other]))
+            assert [d.id for d in claim.deliveries] == [other]
+            await harness.store.release(claim.deliveries)
+
     async def test_chosen_rows_are_parked_behind_a_head_that_is_not_free_whoever_chose_it(
         self, harness: Harness
     ) -> None:

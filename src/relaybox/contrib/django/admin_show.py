@@ -120,7 +120,8 @@ def facts_of_delivery(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
     query = urlencode({"destination": entry.destination})
     yield "Destination", _html('<a href="{}?{}">{}</a>', listing, query, entry.destination or "(none)")
     yield "Delivery ID", _html("<code>{}</code>", entry.id)
-    crashes = f"; its relay died {entry.crashes} times" if entry.crashes else ""
+    times = "once" if entry.crashes == 1 else f"{entry.crashes} times"
+    crashes = f"; its relay died {times}" if entry.crashes else ""
     yield "Attempts", f"{entry.attempts} of {entry.max_attempts}{crashes}"
     if entry.ordering_key is not None:
         yield "Ordering key", _html("<code>{}</code>", entry.ordering_key)

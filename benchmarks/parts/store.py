@@ -2,20 +2,18 @@
 
 Two requirements: claim and settle through the store reach 0.85 of the bare loop, and an ordered claim of
 1,000 rows costs about the same whatever stands in the table, never over three times the plain case.
-``python -m benchmarks.store``
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.drivers import DESTINATION, Loop, PsycopgLoop, drain
-from benchmarks.harness import Sample, Take, fill, interleave, outbox, report, run, server
+from benchmarks.findings import Facts, Findings, Options
+from benchmarks.harness import Sample, Take, fill, interleave, outbox, run
 from relaybox.outcome import Delivered
 from relaybox.schema import Tables
 from relaybox.store import Settlement, Want
@@ -26,6 +24,8 @@ REQUIRED_SHARE = 0.85
 ALLOWED_COST = 3.0
 BLOCK = 5_000
 """Rows that a variant claims and settles before it is the other's turn."""
+ROUNDS = 15
+"""Of ordered claims."""
 
 
 class StoreLoop:
@@ -147,7 +147,7 @@ def _claim_once(store: SqlStore, destination: str, seen: list[tuple[int, int]]) 
     return take
 
 
-async def ordered_claims(url: str, tables: Tables, rounds: int) -> None:
+async def ordered_claims(url: str, tables: Tables, rounds: int, findings: Findings) -> None:
     """What one ordered claim costs in each case, in turns on one table."""
     store = open_store(url, tables)
     names = [f"case {number}" for number in range(len(CASES))]
@@ -159,52 +159,35 @@ async def ordered_claims(url: str, tables: Tables, rounds: int) -> None:
         found = await interleave({name: _claim_once(store, name, seen[name]) for name in names}, rounds)
     finally:
         await store.close()
-    lines: list[list[str]] = []
-    facts: list[dict[str, Any]] = []
+    lines = []
     for name, case in zip(names, CASES, strict=True):
         cost = found[name].over(found[names[0]])
         claimed, parked = (sum(column) / len(seen[name]) for column in zip(*seen[name], strict=True))
         lines.append([case.title, found[name].show(1), cost.show(2), f"{claimed:,.0f}", f"{parked:,.0f}"])
-        facts.append({"case": case.title, "ms": found[name].median, "cost": cost.median})
-    met = all(fact["cost"] <= ALLOWED_COST for fact in facts)
+        findings.figure(f"ordered claim of 1,000, ms: {case.title}", found[name])
+        if name != names[0]:
+            findings.at_most(f"ordered claim: {case.title}", ALLOWED_COST, "× that of 1,000 keys", cost)
     columns = ["ordered claim of 1,000", "ms", "× the first", "claimed", "parked"]
-    verdict = {"results": facts, "allowed": ALLOWED_COST, "met": met}
-    report("what stands in the table", columns, lines, verdict)
+    findings.table("what stands in the table", columns, lines)
 
 
-async def main(version: str, rows: int, rounds: int) -> None:
-    """Measure both requirements."""
-    lines: list[list[str]] = []
-    facts: list[dict[str, Any]] = []
-    with server(version) as server_url:
-        for ordered in (False, True):
-            for batch in (100, 1000):
-                with outbox(server_url) as (url, tables):
-                    run(url, "INSERT INTO outbox_destination (name) VALUES ('runner')")
-                    found = await against_bare_loop(url, tables, ordered=ordered, batch=batch, rows=rows)
-                share = found["store"].over(found["bare"])
-                case = f"{'ordered' if ordered else 'unordered'}, batches of {batch}"
-                lines.append([case, found["bare"].show(), found["store"].show(), share.show(2)])
-                facts.append(
-                    {"ordered": ordered, "batch": batch, "share": share.median}
-                    | {name: sample.median for name, sample in found.items()}
-                )
-        met = all(fact["share"] >= REQUIRED_SHARE for fact in facts)
-        columns = ["claim and settle", "bare loop, events/s", "store, events/s", "store / bare"]
-        report(
-            f"store on PostgreSQL {version}",
-            columns,
-            lines,
-            {"results": facts, "required": REQUIRED_SHARE, "met": met},
-        )
-        with outbox(server_url) as (url, tables):
-            await ordered_claims(url, tables, rounds)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--postgres", choices=["18", "15"], default="18")
-    parser.add_argument("--rows", type=int, default=100_000, help="through each variant")
-    parser.add_argument("--rounds", type=int, default=25, help="of ordered claims")
-    chosen = parser.parse_args()
-    asyncio.run(main(chosen.postgres, chosen.rows, chosen.rounds))
+async def measure(server_url: str, options: Options) -> Facts:
+    """Events a second through the store and through the bare loop; milliseconds a claim."""
+    findings = Findings()
+    lines = []
+    for ordered in (False, True):
+        for batch in (100, 1000):
+            with outbox(server_url) as (url, tables):
+                run(url, "INSERT INTO outbox_destination (name) VALUES ('runner')")
+                found = await against_bare_loop(url, tables, ordered=ordered, batch=batch, rows=options.rows)
+            share = found["store"].over(found["bare"])
+            case = f"{'ordered' if ordered else 'unordered'}, batches of {batch:,}"
+            lines.append([case, found["bare"].show(), found["store"].show(), share.show(2)])
+            findings.at_least(f"store, {case}", REQUIRED_SHARE, "× its statements in a bare loop", share)
+            for name, sample in found.items():
+                findings.figure(f"{name}, {case}", sample)
+    columns = ["claim and settle", "bare loop, events/s", "store, events/s", "store / bare"]
+    findings.table("the store against its own statements", columns, lines)
+    with outbox(server_url) as (url, tables):
+        await ordered_claims(url, tables, options.size(ROUNDS, 2), findings)
+    return findings.facts()

@@ -1,0 +1,352 @@
+"""The HTTP clients side by side: how many requests a second, what one costs, and what holds them in check.
+
+Each client posts the same bodies over connections that it keeps, as many at once as ``--at-once``, in a
+process of its own, on the loop of asyncio and on uvloop, in turns. A client that is not installed is left
+out. «CPU» is all that its process took, threads included, and is what to judge by on a busy machine; «raw»
+writes the request by hand to a bare protocol and is no client, but what is left when there is none.
+
+    pip install aiohttp httpx httpx2 niquests pyreqwest pyqwest curl_cffi uvloop
+    python -m benchmarks.clients
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import resource
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from benchmarks.harness import Sample, report, take_turns
+from benchmarks.receiver import ANSWER, Seen, counting_receiver
+
+Post: TypeAlias = Callable[[bytes], Awaitable[None]]
+Open: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[Post]]
+
+BODY = b'{"id":"01890f5c-0000-7000-8000-000000000000","type":"order.paid","data":{"note":"%b"}}' % (
+    b"x" * 286
+)
+HEADERS = {"content-type": "application/json"}
+LEAST = 5
+
+
+class Hooks(NamedTuple):
+    """Whether a client lets a sink do what it must, through its public interface."""
+
+    address: str
+    """Connect to no address but one that was checked at that moment."""
+
+    size: str
+    """Read no more of an answer than a limit."""
+
+    redirects: str
+    """Not follow them."""
+
+    timeouts: str
+    """A limit for each phase and for all of them."""
+
+    tls: str
+    """Who is trusted, and which versions of the protocol."""
+
+
+class Client(NamedTuple):
+    """A client, and what it offers."""
+
+    module: str
+    open: Open
+    hooks: Hooks
+
+
+class Cost(NamedTuple):
+    """What a run took."""
+
+    rate: float
+    cpu: float
+    """Microseconds of all threads, for each request."""
+
+    its: float = 0.0
+    """Microseconds that the receiver took for each."""
+
+    posted: int = 0
+    """All requests, those that only warmed up included."""
+
+
+def _check(status: int | None) -> None:
+    if status != 200:
+        raise AssertionError(f"answered {status}")
+
+
+@asynccontextmanager
+async def with_aiohttp(url: str, at_once: int) -> AsyncIterator[Post]:
+    """aiohttp."""
+    import aiohttp
+
+    async def post(body: bytes) -> None:
+        async with session.post(url, data=body, headers=HEADERS) as response:
+            await response.read()
+            _check(response.status)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=at_once)) as session:
+        yield post
+
+
+def with_httpx(module: str) -> Open:
+    """httpx, and httpx2, which continues it."""
+
+    @asynccontextmanager
+    async def opened(url: str, at_once: int) -> AsyncIterator[Post]:
+        httpx: Any = importlib.import_module(module)
+
+        async def post(body: bytes) -> None:
+            response = await client.post(url, content=body, headers=HEADERS)
+            _check(response.status_code)
+
+        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+        async with httpx.AsyncClient(limits=limits, trust_env=False) as client:
+            yield post
+
+    return opened
+
+
+@asynccontextmanager
+async def with_niquests(url: str, at_once: int) -> AsyncIterator[Post]:
+    """niquests."""
+    import niquests
+
+    async def post(body: bytes) -> None:
+        response = await session.post(url, data=body, headers=HEADERS)
+        _check(response.status_code)
+
+    async with niquests.AsyncSession(pool_maxsize=at_once) as session:
+        session.trust_env = False
+        yield post
+
+
+@asynccontextmanager
+async def with_pyreqwest(url: str, at_once: int) -> AsyncIterator[Post]:
+    """pyreqwest."""
+    from pyreqwest.client import ClientBuilder
+
+    async def post(body: bytes) -> None:
+        response = await client.post(url).headers(HEADERS).body_bytes(body).build().send()
+        await response.bytes()
+        _check(response.status)
+
+    async with ClientBuilder().max_connections(at_once).no_proxy().build() as client:
+        yield post
+
+
+@asynccontextmanager
+async def with_pyqwest(url: str, at_once: int) -> AsyncIterator[Post]:
+    """pyqwest."""
+    from pyqwest import Client, HTTPTransport
+
+    async def post(body: bytes) -> None:
+        response = await client.post(url, headers=HEADERS, content=body)
+        _check(response.status)
+
+    async with HTTPTransport(pool_max_idle_per_host=at_once, enable_otel=False) as transport:
+        client = Client(transport)
+        yield post
+
+
+@asynccontextmanager
+async def with_curl(url: str, at_once: int) -> AsyncIterator[Post]:
+    """curl_cffi."""
+    from curl_cffi.requests import AsyncSession
+
+    async def post(body: bytes) -> None:
+        response = await session.post(url, data=body, headers=HEADERS)
+        _check(response.status_code)
+
+    async with AsyncSession(max_clients=at_once, trust_env=False) as session:
+        yield post
+
+
+class Raw(asyncio.Protocol):
+    """One connection, one request at a time, and an answer that is known beforehand."""
+
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what to write to."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """The whole answer, since it is so short."""
+        assert data == ANSWER
+        if self.answered is not None:
+            self.answered.set_result(None)
+
+
+@asynccontextmanager
+async def with_nothing(url: str, at_once: int) -> AsyncIterator[Post]:
+    """A bare protocol."""
+    loop = asyncio.get_running_loop()
+    parts = urlsplit(url)
+    made = [await loop.create_connection(Raw, parts.hostname, parts.port) for _ in range(at_once)]
+    idle = [protocol for _, protocol in made]
+    head = f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+
+    async def post(body: bytes) -> None:
+        connection = idle.pop()
+        connection.answered = loop.create_future()
+        connection.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head.encode(), len(body), body))
+        await connection.answered
+        idle.append(connection)
+
+    yield post
+    for transport, _ in made:
+        transport.close()
+
+
+OWN_TRANSPORT = "own transport over httpcore"
+FIXED_MAP = "no: a fixed map of names"
+CLIENTS = {
+    "aiohttp": Client(
+        "aiohttp",
+        with_aiohttp,
+        Hooks("resolver", "stream, headers", "yes", "all, connect, read, total", "SSLContext"),
+    ),
+    "httpx": Client(
+        "httpx",
+        with_httpx("httpx"),
+        Hooks(OWN_TRANSPORT, "stream", "yes", "connect, read, write, pool", "SSLContext"),
+    ),
+    "httpx2": Client(
+        "httpx2",
+        with_httpx("httpx2"),
+        Hooks(OWN_TRANSPORT, "stream", "yes", "connect, read, write, pool", "SSLContext"),
+    ),
+    "niquests": Client(
+        "niquests",
+        with_niquests,
+        Hooks("resolver", "stream", "yes", "connect, read, total", "own settings"),
+    ),
+    "pyreqwest": Client(
+        "pyreqwest",
+        with_pyreqwest,
+        Hooks(FIXED_MAP, "stream", "yes", "connect, read, pool, total", "own settings"),
+    ),
+    "pyqwest": Client(
+        "pyqwest",
+        with_pyqwest,
+        Hooks(FIXED_MAP, "stream", "yes", "connect, read, total", "own settings"),
+    ),
+    "curl_cffi": Client(
+        "curl_cffi",
+        with_curl,
+        Hooks(FIXED_MAP, "stream", "yes", "connect, total", "own settings"),
+    ),
+    "raw": Client("asyncio", with_nothing, Hooks("–", "–", "–", "–", "–")),
+}
+
+
+async def measure(client: str, url: str, seconds: float, at_once: int) -> Cost:
+    """Post for so long, after a quarter of it that only warms up.
+
+    However slow the client, each of its connections is used several times in either part: what is measured
+    is requests, not connecting.
+    """
+    end, posted, warm = 0.0, 0, 0
+
+    async def work() -> None:
+        nonlocal posted
+        mine = 0
+        while mine < LEAST or time.perf_counter() < end:
+            await post(BODY)
+            mine += 1
+            posted += 1
+
+    async with CLIENTS[client].open(url, at_once) as post:
+        for length in (seconds / 4, seconds):
+            warm, begin, used = posted, time.perf_counter(), _cpu()
+            end = begin + length
+            await asyncio.gather(*(work() for _ in range(at_once)))
+        took, cpu = time.perf_counter() - begin, _cpu() - used
+    return Cost((posted - warm) / took, 1e6 * cpu / (posted - warm), posted=posted)
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _main(answer: Any, loop: str, *arguments: Any) -> None:
+    factory = importlib.import_module("uvloop" if loop == "uvloop" else "asyncio").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        answer.send(runner.run(measure(*arguments)))
+
+
+def in_process(client: str, loop: str, target: tuple[str, Seen], seconds: float, at_once: int) -> Cost:
+    """``measure`` in a process of its own; fails where the receiver did not see every request."""
+    url, seen = target
+    before = list(seen)
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe(duplex=False)
+    process = context.Process(target=_main, args=(its, loop, client, url, seconds, at_once))
+    process.start()
+    its.close()
+    try:
+        cost: Cost = mine.recv()
+    finally:
+        process.join()
+    # What the receiver took is noted a little later.
+    time.sleep(0.15)
+    answered, used = (now - then for now, then in zip(seen, before, strict=True))
+    if answered != cost.posted:
+        raise AssertionError(f"{client} on {loop}: {cost.posted} posted, {answered} seen by the receiver")
+    return cost._replace(its=used / 1000 / answered)
+
+
+def compare(seconds: float, rounds: int, at_once: int, only: list[str]) -> None:
+    """Let all that are installed take turns, and print what came of it."""
+    loops = [loop for loop in ("asyncio", "uvloop") if importlib.util.find_spec(loop)]
+    names = [name for name in only or CLIENTS if importlib.util.find_spec(CLIENTS[name].module)]
+    costs: dict[str, list[Cost]] = {}
+    with counting_receiver() as target:
+
+        def taking(client: str, loop: str) -> Callable[[], float]:
+            def take() -> float:
+                cost = in_process(client, loop, target, seconds, at_once)
+                costs.setdefault(f"{client} on {loop}", []).append(cost)
+                return cost.rate
+
+            return take
+
+        variants = {f"{name} on {loop}": taking(name, loop) for name in names for loop in loops}
+        take_turns(variants, rounds, warm_up=0)
+    lines = [_line(variant, costs[variant]) for variant in variants]
+    facts = {variant: [cost._asdict() for cost in costs[variant]] for variant in variants}
+    columns = ["", "version", "requests/s", "CPU µs", "receiver's", *Hooks._fields]
+    report(f"HTTP clients, POSTs for {seconds:g} s, {at_once} at once", columns, lines, facts)
+
+
+def _line(variant: str, costs: list[Cost]) -> list[str]:
+    client = CLIENTS[variant.partition(" ")[0]]
+    version = "" if client.module == "asyncio" else importlib.metadata.version(client.module)
+    rates, cpu, its, _ = zip(*costs, strict=True)
+    return [variant, version, *(Sample(values).show() for values in (rates, cpu, its)), *client.hooks]
+
+
+def main() -> None:
+    """Compare the clients that were asked for, else all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", nargs="*", help=", ".join(CLIENTS))
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=100)
+    given = parser.parse_args()
+    compare(given.seconds, given.rounds, given.at_once, given.clients)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the benchmarks measure, one part a file."""

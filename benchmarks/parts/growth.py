@@ -1,0 +1,111 @@
+"""Growth: what a long run leaves behind in the table, and whether the relay gets slower by it.
+
+Events are inserted while a relay delivers them, so fast that it never waits and never has a long backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from benchmarks import ours
+from benchmarks.findings import Facts, Findings, Options
+from benchmarks.harness import Sample, ask, insert, outbox
+from benchmarks.peers.base import PATIENCE, SLOWEST, apart
+
+CHUNK = 2_000
+BACKLOG = 10_000
+"""Events that are kept waiting for the relay."""
+LOOK = 0.02
+POINTS = 100
+SIZES = """
+SELECT pg_table_size('outbox_event'), pg_indexes_size('outbox_event'), n_dead_tup, n_live_tup,
+       autovacuum_count, n_tup_hot_upd / greatest(n_tup_upd, 1)::float
+FROM pg_stat_user_tables WHERE relname = 'outbox_event'"""
+
+
+async def measure(server_url: str, options: Options) -> Facts:
+    """Bytes and dead tuples for each kept event, and the rate of the first and the last tenth."""
+    rows = options.size(1_000_000, 10 * options.rows)
+    with outbox(server_url) as (url, _):
+        points = await _run(url, rows)
+        # The collector of statistics hears of a change up to a second later.
+        await asyncio.sleep(1.5)
+        table, indexes, dead, live, vacuums, hot = ask(url, SIZES)
+    tenths = [_rate(points, rows * part / 10, rows * (part + 1) / 10) for part in range(10)]
+    findings = Findings()
+    lines = [
+        ["table, bytes a kept event", f"{table / rows:,.0f}"],
+        ["indexes, bytes a kept event", f"{indexes / rows:,.0f}"],
+        ["live rows", f"{live:,}"],
+        ["dead tuples", f"{dead:,}"],
+        ["rounds of autovacuum", f"{vacuums}"],
+        ["updates that were HOT, %", f"{100 * hot:.0f}"],
+        ["events/s of the first tenth", f"{tenths[0]:,.0f}"],
+        ["events/s of the last tenth", f"{tenths[-1]:,.0f}"],
+        ["last / first", f"{tenths[-1] / tenths[0]:.2f}"],
+    ]
+    findings.table(f"after {rows:,} events were emitted and drained at the same time", ["", ""], lines)
+    findings.figures |= {
+        "table_bytes": table / rows,
+        "index_bytes": indexes / rows,
+        "dead_tuples": dead,
+        "autovacuums": vacuums,
+        "hot_share": hot,
+        "tenths": tenths,
+    }
+    decay = Sample([tenths[-1] / tenths[0]])
+    findings.at_least(
+        f"no decay of the rate over {rows:,} events", 0.9, "× the first tenth, in the last", decay
+    )
+    return findings.facts(rows=rows, points=_thin(points))
+
+
+async def _run(url: str, rows: int) -> list[tuple[float, int]]:
+    """When how many events had been delivered."""
+    board = ours.Board.of(1)
+    limit = PATIENCE + rows / SLOWEST
+    relay = asyncio.create_task(apart(ours.deliver, url, ours.Plan(), 0, board, rows, seconds=limit))
+    points: list[tuple[float, int]] = []
+    emitting = asyncio.create_task(_emit(url, rows, board.settled))
+    begin = time.monotonic()
+    while not relay.done():
+        points.append((time.monotonic() - begin, board.settled[0]))
+        await asyncio.wait([relay], timeout=LOOK * 5)
+    await relay
+    await emitting
+    points.append((time.monotonic() - begin, board.settled[0]))
+    first = next(at for at, (_, count) in enumerate(points) if count)
+    return points[max(0, first - 1) :]
+
+
+async def _emit(url: str, rows: int, settled: Any) -> None:
+    written = 0
+    while written < rows:
+        if written - settled[0] > BACKLOG:
+            await asyncio.sleep(LOOK)
+            continue
+        chunk = min(CHUNK, rows - written)
+        await asyncio.to_thread(insert, url, chunk, first=written)
+        written += chunk
+
+
+def _thin(points: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """About a hundred of them, with the first and the last."""
+    step = max(1, len(points) // POINTS)
+    return [*points[:-1:step], points[-1]]
+
+
+def _rate(points: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """Events a second between two counts."""
+    return (end - begin) / (_moment(points, end) - _moment(points, begin))
+
+
+def _moment(points: Sequence[tuple[float, int]], count: float) -> float:
+    for (before, less), (after, more) in pairwise(points):
+        if less < more and count <= more:
+            return before + (after - before) * (count - less) / (more - less)
+    return points[-1][0]

@@ -1,0 +1,24 @@
+"""Other outboxes, each in its best documented configuration; ``make bench`` installs them."""
+
+from __future__ import annotations
+
+from benchmarks.peers import (
+    django_outbox_pattern,
+    faststream_outbox,
+    pgqueuer,
+    procrastinate,
+    txoutbox,
+)
+from benchmarks.peers.base import Peer
+
+PEERS: list[Peer] = [
+    txoutbox.peer(keeps=True),
+    txoutbox.peer(keeps=False),
+    faststream_outbox.peer(),
+    pgqueuer.peer(),
+    procrastinate.peer(keeps=True),
+    procrastinate.peer(keeps=False),
+    django_outbox_pattern.peer(),
+]
+
+__all__ = ["PEERS", "Peer"]
