@@ -45,11 +45,11 @@ class Broken(http.HttpSink):
         await asyncio.sleep(LATE)
         await super().deliver(delivery)
 
-    def _request(self, delivery: Delivery) -> dict[str, Any]:
-        request = super()._request(delivery)
+    def _request(self, delivery: Delivery) -> tuple[Any, dict[str, str]]:
+        body, headers = super()._request(delivery)
         if self.defect == "alters payloads":
-            request["data"] = request["data"].replace(b'"n"', b'"m"')
-        return request
+            body = body.replace(b'"n"', b'"m"')  # type: ignore[union-attr]
+        return body, headers
 
 
 def spoil(defect: str, outbox: Outbox) -> None:

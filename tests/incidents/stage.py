@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
 
@@ -75,6 +76,14 @@ def end_leases(shop: Shop) -> None:
     ended = sa.update(event).where(event.c.lease_token.is_not(None)).values(leased_until=event.c.created_at)
     with shop.engine.begin() as connection:
         connection.execute(ended)
+
+
+def take_over(shop: Shop, owner: str) -> None:
+    """Have another relay claim all that is leased, as if it had run out."""
+    event = shop.outbox.tables.event
+    taken = event.c.lease_token.is_not(None)
+    with shop.engine.begin() as connection:
+        connection.execute(sa.update(event).where(taken).values(lease_token=uuid4(), lease_owner=owner))
 
 
 def column(shop: Shop, name: str) -> list[Any]:

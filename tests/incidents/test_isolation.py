@@ -76,7 +76,7 @@ async def runner() -> AsyncIterator[Runner]:
         yield runner
 
 
-def every_time_counts(self: Policy, answer: Any, delivery: Any, **_: Any) -> tuple[Outcome, Opening | None]:
+def every_time_counts(self: Policy, answer: Any, delivery: Any, *_: Any) -> tuple[Outcome, Opening | None]:
     return self._retry(answer, delivery), None
 
 
