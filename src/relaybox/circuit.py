@@ -75,7 +75,7 @@ class Circuit:
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 10))
 
     def next_pause(self, asked: float | None) -> float:
-        """Seconds until the probe after the next trip: no less than the destination asked for."""
+        """Seconds that a trip would now last: no less than the destination asked for."""
         return max(self.pace(self._trips + 1), asked or 0.0)
 
     def pause(self, asked: float | None) -> float:

@@ -190,6 +190,23 @@ async def test_a_probe_behind_a_long_blocked_key_reaches_the_others() -> None:
     assert (seen, store.destinations["runner"].circuit) == (["0"], "closed")
 
 
+async def test_a_probe_looks_at_many_keys_though_only_one_may_be_under_way() -> None:
+    class Asked(MemoryStore):
+        async def claim(self, want: Want) -> Claim:
+            wants.append(want)
+            return await super().claim(want)
+
+    wants: list[Want] = []
+    store = Asked()
+    insert(store, 1, key="a")
+    store.destinations["runner"].circuit = "open"
+    store.destinations["runner"].circuit_until = 0.0
+    async with asyncio.timeout(10):
+        await make(store, nothing, ordered=True, concurrency=1).drain(await store.now(), 1.0)
+    assert {want.spread for want in wants if want.probe} == {None}
+    assert 1 in {want.spread for want in wants if not want.probe and want.limit == 1}
+
+
 async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> None:
     store, seen = MemoryStore(), asyncio.Event()
     for name in ("slow", "fast"):
