@@ -16,7 +16,6 @@ import asyncio
 import importlib
 import importlib.metadata
 import importlib.util
-import multiprocessing
 import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +23,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from benchmarks.harness import Sample, report, take_turns
+from benchmarks.harness import Sample, Take, interleave, report
+from benchmarks.process import PATIENCE, Loop, apart, begin
 from benchmarks.receiver import ANSWER, Seen, counting_receiver
 
 Post: TypeAlias = Callable[[bytes], Awaitable[None]]
@@ -35,6 +35,7 @@ BODY = b'{"id":"01890f5c-0000-7000-8000-000000000000","type":"order.paid","data"
 )
 HEADERS = {"content-type": "application/json"}
 LEAST = 5
+LOOPS: tuple[Loop, ...] = ("asyncio", "uvloop")
 
 
 class Hooks(NamedTuple):
@@ -261,17 +262,17 @@ async def measure(client: str, url: str, seconds: float, at_once: int) -> Cost:
     async def work() -> None:
         nonlocal posted
         mine = 0
-        while mine < LEAST or time.perf_counter() < end:
+        while mine < LEAST or time.monotonic() < end:
             await post(BODY)
             mine += 1
             posted += 1
 
     async with CLIENTS[client].open(url, at_once) as post:
         for length in (seconds / 4, seconds):
-            warm, begin, used = posted, time.perf_counter(), _cpu()
-            end = begin + length
+            warm, began, used = posted, begin(), _cpu()
+            end = began + length
             await asyncio.gather(*(work() for _ in range(at_once)))
-        took, cpu = time.perf_counter() - begin, _cpu() - used
+        took, cpu = time.monotonic() - began, _cpu() - used
     return Cost((posted - warm) / took, 1e6 * cpu / (posted - warm), posted=posted)
 
 
@@ -280,50 +281,37 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _main(answer: Any, loop: str, *arguments: Any) -> None:
-    factory = importlib.import_module("uvloop" if loop == "uvloop" else "asyncio").new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        answer.send(runner.run(measure(*arguments)))
-
-
-def in_process(client: str, loop: str, target: tuple[str, Seen], seconds: float, at_once: int) -> Cost:
+async def checked(client: str, loop: Loop, target: tuple[str, Seen], seconds: float, at_once: int) -> Cost:
     """``measure`` in a process of its own; fails where the receiver did not see every request."""
     url, seen = target
     before = list(seen)
-    context = multiprocessing.get_context("spawn")
-    mine, its = context.Pipe(duplex=False)
-    process = context.Process(target=_main, args=(its, loop, client, url, seconds, at_once))
-    process.start()
-    its.close()
-    try:
-        cost: Cost = mine.recv()
-    finally:
-        process.join()
+    limit = PATIENCE + 10 * seconds
+    cost: Cost = await apart(measure, client, url, seconds, at_once, seconds=limit, loop=loop)
     # What the receiver took is noted a little later.
-    time.sleep(0.15)
+    await asyncio.sleep(0.15)
     answered, used = (now - then for now, then in zip(seen, before, strict=True))
     if answered != cost.posted:
         raise AssertionError(f"{client} on {loop}: {cost.posted} posted, {answered} seen by the receiver")
     return cost._replace(its=used / 1000 / answered)
 
 
-def compare(seconds: float, rounds: int, at_once: int, only: list[str]) -> None:
+async def compare(seconds: float, rounds: int, at_once: int, only: list[str]) -> None:
     """Let all that are installed take turns, and print what came of it."""
-    loops = [loop for loop in ("asyncio", "uvloop") if importlib.util.find_spec(loop)]
+    loops: list[Loop] = [loop for loop in LOOPS if importlib.util.find_spec(loop)]
     names = [name for name in only or CLIENTS if importlib.util.find_spec(CLIENTS[name].module)]
     costs: dict[str, list[Cost]] = {}
     with counting_receiver() as target:
 
-        def taking(client: str, loop: str) -> Callable[[], float]:
-            def take() -> float:
-                cost = in_process(client, loop, target, seconds, at_once)
+        def taking(client: str, loop: Loop) -> Take:
+            async def take() -> float:
+                cost = await checked(client, loop, target, seconds, at_once)
                 costs.setdefault(f"{client} on {loop}", []).append(cost)
                 return cost.rate
 
             return take
 
         variants = {f"{name} on {loop}": taking(name, loop) for name in names for loop in loops}
-        take_turns(variants, rounds, warm_up=0)
+        await interleave(variants, rounds, warm_up=0)
     lines = [_line(variant, costs[variant]) for variant in variants]
     facts = {variant: [cost._asdict() for cost in costs[variant]] for variant in variants}
     columns = ["", "version", "requests/s", "CPU µs", "receiver's", *Hooks._fields]
@@ -345,7 +333,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=100)
     given = parser.parse_args()
-    compare(given.seconds, given.rounds, given.at_once, given.clients)
+    asyncio.run(compare(given.seconds, given.rounds, given.at_once, given.clients))
 
 
 if __name__ == "__main__":

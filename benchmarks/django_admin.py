@@ -21,7 +21,7 @@ from benchmarks.harness import PAYLOAD, Sample, report, run, take_turns
 from relaybox.ledger import CAP
 
 ALLOWED_MS = 300.0
-ROUNDS = 10
+ROUNDS = 5
 FEW = 10_000
 LIST = "/admin/relaybox/outboxevent/"
 CASES = {

@@ -8,7 +8,6 @@ it best and a connection that does nothing.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -20,42 +19,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from django_outbox_pattern import settings as publisher_settings
-from django_outbox_pattern.management.commands.publish import Command
-from django_outbox_pattern.models import Published, StatusChoice
 
 from benchmarks.django_project.celery import app
-from benchmarks.django_project.connection import NoConnection
-from benchmarks.harness import PAYLOAD, Sample, fill, report, run, take_turns
+from benchmarks.harness import Sample, fill, report, run, take_turns
+from benchmarks.peers.base import check
+from benchmarks.peers.django_outbox_pattern import publish
+from benchmarks.process import begin
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.tasks import deliver_outbox_events_task
 
 REQUIRED = 5.0
-ROUNDS = 5
+ROUNDS = 3
 CHUNKS = (200, 1_000, 5_000)
 START_SECONDS = 60.0
 PATIENCE = 600.0
-
-FILL = """
-INSERT INTO published (id, destination, body, added, expires_at, retry, status, headers)
-SELECT gen_random_uuid(), '/topic/order.paid', %(body)s, now(), now() + interval '1 day', 0, %(status)s, '{}'
-FROM generate_series(1, %(rows)s)"""
-
-
-def publish(url: str, rows: int) -> float:
-    """Events a second through the publisher."""
-    run(url, "TRUNCATE published")
-    values = {"body": json.dumps(PAYLOAD), "status": StatusChoice.SCHEDULE.value, "rows": rows}
-    run(url, FILL, values)
-    run(url, "VACUUM ANALYZE published")
-    run(url, "CHECKPOINT")
-    command = Command()
-    # A batch is everything that is there: after it, there is nothing left to wait for.
-    NoConnection.closed = functools.partial(setattr, command, "running", False)
-    start = time.perf_counter()
-    command.handle()
-    spent = time.perf_counter() - start
-    _check(Published.objects.filter(status=StatusChoice.SUCCEEDED).count(), rows)
-    return rows / spent
 
 
 def best_chunk(url: str, rows: int) -> int:
@@ -85,16 +62,12 @@ def in_worker(url: str, rows: int) -> float:
 def _drain(url: str, rows: int, deliver: Callable[[], object]) -> float:
     run(url, "TRUNCATE outbox_event")
     fill(url, rows)
-    start = time.perf_counter()
+    began = begin()
     deliver()
-    spent = time.perf_counter() - start
-    _check(OutboxEvent.objects.delivered().count(), rows)
+    spent = time.monotonic() - began
+    done = OutboxEvent.objects.delivered().count()
+    check(done, done, rows)
     return rows / spent
-
-
-def _check(done: int, rows: int) -> None:
-    if done != rows:
-        raise RuntimeError(f"{done} of {rows} were delivered")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.models import OutboxEvent
 
 ALLOWED_COST = 1.3
-ROUNDS = 30
+ROUNDS = 10
 SHAPES = {"500 a transaction": (500, 1), "one a transaction": (1, 20)}
 """Events in each transaction, and transactions of one variant before it is the next one's turn."""
 

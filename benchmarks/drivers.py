@@ -1,7 +1,8 @@
 """asyncpg against psycopg for the store: the very statements of the store in bare loops.
 
-psycopg sends every operation as one pipeline, which is one round trip and one transaction. asyncpg has no
-pipelines: an operation of one statement is one round trip, every other one a transaction in several.
+psycopg sends every transaction as one pipeline, which is one round trip. asyncpg has no pipelines: a
+transaction of one statement is one round trip, every other one takes several. Each has its plan pinned when
+it connects, or in every transaction, as it has to be behind a pooler.
 ``python -m benchmarks.drivers``
 """
 
@@ -9,33 +10,43 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeAlias
-from uuid import uuid4
+from typing import Any, NamedTuple, Protocol, TypeAlias
+from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
 import psycopg
 import sqlalchemy as sa
-from psycopg.types.string import TextLoader
 
 from benchmarks.harness import Sample, fill, interleave, outbox, report, run, server
 from relaybox.schema import Tables
 from relaybox.stores.dialects import POSTGRESQL
-from relaybox.stores.statements import ParamStyle, Query, Statements
+from relaybox.stores.pipeline import Pipeline
+from relaybox.stores.postgres import BEGIN, COMMIT
+from relaybox.stores.statements import Query, Statements
 
-Row: TypeAlias = Sequence[Any]
-ID, KEY, ATTEMPTS, TOKEN, OWNER = 0, 10, 13, 17, 18
+Transaction: TypeAlias = Sequence[Query]
+ID, KEY = 0, 9
+"""Where they stand among the columns of a claim."""
 DESTINATION = "runner"
-PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_nestloop": "off", "jit": "off"}
 _json = msgspec.json.Encoder()
+
+
+class Row(NamedTuple):
+    """What a settle needs to know of a claimed row."""
+
+    id: Any
+    key: str | None
+    token: UUID
 
 
 class Loop(Protocol):
@@ -55,121 +66,129 @@ class Loop(Protocol):
 
 
 class Queries:
-    """The store's statements for one parameter style, with the parameters of a claim and of a settle."""
+    """The store's statements, with the parameters of a claim and of a settle."""
 
-    def __init__(self, tables: Tables, style: ParamStyle, *, ordered: bool) -> None:
-        self._sql = Statements(tables, POSTGRESQL, style)
-        self.ordered = ordered
-        self.pin = self._sql("pin_plan")
+    def __init__(self, tables: Tables, *, ordered: bool) -> None:
+        self._sql = Statements(tables, POSTGRESQL, "numeric")
+        self._ordered = ordered
+        self.lasting = frozenset(self._sql.texts())
+        self.pin, self.pin_session = self._sql("pin_plan"), self._sql("pin_session")
 
-    def claim(self, limit: int) -> list[Query]:
-        """The statements of one claim."""
+    def claim(self, limit: int, token: UUID) -> Transaction:
+        """The transaction of one claim."""
         lease = {
             "destination": DESTINATION,
             "owner": "bench",
             "seconds": 60.0,
-            "token": uuid4(),
+            "token": token,
             "probe": False,
             "suspects": True,
         }
-        if not self.ordered:
+        if not self._ordered:
             return [self._sql("claim", limit=limit, **lease)]
-        lock = self._sql("lock_destination", destination=DESTINATION)
-        return [lock, self._sql("claim_ordered", limit=limit, spread=limit, block=True, **lease)]
+        claim = self._sql("claim_ordered", limit=limit, spread=limit, block=True, **lease)
+        return [self._lock(), claim]
 
-    def settle(self, rows: Sequence[Row]) -> list[Query]:
-        """The statements that settle claimed rows as delivered."""
-        items = [
-            {
-                "id": row[ID],
-                "token": row[TOKEN],
-                "attempt": row[ATTEMPTS],
-                "relay": row[OWNER],
-                "status": "delivered",
-                "given_back": 0,
-            }
-            for row in rows
-        ]
-        settle = self._sql("settle", items=_json.encode(items).decode())
-        if not self.ordered:
-            return [settle]
-        keys = _json.encode(list(dict.fromkeys(row[KEY] for row in rows))).decode()
-        lock = self._sql("lock_destination", destination=DESTINATION)
-        return [lock, settle, self._sql("make_heads_due", destination=DESTINATION, keys=keys, block=True)]
+    def settle(self, rows: Sequence[Row], array: Callable[[Iterable[Any]], Any]) -> list[Transaction]:
+        """The transactions that settle claimed rows as delivered."""
+        ids, tokens = (array(values) for values in ([row.id for row in rows], [row.token for row in rows]))
+        deliver = [self._sql("deliver", ids=ids, tokens=tokens, count=len(rows))]
+        if not self._ordered:
+            return [deliver]
+        keys = _json.encode(list(dict.fromkeys(row.key for row in rows))).decode()
+        heads = self._sql("make_heads_due", destination=DESTINATION, keys=keys, block=True)
+        return [deliver, [self._lock(), heads]]
 
-    def rows(self, results: Sequence[Sequence[Row]]) -> Sequence[Row]:
+    def rows(self, results: Sequence[Sequence[Any]], token: UUID) -> Sequence[Row]:
         """The claimed rows among the results of a claim."""
-        return [row[1:] for row in results[-1] if row[1] is not None] if self.ordered else results[-1]
+        # The first column of an ordered claim says how many rows it put off.
+        first = 1 if self._ordered else 0
+        claimed = [row for row in results[-1] if row[first + ID] is not None]
+        return [Row(row[first + ID], row[first + KEY], token) for row in claimed]
+
+    def _lock(self) -> Query:
+        return self._sql("lock_destination", destination=DESTINATION)
 
 
 class PsycopgLoop:
-    """One pipeline an operation, as the store sends it."""
+    """One pipeline a transaction, as the store sends it."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any], queries: Queries) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], queries: Queries, at_connect: bool) -> None:
         self._connection = connection
         self._queries = queries
+        self._pipeline = Pipeline(connection, queries.lasting if at_connect else ())
+        self._around = ([], []) if at_connect else ([BEGIN, queries.pin], [COMMIT])
 
     @classmethod
-    async def open(cls, url: str, tables: Tables, *, ordered: bool) -> PsycopgLoop:
+    async def open(cls, url: str, tables: Tables, *, ordered: bool, at_connect: bool = True) -> PsycopgLoop:
         """Connect."""
         connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
-        connection.adapters.register_loader("jsonb", TextLoader)
-        return cls(connection, Queries(tables, "format", ordered=ordered))
+        loop = cls(connection, Queries(tables, ordered=ordered), at_connect)
+        if at_connect:
+            await loop._pipeline.run([loop._queries.pin_session])
+        return loop
 
     async def claim(self, limit: int) -> Sequence[Row]:
         """Lease rows."""
-        return self._queries.rows(await self._pipeline(self._queries.claim(limit)))
+        token = uuid4()
+        return self._queries.rows(await self._run(self._queries.claim(limit, token)), token)
 
     async def settle(self, rows: Sequence[Row]) -> None:
         """Write that they were delivered."""
-        await self._pipeline(self._queries.settle(rows))
+        for transaction in self._queries.settle(rows, _text):
+            await self._run(transaction)
 
     async def close(self) -> None:
         """Give up the connection."""
         await self._connection.close()
 
-    async def _pipeline(self, queries: Sequence[Query]) -> list[list[Row]]:
-        async with self._connection.pipeline():
-            await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            await self._connection.execute(self._queries.pin.sql)
-            cursors = [await self._connection.execute(query.sql, query.params) for query in queries]
-            await self._connection.execute("COMMIT")
-        return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
+    async def _run(self, transaction: Transaction) -> list[list[Any]]:
+        before, after = self._around
+        results = await self._pipeline.run([*before, *transaction, *after])
+        return results[len(before) : len(before) + len(transaction)]
+
+
+def _text(values: Iterable[UUID]) -> str:
+    return f"{{{','.join(value.hex for value in values)}}}"
 
 
 class AsyncpgLoop:
-    """The plan pinned when the connection is made (``at_connect``), or ahead of every operation."""
+    """One message a statement."""
 
-    def __init__(self, connection: Any, queries: Queries, *, at_connect: bool) -> None:
+    def __init__(self, connection: Any, queries: Queries, at_connect: bool) -> None:
         self._connection = connection
         self._queries = queries
         self._at_connect = at_connect
 
     @classmethod
-    async def open(cls, url: str, tables: Tables, *, ordered: bool, at_connect: bool) -> AsyncpgLoop:
+    async def open(cls, url: str, tables: Tables, *, ordered: bool, at_connect: bool = True) -> AsyncpgLoop:
         """Connect."""
-        settings = PINNED if at_connect else {}
-        connection = await asyncpg.connect(url, server_settings=settings)
-        return cls(connection, Queries(tables, "numeric", ordered=ordered), at_connect=at_connect)
+        connection = await asyncpg.connect(url)
+        loop = cls(connection, Queries(tables, ordered=ordered), at_connect)
+        if at_connect:
+            await connection.execute(loop._queries.pin_session.sql)
+        return loop
 
     async def claim(self, limit: int) -> Sequence[Row]:
         """Lease rows."""
-        return self._queries.rows(await self._execute(self._queries.claim(limit)))
+        token = uuid4()
+        return self._queries.rows(await self._run(self._queries.claim(limit, token)), token)
 
     async def settle(self, rows: Sequence[Row]) -> None:
         """Write that they were delivered."""
-        await self._execute(self._queries.settle(rows))
+        for transaction in self._queries.settle(rows, tuple):
+            await self._run(transaction)
 
     async def close(self) -> None:
         """Give up the connection."""
         await self._connection.close()
 
-    async def _execute(self, queries: Sequence[Query]) -> list[Sequence[Row]]:
-        if self._at_connect and len(queries) == 1:
-            return [await self._connection.fetch(queries[0].sql, *queries[0].params)]
+    async def _run(self, transaction: Transaction) -> list[Sequence[Any]]:
+        if self._at_connect and len(transaction) == 1:
+            return [await self._connection.fetch(transaction[0].sql, *transaction[0].params)]
         # Without parameters several statements fit into one message.
         await self._connection.execute("BEGIN" if self._at_connect else f"BEGIN; {self._queries.pin.sql}")
-        results = [await self._connection.fetch(query.sql, *query.params) for query in queries]
+        results = [await self._connection.fetch(query.sql, *query.params) for query in transaction]
         await self._connection.execute("COMMIT")
         return results
 
@@ -226,15 +245,11 @@ Make: TypeAlias = Callable[[str, Tables], Awaitable[Loop]]
 
 
 def variants(*, ordered: bool) -> dict[str, Make]:
-    """How each variant is opened."""
+    """How each variant is opened; the first is what the store does."""
     return {
-        "psycopg, pipeline": lambda url, tables: PsycopgLoop.open(url, tables, ordered=ordered),
-        "asyncpg, pinned at connect": lambda url, tables: AsyncpgLoop.open(
-            url, tables, ordered=ordered, at_connect=True
-        ),
-        "asyncpg, pinned per transaction": lambda url, tables: AsyncpgLoop.open(
-            url, tables, ordered=ordered, at_connect=False
-        ),
+        f"{name}, pinned {when}": functools.partial(loop.open, ordered=ordered, at_connect=at_connect)
+        for when, at_connect in (("at connect", True), ("per transaction", False))
+        for name, loop in (("psycopg", PsycopgLoop), ("asyncpg", AsyncpgLoop))
     }
 
 
@@ -259,9 +274,10 @@ async def measure(
 ) -> dict[str, Sample]:
     """Events a second of each variant."""
     rounds, batches = 10, max(1, rows // 10 // batch)
-    fill(url, 3 * (rounds + 1) * batches * batch, keys=1000 if ordered else 0)
+    makes = variants(ordered=ordered)
+    fill(url, len(makes) * (rounds + 1) * batches * batch, keys=1000 if ordered else 0)
     with delayed(url, delay) as through:
-        loops = {name: await make(through, tables) for name, make in variants(ordered=ordered).items()}
+        loops = {name: await make(through, tables) for name, make in makes.items()}
         try:
             return await interleave({n: drain(loop, batch, batches) for n, loop in loops.items()}, rounds)
         finally:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from benchmarks import limiting
 from benchmarks.harness import Sample, report
 
 Facts: TypeAlias = dict[str, Any]
@@ -42,16 +43,26 @@ class Findings:
         report(title, columns, rows, {})
         self.tables.append({"title": title, "columns": list(columns), "rows": [list(row) for row in rows]})
 
-    def at_least(self, bar: str, least: float, of: str, sample: Sample, digits: int = 2) -> None:
-        """A bar that the median has to reach."""
-        self._judge(bar, f"≥ {least:g} {of}".strip(), sample.show(digits), sample.median >= least)
+    def at_least(
+        self, bar: str, least: float, of: str, sample: Sample, *, digits: int = 2, limit: str = ""
+    ) -> None:
+        """A bar that the median has to reach; ``limit`` is what keeps it from being more, where known."""
+        self.judge(bar, f"≥ {least:g} {of}".strip(), sample.show(digits), sample.median >= least, limit)
 
-    def at_most(self, bar: str, most: float, of: str, sample: Sample, digits: int = 2) -> None:
+    def at_most(
+        self, bar: str, most: float, of: str, sample: Sample, *, digits: int = 2, limit: str = ""
+    ) -> None:
         """A bar that the median must not exceed."""
-        self._judge(bar, f"≤ {most:g} {of}".strip(), sample.show(digits), sample.median <= most)
+        self.judge(bar, f"≤ {most:g} {of}".strip(), sample.show(digits), sample.median <= most, limit)
 
-    def _judge(self, bar: str, wanted: str, measured: str, reached: bool) -> None:
-        self.bars.append({"bar": bar, "wanted": wanted, "measured": measured, "reached": reached})
+    def below(self, bar: str, most: float, of: str, value: float, *, digits: int = 0) -> None:
+        """A bar that one figure has to stay below."""
+        self.judge(bar, f"< {most:g} {of}".strip(), f"{value:,.{digits}f}", value < most)
+
+    def judge(self, bar: str, wanted: str, measured: str, reached: bool, limit: str = "") -> None:
+        """A bar of any kind."""
+        judged = {"bar": bar, "wanted": wanted, "measured": measured, "reached": reached}
+        self.bars.append(judged | {"limit": limit or limiting.text(bar)})
 
     def facts(self, **more: Any) -> Facts:
         """All of it, as JSON takes it."""

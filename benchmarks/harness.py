@@ -7,11 +7,13 @@ what is compared is the ratio of neighbours. Medians and quartiles are reported.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
 import sqlalchemy as sa
@@ -141,6 +143,36 @@ def run(url: str, sql: str, values: Mapping[str, Any] | None = None) -> None:
     """Execute one statement by itself."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(sql, values)
+
+
+def server_cpu(url: str) -> float:
+    """Seconds of CPU that all processes of the server have taken, those that ended included.
+
+    0 where it does not run on this machine.
+    """
+    with psycopg.connect(url) as connection:
+        backend = _times(connection.info.backend_pid)
+    if backend is None or (postmaster := _times(backend.parent)) is None:
+        return 0.0
+    every = [_times(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    own = sum(times.own for times in every if times is not None and times.parent == backend.parent)
+    return own + postmaster.of_ended
+
+
+class _Times(NamedTuple):
+    parent: int
+    own: float
+    of_ended: float
+
+
+def _times(process: int) -> _Times | None:
+    try:
+        # The name of the program, which stands ahead of the figures, may hold anything.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    user, system, users, systems = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in fields[11:15])
+    return _Times(int(fields[1]), user + system, users + systems)
 
 
 async def interleave(variants: Mapping[str, Take], rounds: int, *, warm_up: int = 1) -> dict[str, Sample]:

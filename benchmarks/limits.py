@@ -8,7 +8,6 @@ durable.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,13 +21,13 @@ from psycopg.pq import Format
 from psycopg.types.uuid import UUIDBinaryDumper
 
 from benchmarks.harness import fill, run
-from benchmarks.peers.base import PATIENCE, SLOWEST, apart, check
+from benchmarks.peers.base import check
+from benchmarks.process import PATIENCE, SLOWEST, apart, begin
 
 Driver: TypeAlias = Literal["psycopg", "asyncpg"]
 
 BATCH = 1_000
 DESTINATION = "runner"
-ORDERS = 1_000
 
 CLAIM = """
 UPDATE outbox_event
@@ -41,9 +40,8 @@ WHERE ctid = ANY (ARRAY(
       AND (SELECT set_config('synchronous_commit', 'off', true)) = 'off'
     ORDER BY next_attempt_at, position LIMIT {limit}
     FOR UPDATE SKIP LOCKED))
-RETURNING id, event_id, destination, aggregate_type, aggregate_id, event_type, payload, payload_data,
-    payload_encoding, headers, ordering_key, position, idempotency_key, attempts, max_attempts, crashes,
-    created_at, lease_token, lease_owner"""
+RETURNING id, event_id, aggregate_type, aggregate_id, event_type, payload, payload_data, payload_encoding,
+    headers, ordering_key, position, idempotency_key, attempts, max_attempts, crashes, created_at"""
 SETTLE = """
 UPDATE outbox_event
 SET status = 'delivered', delivered_at = clock_timestamp(), next_attempt_at = NULL, crashes = 0,
@@ -54,17 +52,8 @@ DELETE = "DELETE FROM outbox_event WHERE id = ANY ({ids}) AND lease_token = {tok
 
 async def two_connections(url: str, rows: int, *, keep: bool, driver: Driver = "asyncpg") -> float:
     """Events a second where one connection claims while the other settles what was claimed before."""
-    return await apart(_drain, url, rows, keep, driver, 2, seconds=PATIENCE + rows / SLOWEST)
-
-
-async def one_connection(url: str, rows: int, *, keep: bool, driver: Driver = "asyncpg") -> float:
-    """Events a second where one connection does both in turns."""
-    return await apart(_drain, url, rows, keep, driver, 1, seconds=PATIENCE + rows / SLOWEST)
-
-
-async def bare_update(url: str, transactions: int) -> float:
-    """Microseconds of a transaction with nothing but an UPDATE: what every emit is on top of."""
-    return await apart(_update, url, transactions, seconds=PATIENCE + transactions / SLOWEST)
+    rate: float = await apart(_drain, url, rows, keep, driver, seconds=PATIENCE + rows / SLOWEST)
+    return rate
 
 
 class _Connection(Protocol):
@@ -73,14 +62,14 @@ class _Connection(Protocol):
     async def settle(self, token: Any, ids: Sequence[Any]) -> None: ...
 
 
-async def _drain(url: str, rows: int, keep: bool, driver: Driver, connections: int) -> float:
+async def _drain(url: str, rows: int, keep: bool, driver: Driver) -> float:
     run(url, "TRUNCATE outbox_event")
     fill(url, rows, destination=DESTINATION)
     async with AsyncExitStack() as stack:
-        opened = [await OPEN[driver](url, keep, stack) for _ in range(connections)]
-        begin = time.perf_counter()
-        settled = await _loop(opened[0], opened[-1])
-        spent = time.perf_counter() - begin
+        claimer, settler = [await OPEN[driver](url, keep, stack) for _ in range(2)]
+        began = begin()
+        settled = await _loop(claimer, settler)
+        spent = time.monotonic() - began
     with psycopg.connect(url) as connection:
         done = "SELECT count(*) FROM outbox_event WHERE status = 'delivered'"
         left = connection.execute(done if keep else "SELECT count(*) FROM outbox_event").fetchone()
@@ -101,8 +90,6 @@ async def _loop(claimer: _Connection, settler: _Connection) -> int:
             return settled
         settled += len(ids)
         pending = asyncio.create_task(settler.settle(token, ids))
-        if claimer is settler:
-            await pending
 
 
 class _Id(bytes):
@@ -173,20 +160,3 @@ class _Asyncpg:
 
 
 OPEN: dict[Driver, Any] = {"psycopg": _Psycopg.open, "asyncpg": _Asyncpg.open}
-
-
-async def _update(url: str, transactions: int) -> float:
-    run(url, "DROP TABLE IF EXISTS orders")
-    run(url, "CREATE TABLE orders (id int PRIMARY KEY, version int NOT NULL DEFAULT 0)")
-    run(url, "INSERT INTO orders (id) SELECT generate_series(0, %(most)s)", {"most": ORDERS - 1})
-    run(url, "VACUUM ANALYZE orders")
-    with psycopg.connect(url) as connection:
-        begin = time.perf_counter()
-        for _ in range(transactions):
-            order = random.randrange(ORDERS)
-            connection.execute("UPDATE orders SET version = version + 1 WHERE id = %s", (order,))
-            connection.commit()
-        spent = time.perf_counter() - begin
-        done = connection.execute("SELECT sum(version) FROM orders").fetchone()
-    check(transactions, int(done[0]), transactions)
-    return spent / transactions * 1e6

@@ -10,14 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from benchmarks.harness import PAYLOAD, ask, insert, run, settle_down
-from benchmarks.peers.base import PATIENCE, SLOWEST, Arrivals, MeasuredPeer, apart, check, lanes
+from benchmarks.harness import PAYLOAD, ask, insert, run, server_cpu, settle_down
+from benchmarks.limiting import Busy
+from benchmarks.peers.base import Arrivals, MeasuredPeer, check, lanes
+from benchmarks.process import PATIENCE, SLOWEST, apart, begin
 from relaybox import Event, Outbox
 from relaybox.observe import Observer
 from relaybox.parts import open_relay
@@ -64,14 +66,20 @@ class Drained:
     """What one drain came to. A claim is in vain that gets nothing while another one still gets something.
 
     ``rate`` counts from where the relay begins, ``pace`` from the first claim; ``cpu`` is in microseconds an
-    event, of all relays together.
+    event, of all relays together, ``server`` that of PostgreSQL.
     """
 
     rate: float
     pace: float
     cpu: float
+    server: float
     claims: int
     vain: int
+
+    @property
+    def busy(self) -> Busy:
+        """While events were delivered."""
+        return Busy(self.pace * self.cpu / 1e4, self.pace * self.server / 1e4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +96,21 @@ class Board:
         return cls(context.Array("q", relays, lock=False), context.Array("q", relays, lock=False))
 
 
+class _Claim(NamedTuple):
+    """When it was made, how much it got, and the CPU that the process had taken before."""
+
+    at: float
+    got: int
+    cpu: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
-    begin: float
-    end: float
+    began: float
+    ended: float
     cpu: float
     seen: int
-    claims: Sequence[tuple[float, int]]
+    claims: Sequence[_Claim]
 
 
 async def drain(url: str, rows: int, plan: Plan) -> Drained:
@@ -111,25 +127,37 @@ async def drain(url: str, rows: int, plan: Plan) -> Drained:
     ]
     if plan.relays > 1:
         run(url, PAUSE)
-        relays.append(_let_go(url, board))
-    runs: list[_Run] = (await asyncio.gather(*relays))[: plan.relays]
+    used, *runs = await asyncio.gather(_let_go(url, board, plan.relays > 1), *relays)
+    used = server_cpu(url) - used
     done, left = ask(url, "SELECT count(*) FILTER (WHERE status = 'delivered'), count(*) FROM outbox_event")
     check(sum(one.seen for one in runs), done if plan.keep else expected - left, expected)
     claims = [claim for one in runs for claim in one.claims]
-    first, last = (end(at for at, got in claims if got) for end in (min, max))
-    begin, end = min(one.begin for one in runs), max(one.end for one in runs)
-    between = [got for at, got in claims if first <= at <= last]
-    cpu = 1e6 * sum(one.cpu for one in runs) / expected
-    rate, pace = expected / (end - begin), expected / (end - first)
-    return Drained(rate, pace, cpu, len(between), between.count(0))
+    first, last = (most(at for at, got, _ in claims if got) for most in (min, max))
+    began, ended = min(one.began for one in runs), max(one.ended for one in runs)
+    between = [got for at, got, _ in claims if first <= at <= last]
+    return Drained(
+        rate=expected / (ended - began),
+        pace=expected / (ended - first),
+        cpu=1e6 * sum(one.cpu for one in runs) / expected,
+        server=1e6 * used / expected,
+        claims=len(between),
+        vain=between.count(0),
+    )
 
 
-async def _let_go(url: str, board: Board) -> None:
-    """Relays that come together wait until they know of each other: that is not what is measured."""
+async def _let_go(url: str, board: Board, together: bool) -> float:
+    """Relays that come together wait until they know of each other: that is not what is measured.
+
+    The CPU that the server had taken until then.
+    """
+    if not together:
+        return server_cpu(url)
     while not all(board.claims):  # noqa: ASYNC110
         await asyncio.sleep(LOOK)
+    used = server_cpu(url)
     run(url, RESUME)
     run(url, "NOTIFY relaybox")
+    return used
 
 
 class _Counting(Observer):
@@ -170,25 +198,26 @@ async def deliver(url: str, plan: Plan, number: int, board: Board, rows: int) ->
     )
     # A peer's pool is open before its time begins, too.
     await store.now()
-    begin, used = time.monotonic(), time.process_time()
+    began = begin()
     async with relay:
         # Other processes write into it as well, so that there is nothing to wait on.
         while sum(board.settled) < rows:  # noqa: ASYNC110
             await asyncio.sleep(LOOK)
-    used = time.process_time() - used
+        used = time.process_time()
     await store.close()
-    return _Run(begin, counting.last, used, seen, claims)
+    before = next((claim.cpu for claim in claims if claim.got), used)
+    return _Run(began, counting.last, used - before, seen, claims)
 
 
-def _note_claims(store: SqlStore, board: Board, number: int) -> list[tuple[float, int]]:
-    """When each claim was made, and how much it got; grows."""
-    claims: list[tuple[float, int]] = []
+def _note_claims(store: SqlStore, board: Board, number: int) -> list[_Claim]:
+    """Every claim; grows."""
+    claims: list[_Claim] = []
     original = store.claim
 
     async def claim(want: Want) -> Claim:
-        at = time.monotonic()
+        at, used = time.monotonic(), time.process_time()
         found = await original(want)
-        claims.append((at, len(found.deliveries)))
+        claims.append(_Claim(at, len(found.deliveries), used))
         board.claims[number] += 1
         return found
 
@@ -233,24 +262,29 @@ def emit_by_sessions(url: str, rate: float, count: int) -> list[float]:
         sa.make_url(url).set(drivername="postgresql+psycopg"), pool_size=size, max_overflow=0
     )
     commits = [0.0] * count
-    opened = threading.Barrier(size)
-    begin: list[float] = []
+    began: list[float] = []
+    opened = threading.Barrier(size, lambda: began.append(begin()))
+    # Ahead of the hook that wakes the relay: what that takes is part of the wait.
+    sa.event.listen(Session, "after_commit", _note_commit, insert=True)
 
     def lane(first: int) -> None:
         with engine.connect():
             opened.wait(PATIENCE)
-        begin.append(time.monotonic())
         for n in range(first, count, size):
-            time.sleep(max(0.0, begin[0] + n / rate - time.monotonic()))
+            time.sleep(max(0.0, began[0] + n / rate - time.monotonic()))
             with Session(engine) as session, session.begin():
                 outbox.emit(session, "Order", n % KEYS, "order.paid", {"n": n, **PAYLOAD})
-            commits[n] = time.monotonic()
+            commits[n] = session.info["committed"]
 
     with ThreadPoolExecutor(size) as threads:
         for done in [threads.submit(lane, first) for first in range(size)]:
             done.result()
     engine.dispose()
     return commits
+
+
+def _note_commit(session: Session) -> None:
+    session.info["committed"] = time.monotonic()
 
 
 async def _nothing(event: Event) -> None:

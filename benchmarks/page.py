@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from benchmarks import plots
+from benchmarks import compared, plots
 from benchmarks.findings import Facts, Options
 from benchmarks.harness import report
 from tests.commit import ROOT, commit
@@ -22,18 +21,40 @@ PACKAGES = (
     "relaybox", "psycopg", "asyncpg", "SQLAlchemy", "uvloop", "aiohttp", "txoutbox", "faststream-outbox",
     "pgqueuer", "procrastinate", "django-outbox-pattern",
 )  # fmt: skip
-HTTP_BAR = 0.8
+PROFILE = """# Profile before and after
+
+To be written: where the time went before, where it goes now.
+"""
 
 HEAD = """# Performance
 
 Figures of `make bench`: Relaybox against other outboxes for Python, each installed from the package index and
-in the fastest of its documented configurations, and against bare loops of the drivers, which are what the
+in the best of its documented configurations, and against bare loops of the drivers, which are what the
 database allows. Within a measurement the variants take turns within seconds, so that whatever else the
 machine does disturbs all of them alike; what is compared is the ratio of neighbours. Figures are medians, in
-brackets the quartiles. Payloads have 300 bytes, handlers do nothing but read them, PostgreSQL runs on the
-same machine and writes durably.
+brackets the quartiles.
+
+- Payloads have 300 bytes, handlers do nothing but read them. PostgreSQL runs on the same machine with the
+  settings of a new cluster, fsync included.
+- Everything that is measured runs in a process of its own, as `relaybox relay` does: on uvloop, and with
+  `gc.freeze()` before the work begins. So do the peers; one that is faster on the loop of asyncio has that,
+  and its table says so.
+- Each peer is tried in several of the configurations that its documentation offers, for its rate and, apart
+  from that, for its latency, with its LISTEN/NOTIFY where it has that; the tables show what was chosen.
+- Relaybox has its default settings throughout.
 
 This page is written by `make bench`; do not edit it. All figures of every run stand in `performance.jsonl`.
+"""
+AGAIN = """## How to repeat it
+
+```sh
+make bench                          # everything, in about 25 minutes; writes this page
+make bench PARTS='drain latency'    # some parts, which are only printed
+.venv/bin/python -m benchmarks --help
+```
+
+It needs Python and Linux, installs what it measures into `.venv`, and starts a PostgreSQL of its own. Nothing
+else should run on the machine meanwhile.
 """
 TITLES = {
     "drain": "Drain",
@@ -53,19 +74,7 @@ TITLES = {
 
 def bars(parts: Mapping[str, Facts]) -> list[Facts]:
     """Every bar that these parts are held to, with what was measured."""
-    every = [bar for facts in parts.values() for bar in facts.get("bars", ())]
-    if http := parts.get("http"):
-        loop = "uvloop" if "uvloop" in http else "asyncio"
-        ratio = http[loop]["ratio"]
-        every.append(
-            {
-                "bar": f"HTTP, {http['at_once']} in flight, on {loop}",
-                "wanted": f"≥ {HTTP_BAR} × the bare loop of the same client",
-                "measured": f"{ratio:.2f}",
-                "reached": ratio >= HTTP_BAR,
-            }
-        )
-    return every
+    return [bar for facts in parts.values() for bar in facts["bars"]]
 
 
 def show_bars(parts: Mapping[str, Facts]) -> None:
@@ -94,9 +103,10 @@ def record(parts: Mapping[str, Facts], options: Options, postgres: str, docs: Pa
 def write(run: Facts, docs: Path = DOCS) -> None:
     """Write the page and its pictures anew."""
     drawn = plots.draw(run["parts"], docs / "images")
+    runs = [json.loads(line) for line in (docs / "performance.jsonl").read_text().splitlines()]
     sections = [HEAD, _about(run), _judged(run), _better(run["parts"])]
     sections += [_part(name, facts, drawn.get(name, [])) for name, facts in run["parts"].items()]
-    sections.append(_runs(docs / "performance.jsonl"))
+    sections += [compared.two(runs), _profile(docs / "performance-profile.md"), AGAIN, _runs(runs)]
     (docs / "performance.md").write_text("\n\n".join(section.strip() for section in sections) + "\n")
 
 
@@ -149,13 +159,15 @@ def _judged(run: Facts) -> str:
     found = bars(run["parts"])
     missed = sum(not bar["reached"] for bar in found)
     text = f"{len(found) - missed} of {len(found)} bars were reached in this run."
-    return f"## Bar by bar\n\n{text}\n\n{table(['bar', 'wanted', 'measured', 'reached'], _lines(found))}"
+    lines = [[*line, bar["limit"]] for line, bar in zip(_lines(found), found, strict=True)]
+    columns = ["bar", "wanted", "measured", "reached", "what limits it"]
+    return f"## Bar by bar\n\n{text}\n\n{table(columns, lines)}"
 
 
 def _better(parts: Mapping[str, Facts]) -> str:
     """Said whether or not a bar was missed by it."""
     lines = [*_faster_drains(parts), *_shorter_waits(parts)]
-    text = "\n".join(f"- {line}" for line in lines) or "Nowhere in this run."
+    text = "\n".join(f"- {line}" for line in lines) or "In nothing that was measured in this run."
     return f"## Where a peer is better\n\n{text}"
 
 
@@ -164,9 +176,14 @@ def _faster_drains(parts: Mapping[str, Facts]) -> Iterator[str]:
     medians = {name: value["median"] for name, value in figures.items()}
     for name, rate in medians.items():
         peer, _, kind = name.partition(", ")
-        own = next((m for m in medians if m.startswith("relaybox, ") and kind.startswith(m[10:])), None)
-        if own and peer != "relaybox" and not peer.startswith("bare loop") and rate > medians[own]:
-            yield f"drain, {kind}: {peer} with {rate:,.0f} events/s, Relaybox {medians[own]:,.0f}"
+        if peer == "relaybox" or peer.startswith(("bare loop", "kept")):
+            continue
+        own = next(m for m in medians if m.startswith("relaybox, ") and kind.startswith(m[10:]))
+        if rate > medians[own]:
+            yield (
+                f"{peer} drains {kind.removesuffix(', tried only')} faster: "
+                f"{rate:,.0f} events/s, Relaybox {medians[own]:,.0f}"
+            )
 
 
 def _shorter_waits(parts: Mapping[str, Facts]) -> Iterator[str]:
@@ -175,7 +192,19 @@ def _shorter_waits(parts: Mapping[str, Facts]) -> Iterator[str]:
         peer, rate, title = name.rsplit(", ", 2)
         ours = figures[f"relaybox, {rate}, {title}"]["median"]
         if not peer.startswith("relaybox") and value["median"] < ours:
-            yield f"latency {title} at {rate}: {peer} with {value['median']:.1f} ms, Relaybox {ours:.1f} ms"
+            what = "longest wait" if title == "longest" else f"{title} of the waits"
+            yield (
+                f"{peer} has the shorter {what} at {rate}: {value['median']:.1f} ms, Relaybox {ours:.1f} ms"
+            )
+
+
+def _profile(file: Path) -> str:
+    """Written by hand, beside this page."""
+    if not file.exists():
+        file.write_text(PROFILE)
+    return (
+        f"## Profile before and after\n\nWhere the time went and where it goes: [{file.name}]({file.name})."
+    )
 
 
 def _part(name: str, facts: Facts, pictures: Sequence[str]) -> str:
@@ -184,28 +213,12 @@ def _part(name: str, facts: Facts, pictures: Sequence[str]) -> str:
         texts.append(f"![{TITLES[name]}](images/{picture}.png)\n\n[As SVG](images/{picture}.svg)")
     for one in facts.get("tables", ()):
         texts.append(f"**{one['title']}**\n\n{table(one['columns'], one['rows'])}".strip())
-    if name == "http":
-        texts.append(_http(facts))
     return "\n\n".join(texts)
 
 
-def _http(facts: Facts) -> str:
-    loops = {loop: value for loop, value in facts.items() if isinstance(value, dict)}
-    rows: list[list[Any]] = [
-        [
-            loop, f"{value['relay']:,.0f}", f"{value['bare']:,.0f}", f"{value['ratio']:.2f}",
-            f"{value['cpu_ratio']:.2f}",
-        ]
-        for loop, value in loops.items()
-    ]  # fmt: skip
-    title = f"**{facts['rows']:,} rows, {facts['at_once']} at once, requests/s**"
-    return f"{title}\n\n{table(['loop', 'relay', 'bare loop', 'ratio', 'ratio of CPU'], rows)}".strip()
-
-
-def _runs(file: Path) -> str:
+def _runs(runs: Sequence[Facts]) -> str:
     rows = []
-    for line in file.read_text().splitlines():
-        run = json.loads(line)
+    for run in runs:
         found = bars(run["parts"])
         reached = sum(bar["reached"] for bar in found)
         kept = run["parts"].get("drain", {}).get("figures", {}).get("relaybox, unordered, kept")
@@ -213,4 +226,4 @@ def _runs(file: Path) -> str:
         parts = len(run["parts"])
         rows.append([run["date"], f"`{run['commit']}`", parts, f"{reached} of {len(found)}", drained])
     names = ["date", "commit", "parts", "bars reached", "drain, unordered, kept, events/s"]
-    return f"## Runs\n\n{table(names, rows)}"
+    return f"## All runs\n\n{table(names, rows)}"

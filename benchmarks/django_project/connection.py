@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 
-class NoConnection:
-    """Takes everything and does nothing; ``closed`` is called where a batch has been published."""
+def _nothing(*arguments: Any) -> None:
+    pass
 
-    closed: Callable[[], None] | None = None
+
+class Receiver:
+    """Hands bodies to ``handle``; ``closed`` is called where a batch has been published."""
+
+    handle: ClassVar[Callable[[str], Any]] = _nothing
+    closed: ClassVar[Callable[[], None]] = _nothing
 
     def __init__(self, **parameters: Any) -> None:
         self._open = False
@@ -23,10 +28,10 @@ class NoConnection:
         self._open = True
 
     def send(self, body: str, destination: str, headers: Any) -> None:
-        """Nothing."""
+        """Hand a body over."""
+        Receiver.handle(body)
 
     def disconnect(self) -> None:
         """Close it."""
         self._open = False
-        if NoConnection.closed is not None:
-            NoConnection.closed()
+        Receiver.closed()

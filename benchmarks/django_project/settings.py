@@ -49,6 +49,6 @@ CELERY_TIMEZONE = "UTC"
 
 OUTBOX = {"DISPATCH": "celery", "DRAIN_SECONDS": "10m"}
 DJANGO_OUTBOX_PATTERN = {
-    "DEFAULT_CONNECTION_CLASS": "benchmarks.django_project.connection.NoConnection",
+    "DEFAULT_CONNECTION_CLASS": "benchmarks.django_project.connection.Receiver",
     "DEFAULT_PRODUCER_WAITING_TIME": 0,
 }

@@ -6,7 +6,7 @@ import asyncio
 
 from benchmarks import django
 from benchmarks.findings import Facts, Findings, Options
-from benchmarks.peers.base import apart
+from benchmarks.process import apart
 
 LIMIT = 600.0
 """Seconds that it may take."""
@@ -16,15 +16,13 @@ ROWS = 200_000
 
 async def measure(server_url: str, options: Options) -> Facts:
     """What was required of it, and what was measured; it starts servers of its own."""
-    events, rows = options.size(10_000, 500), options.size(ROWS, 2_000)
+    events, rows = options.size(4_000, 500), options.size(ROWS, 2_000)
     found = await apart(_run, events, rows, seconds=LIMIT)
     findings = Findings()
     columns = ["requirement", "bar", "measured", "met"]
     findings.table(f"Django, {events:,} events, {rows:,} rows behind the admin's list", columns, found)
     for requirement, bar, measured, met in found:
-        findings.bars.append(
-            {"bar": f"Django: {requirement}", "wanted": bar, "measured": measured, "reached": met == "yes"}
-        )
+        findings.judge(f"Django: {requirement}", bar, measured, met == "yes")
     return findings.facts()
 
 

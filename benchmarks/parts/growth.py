@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import ours
 from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, ask, insert, outbox
-from benchmarks.peers.base import PATIENCE, SLOWEST, apart
+from benchmarks.process import PATIENCE, SLOWEST, apart
 
 CHUNK = 2_000
 BACKLOG = 10_000

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from benchmarks import ours
 from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, outbox
-from benchmarks.peers.base import PATIENCE, apart
+from benchmarks.process import PATIENCE, apart, begin
 from relaybox import Event
 from tests.integration.test_costs import Wire
 
@@ -52,10 +52,10 @@ async def _watch(url: str, destinations: int, seconds: float) -> tuple[float, fl
         while not relay.done():
             looks.append((time.monotonic(), wire.total))
             await asyncio.wait([relay], timeout=0.05)
-        begin, end, cpu = await relay
-    first = max(look for look in looks if look[0] <= begin)[1]
-    last = max(look for look in looks if look[0] <= end)[1]
-    spent = end - begin
+        began, ended, cpu = await relay
+    first = max(look for look in looks if look[0] <= began)[1]
+    last = max(look for look in looks if look[0] <= ended)[1]
+    spent = ended - began
     return (
         100 * cpu / spent,
         (last.statements - first.statements) / spent,
@@ -71,6 +71,6 @@ async def idle(url: str, destinations: int, seconds: float) -> tuple[float, floa
 
     async with ours.Plan(destinations=destinations).outbox(url, handle).relay():
         await asyncio.sleep(SETTLING)
-        begin, used = time.monotonic(), time.process_time()
+        began, used = begin(), time.process_time()
         await asyncio.sleep(seconds)
-        return begin, time.monotonic(), time.process_time() - used
+        return began, time.monotonic(), time.process_time() - used

@@ -94,26 +94,27 @@ WHERE destination = %(destination)s AND next_attempt_at <= clock_timestamp()"""
 ADD_KEYS = """
 UPDATE outbox_event
 SET ordering_key = 'Other:' || aggregate_id::int %% 1000, next_attempt_at = created_at, attempts = 0
-WHERE destination = %(destination)s AND aggregate_id::int >= 150000"""
+WHERE destination = %(destination)s AND aggregate_id::int >= %(rows)s * 3 / 4"""
 
-CASES = (
-    Case("1,000 keys", 100_000, 1_000),
-    Case("one key of 100,000 rows", 100_000, 1),
-    Case("50,000 keys backing off, rows behind them due", 150_000, 50_000, prepare=[BACK_OFF]),
-    Case(
-        "50,000 keys backing off, rows behind them parked, 1,000 other keys",
-        200_000,
-        50_000,
-        prepare=[BACK_OFF, PARK, ADD_KEYS],
-    ),
-    Case("a hot key with its first 100 leased, 1,000 other keys", 200_000, 1_000, hot=50, held=100),
-)
+
+def cases(options: Options) -> list[Case]:
+    """The plain one first."""
+    rows = options.size(100_000, 10_000)
+    many = rows // 2
+    behind = f"{many:,} keys backing off, rows behind them"
+    return [
+        Case("1,000 keys", rows, 1_000),
+        Case(f"one key of {rows:,} rows", rows, 1),
+        Case(f"{behind} due", 3 * many, many, prepare=[BACK_OFF]),
+        Case(f"{behind} parked, 1,000 other keys", 4 * many, many, prepare=[BACK_OFF, PARK, ADD_KEYS]),
+        Case("a hot key with its first 100 leased, 1,000 other keys", 2 * rows, 1_000, hot=50, held=100),
+    ]
 
 
 async def _prepare(url: str, store: SqlStore, case: Case, destination: str) -> None:
     fill(url, case.rows, destination=destination, keys=case.keys, hot=case.hot)
     for sql in case.prepare:
-        run(url, sql, {"destination": destination})
+        run(url, sql, {"destination": destination, "rows": case.rows})
     if case.held:
         await _hold(url, store, case.held, destination)
 
@@ -147,20 +148,22 @@ def _claim_once(store: SqlStore, destination: str, seen: list[tuple[int, int]]) 
     return take
 
 
-async def ordered_claims(url: str, tables: Tables, rounds: int, findings: Findings) -> None:
+async def ordered_claims(url: str, tables: Tables, options: Options, findings: Findings) -> None:
     """What one ordered claim costs in each case, in turns on one table."""
     store = open_store(url, tables)
-    names = [f"case {number}" for number in range(len(CASES))]
+    every = cases(options)
+    names = [f"case {number}" for number in range(len(every))]
+    rounds = options.size(ROUNDS, 2)
     seen: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
     try:
-        for name, case in zip(names, CASES, strict=True):
+        for name, case in zip(names, every, strict=True):
             await _prepare(url, store, case, name)
         run(url, "VACUUM ANALYZE outbox_event")
         found = await interleave({name: _claim_once(store, name, seen[name]) for name in names}, rounds)
     finally:
         await store.close()
     lines = []
-    for name, case in zip(names, CASES, strict=True):
+    for name, case in zip(names, every, strict=True):
         cost = found[name].over(found[names[0]])
         claimed, parked = (sum(column) / len(seen[name]) for column in zip(*seen[name], strict=True))
         lines.append([case.title, found[name].show(1), cost.show(2), f"{claimed:,.0f}", f"{parked:,.0f}"])
@@ -189,5 +192,5 @@ async def measure(server_url: str, options: Options) -> Facts:
     columns = ["claim and settle", "bare loop, events/s", "store, events/s", "store / bare"]
     findings.table("the store against its own statements", columns, lines)
     with outbox(server_url) as (url, tables):
-        await ordered_claims(url, tables, options.size(ROUNDS, 2), findings)
+        await ordered_claims(url, tables, options, findings)
     return findings.facts()

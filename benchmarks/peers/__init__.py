@@ -18,7 +18,17 @@ PEERS: list[Peer] = [
     pgqueuer.peer(),
     procrastinate.peer(keeps=True),
     procrastinate.peer(keeps=False),
-    django_outbox_pattern.peer(),
+    django_outbox_pattern.peer(200, 1_000, 5_000),
 ]
+"""To be tuned for their rate."""
 
-__all__ = ["PEERS", "Peer"]
+PROMPT: list[Peer] = [
+    txoutbox.prompt(),
+    faststream_outbox.prompt(),
+    pgqueuer.prompt(),
+    procrastinate.prompt(),
+    django_outbox_pattern.peer(200),
+]
+"""To be tuned for short waits."""
+
+__all__ = ["PEERS", "PROMPT", "Peer"]

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
-import multiprocessing
+import statistics
 import time
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from benchmarks.harness import PAYLOAD, run
+from benchmarks.process import PATIENCE, SLOWEST, Loop, apart, begin, process
 
-PATIENCE = 30.0
-"""Seconds that a process may take on top of its work."""
-SLOWEST = 50.0
-"""Events a second that a drain may be expected to reach."""
+Database: TypeAlias = Callable[[], AbstractContextManager[str]]
+"""Makes a new one; its URL."""
+
 LANE = 250.0
 """Transactions a second that one connection is asked for; more connections take turns."""
+TRIAL_SECONDS = 1.5
+"""For which a configuration is tried that is to have short waits."""
+TRIAL_PATIENCE = 5.0
+"""Seconds after them in which all that was emitted has to be there."""
+FAILED = float("-inf")
 
 
 class Peer(Protocol):
@@ -43,7 +45,10 @@ class Peer(Protocol):
         """The chosen one, for a table."""
 
     async def tune(self, url: str, *, keys: int) -> None:
-        """Choose the fastest of its documented configurations."""
+        """Choose the documented configuration that drains fastest."""
+
+    async def tune_waits(self, database: Database, rate: float) -> None:
+        """Choose the documented configuration with the shortest waits; an error if none keeps up."""
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
         """Events a second into a handler that reads the payload and does nothing."""
@@ -67,16 +72,18 @@ class Setup(Protocol):
 
 @dataclass
 class MeasuredPeer:
-    """A peer with the configurations that its documentation lets one choose."""
+    """A peer with the configurations that its documentation lets one choose, and the loops it can run on."""
 
     name: str
     ordered: bool
     keeps: bool
     setups: Sequence[Setup]
     trial: int = 5_000
+    loops: Sequence[Loop] = ("uvloop", "asyncio")
 
     def __post_init__(self) -> None:
         self.setup = self.setups[0]
+        self.loop = self.loops[0]
 
     def version(self) -> str:
         """The installed one."""
@@ -84,97 +91,65 @@ class MeasuredPeer:
 
     def configuration(self) -> str:
         """The chosen one, for a table."""
-        return str(self.setup)
+        return f"{self.setup}, {self.loop}" if len(self.loops) > 1 else str(self.setup)
 
     async def tune(self, url: str, *, keys: int) -> None:
-        """Choose the setup that drains ``trial`` rows fastest."""
-        rates = [await _drain(setup, url, self.trial, keys) for setup in self.setups]
-        self.setup = self.setups[rates.index(max(rates))]
+        """Choose the setup that drains ``trial`` rows fastest, and the loop that it is faster on."""
+        await self._choose(lambda: self.drain(url, self.trial, keys))
+
+    async def tune_waits(self, database: Database, rate: float) -> None:
+        """Choose the setup, and the loop, with the shortest waits in the middle."""
+        failed: list[Exception] = []
+
+        async def shortness() -> float:
+            try:
+                # A new one each time, for one that did not keep up has left events behind.
+                with database() as url:
+                    return -statistics.median(await self.waits(url, rate, TRIAL_SECONDS, TRIAL_PATIENCE))
+            except (TimeoutError, RuntimeError) as error:
+                failed.append(error)
+                return FAILED
+
+        if await self._choose(shortness) == FAILED:
+            raise failed[-1]
+
+    async def _choose(self, measure: Callable[[], Awaitable[float]]) -> float:
+        """Keep the setup of which the most is measured, and the loop on which that is more; the most."""
+        rates: dict[tuple[Setup, Loop], float] = {}
+
+        async def trial(setup: Setup, loop: Loop) -> None:
+            self.setup, self.loop = setup, loop
+            rates[setup, loop] = await measure()
+
+        for setup in self.setups:
+            await trial(setup, self.loops[0])
+        best, _ = max(rates, key=lambda tried: rates[tried])
+        for loop in self.loops[1:]:
+            await trial(best, loop)
+        self.setup, self.loop = max(rates, key=lambda tried: rates[tried])
+        return rates[self.setup, self.loop]
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
         """Events a second into a handler that reads the payload and does nothing."""
-        return await _drain(self.setup, url, rows, keys)
+        limit = PATIENCE + rows / SLOWEST
+        rate: float = await apart(self.setup.drain, url, rows, keys, seconds=limit, loop=self.loop)
+        return rate
 
-    async def waits(self, url: str, rate: float, seconds: float) -> list[float]:
+    async def waits(self, url: str, rate: float, seconds: float, patience: float = PATIENCE) -> list[float]:
         """Seconds from the commit to the handler, of every event."""
         count = round(rate * seconds)
-        limit = PATIENCE + 3 * seconds
+        limit = PATIENCE + seconds + patience
         async with (
+            process(limit, self.setup.receive, url, count, tells=True, loop=self.loop) as receiver,
             asyncio.timeout(limit),
-            _process(limit, self.setup.receive, url, count, tells=True) as receiver,
         ):
             await receiver.hear()
-            async with _process(limit, self.setup.emit, url, rate, count) as emitter:
+            async with process(limit, self.setup.emit, url, rate, count, loop=self.loop) as emitter:
                 commits = await emitter.hear()
-                arrivals = await receiver.hear()
+                async with asyncio.timeout(patience):
+                    arrivals = await receiver.hear()
         # The handler may run before the emitter has noted that the commit is done.
         return [max(0.0, arrivals[n] - commit) for n, commit in enumerate(commits)]
-
-
-async def _drain(setup: Setup, url: str, rows: int, keys: int) -> float:
-    return await apart(setup.drain, url, rows, keys, seconds=PATIENCE + rows / SLOWEST)
-
-
-async def apart(work: Callable[..., Coroutine[Any, Any, Any]], *args: Any, seconds: float) -> Any:
-    """What ``work`` returns in a new process, which ends after so many seconds at the latest."""
-    async with asyncio.timeout(seconds), _process(seconds, work, *args) as process:
-        return await process.hear()
-
-
-class _Answers:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    async def hear(self) -> Any:
-        """The next answer; an error there is an error here."""
-        loop, there = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._connection.fileno(), there.set)
-        try:
-            await there.wait()
-        finally:
-            loop.remove_reader(self._connection.fileno())
-        try:
-            failed, answer = self._connection.recv()
-        except EOFError:
-            raise RuntimeError("the process ended without an answer") from None
-        if failed:
-            raise RuntimeError(answer)
-        return answer
-
-
-@asynccontextmanager
-async def _process(
-    seconds: float, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any, tells: bool = False
-) -> AsyncIterator[_Answers]:
-    context = multiprocessing.get_context("spawn")
-    mine, its = context.Pipe()
-    process = context.Process(target=_work, args=(its, seconds, work, args, tells), daemon=True)
-    process.start()
-    its.close()
-    try:
-        yield _Answers(mine)
-    finally:
-        process.kill()
-        process.join()
-        mine.close()
-
-
-def _work(
-    answers: Connection, seconds: float, work: Callable[..., Coroutine[Any, Any, Any]], args: Any, tells: bool
-) -> None:
-    # Also a process whose parent was killed ends.
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    if tells:
-        args = (*args, lambda: answers.send((False, None)))
-    # Imported here for the sake of those that run without the peers.
-    import uvloop
-
-    try:
-        # The command lines of PgQueuer and FastStream run on uvloop; the others get it to be on a par.
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            answers.send((False, runner.run(work(*args))))
-    except BaseException:
-        answers.send((True, traceback.format_exc()))
 
 
 def body(n: int | None = None) -> bytes:
@@ -220,11 +195,11 @@ async def emit_steadily(
 ) -> list[float]:
     """Let the emitters take turns at a steady rate; when each event was committed."""
     commits = [0.0] * count
-    begin = time.monotonic()
+    began = begin()
 
     async def lane(first: int, emit: Callable[[int], Awaitable[Any]]) -> None:
         for n in range(first, count, len(emitters)):
-            await asyncio.sleep(max(0.0, begin + n / rate - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + n / rate - time.monotonic()))
             await emit(n)
             commits[n] = time.monotonic()
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
+from benchmarks.django_project.connection import Receiver
 from benchmarks.harness import PAYLOAD, run
 from benchmarks.peers.base import Arrivals, MeasuredPeer, check, emit_steadily, lanes, settle_down
+from benchmarks.process import begin
 from tests.django.databases import database
 
 DESTINATION = "/topic/order.paid"
@@ -22,31 +23,24 @@ SELECT gen_random_uuid(), %(destination)s, %(body)s, now(), now() + interval '1 
 FROM generate_series(1, %(rows)s)"""
 
 
-class Receiver:
-    """In the place of the connection to a broker: hands bodies over; ``closed`` is called after a batch."""
+def publish(url: str, rows: int) -> float:
+    """Events a second of its command, in a process in which Django is set up."""
+    from django_outbox_pattern.management.commands.publish import Command
+    from django_outbox_pattern.models import Published, StatusChoice
 
-    handle: ClassVar[Callable[[Any], None]]
-    closed: ClassVar[Callable[[], None]]
-
-    def __init__(self, **parameters: Any) -> None:
-        self._open = False
-
-    def is_connected(self) -> bool:
-        """Whether it is open."""
-        return self._open
-
-    def connect(self, **credentials: Any) -> None:
-        """Open it."""
-        self._open = True
-
-    def send(self, body: str, destination: str, headers: Any) -> None:
-        """Hand a body over."""
-        Receiver.handle(json.loads(body))
-
-    def disconnect(self) -> None:
-        """Close it."""
-        self._open = False
-        Receiver.closed()
+    run(url, "TRUNCATE published")
+    values = {"destination": DESTINATION, "body": json.dumps(PAYLOAD), "rows": rows}
+    run(url, FILL, values | {"status": StatusChoice.SCHEDULE.value})
+    settle_down(url)
+    command = Command()
+    # A batch is everything that is there: after it, there is nothing left to wait for.
+    Receiver.closed = functools.partial(setattr, command, "running", False)
+    began = begin()
+    command.handle()
+    spent = time.monotonic() - began
+    done = Published.objects.filter(status=StatusChoice.SUCCEEDED).count()
+    check(done, done, rows)
+    return rows / spent
 
 
 # README of django-outbox-pattern: DEFAULT_PUBLISHED_CHUNK_SIZE and DEFAULT_PRODUCER_WAITING_TIME.
@@ -80,28 +74,17 @@ class DjangoOutboxPattern:
 
     def _drain(self, url: str, rows: int) -> float:
         self._set_up(url)
-        from django_outbox_pattern.management.commands.publish import Command
-        from django_outbox_pattern.models import Published, StatusChoice
-
-        run(url, "TRUNCATE published")
-        values = {"destination": DESTINATION, "body": json.dumps(PAYLOAD), "rows": rows}
-        run(url, FILL, values | {"status": StatusChoice.SCHEDULE.value})
-        settle_down(url)
         seen = 0
 
-        def handle(body: Any) -> None:
+        def handle(body: str) -> None:
             nonlocal seen
+            json.loads(body)
             seen += 1
 
-        command = Command()
         Receiver.handle = handle
-        # A batch is everything that is there.
-        Receiver.closed = functools.partial(setattr, command, "running", False)
-        begin = time.perf_counter()
-        command.handle()
-        spent = time.perf_counter() - begin
-        check(seen, Published.objects.filter(status=StatusChoice.SUCCEEDED).count(), rows)
-        return rows / spent
+        rate = publish(url, rows)
+        check(seen, rows, rows)
+        return rate
 
     def _receive(self, url: str, arrivals: Arrivals, ready: Callable[[], None]) -> None:
         self._set_up(url)
@@ -112,7 +95,7 @@ class DjangoOutboxPattern:
         def closed() -> None:
             command.running = not arrivals.complete.is_set()
 
-        Receiver.handle = lambda body: arrivals.note(body["n"])
+        Receiver.handle = lambda body: arrivals.note(json.loads(body)["n"])
         Receiver.closed = closed
         ready()
         command.handle()
@@ -144,7 +127,13 @@ def _emit(n: int) -> None:
         Published(destination=DESTINATION, body={"n": n, **PAYLOAD}).save()
 
 
-def peer() -> MeasuredPeer:
-    """django-outbox-pattern, which keeps its rows."""
-    setups = [DjangoOutboxPattern(size) for size in (200, 1_000, 5_000)]
-    return MeasuredPeer("django-outbox-pattern", ordered=False, keeps=True, setups=setups, trial=2_000)
+def peer(*sizes: int) -> MeasuredPeer:
+    """django-outbox-pattern, which keeps its rows and has no loop; it may choose the size of its chunks."""
+    return MeasuredPeer(
+        "django-outbox-pattern",
+        ordered=False,
+        keeps=True,
+        setups=[DjangoOutboxPattern(size) for size in sizes],
+        trial=2_000,
+        loops=["asyncio"],
+    )

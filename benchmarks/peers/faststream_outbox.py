@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from benchmarks.harness import PAYLOAD
 from benchmarks.peers.base import Arrivals, MeasuredPeer, check, emit_steadily, lanes, settle_down
+from benchmarks.process import begin
 
 QUEUE = "order.paid"
 FILL = 1_000
@@ -27,12 +28,10 @@ class FastStreamOutbox:
     max_workers: int
     fetch_batch_size: int
     terminal_flush_batch_size: int
+    min_fetch_interval: float = 0.01
 
     def __str__(self) -> str:
-        return (
-            f"max_workers={self.max_workers}, fetch_batch_size={self.fetch_batch_size}, "
-            f"terminal_flush_batch_size={self.terminal_flush_batch_size}"
-        )
+        return ", ".join(f"{field.name}={getattr(self, field.name):g}" for field in fields(self))
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
         """Until every row is deleted."""
@@ -48,11 +47,11 @@ class FastStreamOutbox:
                 if seen == rows:
                     done.set()
 
-            begin = time.perf_counter()
+            began = begin()
             await broker.start()
             await done.wait()
             await broker.stop()
-            spent = time.perf_counter() - begin
+            spent = time.monotonic() - began
             async with engine.connect() as connection:
                 left = await connection.scalar(sa.text("SELECT count(*) FROM outbox"))
         check(seen, rows - left, rows)
@@ -90,7 +89,7 @@ class FastStreamOutbox:
             max_workers=self.max_workers,
             fetch_batch_size=self.fetch_batch_size,
             terminal_flush_batch_size=self.terminal_flush_batch_size,
-            min_fetch_interval=0.01,
+            min_fetch_interval=self.min_fetch_interval,
         )
 
     @asynccontextmanager
@@ -125,4 +124,10 @@ def peer() -> MeasuredPeer:
         for workers in (1, 4)
         for fetch, flush in ((100, 100), (500, 100), (1000, 500))
     ]
+    return MeasuredPeer("faststream-outbox", ordered=False, keeps=False, setups=setups)
+
+
+def prompt() -> MeasuredPeer:
+    """faststream-outbox for short waits; its ``publish`` notifies by default."""
+    setups = [FastStreamOutbox(*both, 100, 0.001) for both in ((1, 100), (4, 100), (1, 10))]
     return MeasuredPeer("faststream-outbox", ordered=False, keeps=False, setups=setups)

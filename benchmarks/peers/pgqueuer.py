@@ -13,15 +13,8 @@ from typing import Any
 
 import asyncpg
 
-from benchmarks.peers.base import (
-    Arrivals,
-    MeasuredPeer,
-    body,
-    check,
-    emit_steadily,
-    lanes,
-    settle_down,
-)
+from benchmarks.peers.base import Arrivals, MeasuredPeer, body, check, emit_steadily, lanes, settle_down
+from benchmarks.process import begin
 
 ENTRYPOINT = "order.paid"
 
@@ -53,9 +46,9 @@ class PgQueuer:
                 if seen == rows:
                     queue.shutdown.set()
 
-            begin = time.perf_counter()
+            began = begin()
             await queue.run(batch_size=self.batch_size, dequeue_timeout=timedelta(seconds=1))
-            spent = time.perf_counter() - begin
+            spent = time.monotonic() - began
             [left] = await driver.fetch("SELECT count(*) AS count FROM pgqueuer")
         check(seen, rows - left["count"], rows)
         return rows / spent
@@ -122,4 +115,10 @@ class PgQueuer:
 def peer() -> MeasuredPeer:
     """PgQueuer, which deletes its rows and logs that they were there."""
     setups = [PgQueuer(batch_size, pooled) for batch_size in (100, 500, 1000) for pooled in (True, False)]
+    return MeasuredPeer("pgqueuer", ordered=False, keeps=False, setups=setups)
+
+
+def prompt() -> MeasuredPeer:
+    """PgQueuer for short waits; it always has its trigger."""
+    setups = [PgQueuer(batch_size, pooled) for batch_size, pooled in ((10, False), (100, False), (10, True))]
     return MeasuredPeer("pgqueuer", ordered=False, keeps=False, setups=setups)

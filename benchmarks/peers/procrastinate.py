@@ -15,6 +15,7 @@ import psycopg
 
 from benchmarks.harness import PAYLOAD, run
 from benchmarks.peers.base import Arrivals, MeasuredPeer, check, emit_steadily, lanes, settle_down
+from benchmarks.process import begin
 
 TASK = "order.paid"
 FILL = """
@@ -38,7 +39,8 @@ class Procrastinate:
         return 3 * self.workers
 
     def __str__(self) -> str:
-        return f"workers={self.workers}, concurrency={self.concurrency}, pool of {self.connections}"
+        gone = "" if self.keeps else ", delete_jobs=successful"
+        return f"workers={self.workers}, concurrency={self.concurrency}, pool of {self.connections}{gone}"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
         """Until every job has succeeded."""
@@ -53,11 +55,11 @@ class Procrastinate:
                 nonlocal seen
                 seen += 1
 
-            begin = time.perf_counter()
+            began = begin()
             # A worker that does not wait also ends when all that is left waits for a lock.
             while seen < rows:
                 await self._work(app, wait=False, listen_notify=False)
-            spent = time.perf_counter() - begin
+            spent = time.monotonic() - began
         with psycopg.connect(url) as connection:
             counts = "SELECT count(*), count(*) FILTER (WHERE status = 'succeeded') FROM procrastinate_jobs"
             kept, done = connection.execute(counts).fetchone() or (0, 0)
@@ -123,3 +125,9 @@ def peer(*, keeps: bool) -> MeasuredPeer:
     """Procrastinate that keeps its jobs, or deletes those that succeeded."""
     setups = [Procrastinate(workers, at_once, keeps) for workers, at_once in ((1, 30), (4, 30), (8, 10))]
     return MeasuredPeer("procrastinate", ordered=True, keeps=keeps, setups=setups, trial=500)
+
+
+def prompt() -> MeasuredPeer:
+    """Procrastinate for short waits; its workers listen to its trigger."""
+    setups = [Procrastinate(workers, 10, keeps=False) for workers in (4, 8)]
+    return MeasuredPeer("procrastinate", ordered=True, keeps=False, setups=setups)

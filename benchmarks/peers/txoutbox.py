@@ -1,4 +1,4 @@
-"""txoutbox: a pool, no timeout per message, and strict order only where there are keys."""
+"""txoutbox: a pool, no timeout per message, strict order only where there are keys; woken by its trigger."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ from typing import Any
 
 import asyncpg
 
-from benchmarks.peers.base import (
-    Arrivals,
-    MeasuredPeer,
-    body,
-    check,
-    emit_steadily,
-    lanes,
-    settle_down,
-)
+from benchmarks.peers.base import Arrivals, MeasuredPeer, body, check, emit_steadily, lanes, settle_down
+from benchmarks.process import begin
 
 CHANNEL = "outbox"
 FILL = """
@@ -30,6 +23,7 @@ FROM generate_series(0, $3::int - 1) AS n"""
 
 
 # README of txoutbox: "Configuration", "Not polling: LISTEN/NOTIFY", and strict_ordering=False without keys.
+# Behind a batch that is not full it rests for poll_min, unless the trigger wakes it.
 @dataclass(frozen=True)
 class TxOutbox:
     """One configuration."""
@@ -37,9 +31,13 @@ class TxOutbox:
     batch_size: int
     concurrency: int
     keeps: bool
+    poll_min: float | None = None
+    """``None``: the default, and no trigger."""
 
     def __str__(self) -> str:
-        return f"batch_size={self.batch_size}, concurrency={self.concurrency}"
+        told = "" if self.poll_min is None else f", poll_min={self.poll_min:g}, LISTEN/NOTIFY"
+        gone = "" if self.keeps else ", delete_on_ack"
+        return f"batch_size={self.batch_size}, concurrency={self.concurrency}{gone}{told}"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
         """Until every row is acknowledged."""
@@ -61,9 +59,9 @@ class TxOutbox:
                     relay.stop()
 
             relay = self._relay(storage, publish)
-            begin = time.perf_counter()
+            began = begin()
             await relay.run()
-            spent = time.perf_counter() - begin
+            spent = time.monotonic() - began
             left = await pool.fetchval("SELECT count(*) FROM outbox WHERE status <> 'done'")
             kept = await pool.fetchval("SELECT count(*) FROM outbox")
         check(seen, kept - left if self.keeps else rows - kept, rows)
@@ -108,11 +106,13 @@ class TxOutbox:
     def _relay(self, storage: Any, publish: Any) -> Any:
         from txoutbox import Relay, RelayConfig
 
+        rest = {} if self.poll_min is None else {"poll_min": self.poll_min}
         config = RelayConfig(
             batch_size=self.batch_size,
             concurrency=self.concurrency,
             publish_timeout=None,
             lease=timedelta(seconds=60),
+            **rest,
         )
         return Relay(storage, publish, config=config)
 
@@ -121,3 +121,9 @@ def peer(*, keeps: bool) -> MeasuredPeer:
     """txoutbox that keeps its rows, or deletes them."""
     setups = [TxOutbox(batch, at_once, keeps) for batch in (100, 500, 1000) for at_once in (10, 50)]
     return MeasuredPeer("txoutbox", ordered=True, keeps=keeps, setups=setups)
+
+
+def prompt() -> MeasuredPeer:
+    """txoutbox with its trigger, for short waits."""
+    setups = [TxOutbox(batch, 10, keeps, 0.001) for batch, keeps in ((50, True), (50, False), (10, False))]
+    return MeasuredPeer("txoutbox", ordered=True, keeps=True, setups=setups)

@@ -58,14 +58,15 @@ def packer(format: Format | Callable[[Event], Any]) -> Pack:
 
 def event_of(delivery: Delivery) -> Event:
     """The event as a handler sees it; raises ``PayloadError`` where it does not decode."""
-    _check_encoding(delivery)
+    if delivery.payload_encoding is not None:
+        _check_encoding(delivery)
     return Event(
         delivery.event_id,
         delivery.event_type,
         delivery.aggregate_type,
         delivery.aggregate_id,
         decode(delivery.payload, delivery.payload_data, delivery.payload_encoding),
-        decode(delivery.headers, None, None),
+        {} if delivery.headers == "{}" else decode(delivery.headers, None, None),
         delivery.attempts,
         delivery.created_at,
     )

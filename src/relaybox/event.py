@@ -21,8 +21,7 @@ class Status(StrEnum):
     DISCARDED = "discarded"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True, gc=False):
     """What the application emitted, as a handler sees it."""
 
     id: UUID
@@ -52,7 +51,6 @@ class Delivery(Struct, frozen=True, gc=False):
 
     id: UUID
     event_id: UUID
-    destination: str
     aggregate_type: str
     aggregate_id: str
     event_type: str
@@ -67,6 +65,7 @@ class Delivery(Struct, frozen=True, gc=False):
     max_attempts: int
     crashes: int
     created_at: datetime
+    destination: str
     lease_token: UUID
     lease_owner: str
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from relaybox.errors import PayloadError
@@ -25,6 +25,9 @@ from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
 
 Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
+
+
+DELIVERED, RELEASED = Delivered(), Released()
 
 
 class Progress(Protocol):
@@ -93,27 +96,39 @@ class OneByOne:
         """Hand over one delivery; raise ``Retry``, ``Reject``, ``Unavailable`` or anything else."""
         raise NotImplementedError
 
+    def begin(self, delivery: Delivery) -> Awaitable[None] | None:
+        """Begin with ``deliver``; what is left to wait for, if anything is."""
+        return self.deliver(delivery)
+
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One answer for each delivery, in the same order."""
-        answers: list[Answer] = [Released()] * len(deliveries)
+        answers: list[Answer] = [RELEASED] * len(deliveries)
         sender = asyncio.current_task()
-        queue = runs(deliveries)[::-1]
+        heads, following = runs(deliveries)
+        heads.reverse()
 
         async def work() -> None:
             # Each worker that gets a place begins the next: where deliveries never wait, the first does all.
             async with self._places:
-                if len(queue) > 1:
+                if len(heads) > 1:
                     workers.create_task(work())
-                while queue:
-                    for index in queue.pop():
-                        delivery = deliveries[index]
+                while heads:
+                    at: int | None = heads.pop()
+                    while at is not None:
+                        delivery = deliveries[at]
                         if not progress.begin(delivery):
                             break
-                        answers[index] = answer = await self._answer(delivery, sender)
+                        answer: Answer = DELIVERED
+                        try:
+                            left = self.begin(delivery)
+                            if left is not None:
+                                await left
+                        except BaseException as error:
+                            answer = _answer(error, sender)
+                        answers[at] = answer
                         progress.report(delivery, answer)
-                        if not isinstance(answer, Delivered):
-                            break
-                    if self._places.crowded and queue:
+                        at = following.get(at) if answer is DELIVERED else None
+                    if self._places.crowded and heads:
                         workers.create_task(work())
                         return
 
@@ -124,27 +139,26 @@ class OneByOne:
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def _answer(self, delivery: Delivery, sender: asyncio.Task[Any] | None) -> Answer:
-        try:
-            await self.deliver(delivery)
-        except (Retry, Reject, Unavailable) as answer:
+
+def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
+    """What was raised, as an answer; raises it where it is not about the delivery."""
+    match error:
+        case Retry() | Reject() | Unavailable():
             # An answer is kept for a while, and what it was raised in the midst of can be large.
-            answer.__traceback__ = answer.__context__ = answer.__cause__ = None
-            return answer
-        except PayloadError as error:
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+            return error
+        case PayloadError():
             return Reject(str(error))
-        except Exception as error:
-            return Retry(describe(error))
-        except asyncio.CancelledError as error:
-            if sender is None or sender.cancelling():
-                raise
+        case asyncio.CancelledError() if sender is not None and not sender.cancelling():
             # Not whoever called: what was called cancelled itself, or what it waited for.
             while being_cancelled():
                 sending = asyncio.current_task()
                 assert sending is not None
                 sending.uncancel()
             return Retry(describe(error))
-        return Delivered()
+        case Exception():
+            return Retry(describe(error))
+    raise error
 
 
 class Places:
@@ -210,16 +224,19 @@ def describe(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def runs(deliveries: Sequence[Delivery]) -> list[list[int]]:
-    """The places in the batch of each key's deliveries; one without a key is a run by itself."""
-    runs: list[list[int]] = []
-    of_key: dict[str, list[int]] = {}
+def runs(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int]]:
+    """The places in the batch where a key begins, and which place follows which; a key may be of one."""
+    heads: list[int] = []
+    following: dict[int, int] = {}
+    last: dict[str, int] = {}
     for index, delivery in enumerate(deliveries):
         key = delivery.ordering_key
-        if key in of_key:
-            of_key[key].append(index)
+        if key is None:
+            heads.append(index)
             continue
-        runs.append([index])
-        if key is not None:
-            of_key[key] = runs[-1]
-    return runs
+        if key in last:
+            following[last[key]] = index
+        else:
+            heads.append(index)
+        last[key] = index
+    return heads, following

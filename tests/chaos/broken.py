@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import sqlalchemy as sa
 
@@ -15,6 +16,7 @@ from tests.chaos.drivers import engine
 
 LATE = 0.5
 ABOUT_ONE_IN = 20
+_runs = sink.runs
 
 
 class Broken(http.HttpSink):
@@ -45,11 +47,11 @@ class Broken(http.HttpSink):
         await asyncio.sleep(LATE)
         await super().deliver(delivery)
 
-    def _request(self, delivery: Delivery) -> tuple[Any, dict[str, str]]:
-        body, headers = super()._request(delivery)
+    def _request(self, delivery: Delivery) -> tuple[bytes, bytes]:
+        headers, body = super()._request(delivery)
         if self.defect == "alters payloads":
-            body = body.replace(b'"n"', b'"m"')  # type: ignore[union-attr]
-        return body, headers
+            body = body.replace(b'"n"', b'"m"')
+        return headers, body
 
 
 def spoil(defect: str, outbox: Outbox) -> None:
@@ -60,5 +62,11 @@ def spoil(defect: str, outbox: Outbox) -> None:
         other = parse_keys("another")
         http.sign = lambda keys, *message: sign(other, *message)  # type: ignore[attr-defined]
     if defect == "sends backwards":
-        runs = sink.runs
-        sink.runs = lambda deliveries: [run[::-1] for run in runs(deliveries)]
+        sink.runs = _backwards
+
+
+def _backwards(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int]]:
+    """From the last of each key to the first."""
+    _, following = _runs(deliveries)
+    lasts = [at for at in range(len(deliveries)) if at not in following]
+    return lasts, {after: at for at, after in following.items()}

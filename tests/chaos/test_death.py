@@ -170,10 +170,7 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
     stalled, other = await _two_holders_of_one_key(open_store(url, outbox))
     statements = Statements(outbox.tables, POSTGRESQL, "format")
     steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
-    first, second = (
-        steps.settle([Settlement(delivery, Delivered()) for delivery in held], "block")
-        for held in (other, stalled)
-    )
+    first, second = (_settle(steps, held) for held in (other, stalled))
     async with await _transaction(url) as one, await _transaction(url) as two:
         answer = await _execute(one, next(first))
         late = asyncio.create_task(_execute(two, next(second)))
@@ -193,6 +190,13 @@ async def _two_holders_of_one_key(store: Store) -> tuple[Sequence[Delivery], Seq
     await store.close()
     assert len(stalled.deliveries) == 2
     return stalled.deliveries, [other]
+
+
+def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[None]:
+    """As a store does it: what is settled is committed before the next of the key is made due."""
+    settlements = [Settlement(delivery, Delivered()) for delivery in held]
+    yield from steps.settle(settlements, "block")
+    yield from steps.go_on(steps.to_go_on(settlements), "block")
 
 
 async def _transaction(url: str) -> Connection:

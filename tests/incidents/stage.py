@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import sqlalchemy as sa
 
 from relaybox import Destination, Route
 from relaybox.parts import open_store
 from relaybox.stores.sql import SqlStore
+from relaybox.stores.statements import Query
 from relaybox.stores.steps import Steps
 from tests.integration.shop import Shop
 
@@ -55,10 +57,19 @@ def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
     try:
         queries = next(steps)
         while True:
-            results = [connection.exec_driver_sql(*query) for query in queries]
-            queries = steps.send([list(result) if result.returns_rows else [] for result in results])
+            queries = steps.send([_execute(connection, query) for query in queries])
     except StopIteration as end:
         return end.value
+
+
+def _execute(connection: sa.Connection, query: Query) -> list[Any]:
+    if connection.dialect.name == "postgresql":
+        # Which takes the statements as the store writes them.
+        cursor = psycopg.RawCursor(connection.connection.driver_connection)  # type: ignore[arg-type]
+        cursor.execute(query.sql.encode(), query.params)
+        return cursor.fetchall() if cursor.description else []
+    result = connection.exec_driver_sql(*query)
+    return list(result) if result.returns_rows else []
 
 
 async def done_or_waiting(task: asyncio.Task[Any], shop: Shop) -> None:

@@ -106,14 +106,13 @@ def keep_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run_on_postgres(self: Any, begin: Any) -> Any:
         async with self._places:
-            connection = self._idle.pop() if self._idle else await self._connect()
+            session = self._idle.pop() if self._idle else await self._connect()
             try:
-                return await self._drive(connection, begin())
+                return await session.drive(begin())
             except psycopg.Error as error:
-                await connection.rollback()
                 raise refusal(error) from error
             finally:
-                self._idle.append(connection)
+                self._idle.append(session)
 
     async def run_on_mariadb(self: Any, begin: Any) -> Any:
         async with (await self._open()).acquire() as connection:

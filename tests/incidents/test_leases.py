@@ -13,7 +13,7 @@ from relaybox import Event
 from relaybox.observe import Observer
 from relaybox.outcome import Delivered, Retried
 from relaybox.store import Settlement, Want
-from relaybox.stores import statements
+from relaybox.stores import statements, steps
 from relaybox.stores.steps import StoreSteps
 from tests.incidents.stage import (
     SERVERS,
@@ -93,6 +93,7 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
 ) -> None:
     if broken == "a settle that does not count its rows":
         monkeypatch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
+        monkeypatch.setattr(steps._Delivered, "lost", lambda *_: frozenset())
     elif broken:
         rewrite(monkeypatch, statements.WORDS, "listed_held", (" AND e.lease_token = s.token", ""))
     shop = Shop(fresh_database("postgresql-18"))

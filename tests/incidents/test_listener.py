@@ -25,9 +25,9 @@ async def listen_once(self: Any) -> None:
         if not hasattr(self, "listened"):
             self.listened = True
             await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-        self._found()
-        while True:
-            await self._hear(connection, self._check)
+        with postgres.Ear(connection, self._take) as ear:
+            self._found()
+            await ear.lost
     finally:
         self.alive = False
         await connection.close()

@@ -51,6 +51,8 @@ class Explained(NamedTuple):
     sql: str
     accesses: list[Access]
     largest_sort: float = 0
+    buffers: int = 0
+    """Pages looked at, of tables and indexes."""
 
 
 class Database(Protocol):
@@ -117,9 +119,11 @@ def work(database: Database, steps: StoreSteps) -> Seen:
     assert nothing == Claim(parked=BATCH)
     lost, extend = watch(database, steps.extend(held, 60.0))
     assert not lost
-    lost, settle = watch(database, steps.settle(mixed(held), "block", DeadLetter("grave")))
+    outcomes = mixed(held)
+    lost, settle = watch(database, steps.settle(outcomes, "block", DeadLetter("grave")))
     assert not lost
-    return Seen(claim, ordered, one_key, parking, extend, settle)
+    _, go_on = watch(database, steps.go_on(steps.to_go_on(outcomes), "block"))
+    return Seen(claim, ordered, one_key, parking, extend, [*settle, *go_on])
 
 
 class Postgres:
@@ -151,15 +155,15 @@ class Postgres:
     def explain(self, query: Query) -> Explained:
         call = self._call(query)
         self._connection.execute("SAVEPOINT explained")
-        analyze = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {call}"
+        analyze = f"EXPLAIN (ANALYZE, TIMING OFF, BUFFERS, FORMAT JSON) {call}"
         [[[plan]]] = self._connection.execute(analyze, query.params)
         self._connection.execute("ROLLBACK TO SAVEPOINT explained")
         assert "JIT" not in plan, "a plan that costs nothing to speak of was compiled"
         nodes = list(_nodes(plan["Plan"]))
         sorts = [_actual(node) for node in nodes if "Sort" in node["Node Type"]]
-        return Explained(
-            query.sql, [_access(node) for node in nodes if _reads_events(node)], max(sorts, default=0)
-        )
+        accesses = [_access(node) for node in nodes if _reads_events(node)]
+        buffers = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+        return Explained(query.sql, accesses, max(sorts, default=0), buffers)
 
     def execute(self, query: Query) -> list[Any]:
         cursor = self._connection.execute(self._call(query), query.params)

@@ -207,7 +207,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = SOON) -> None:
         time.sleep(0.002)
 
 
-def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(database: str) -> None:
+def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(
+    database: str, notifying: Callable[[], set[threading.Thread]]
+) -> None:
     with Ear(database) as ear, notifier(database, idle=0.05) as caller:
         for name in ("first", "second"):
             caller.call([name])
@@ -218,8 +220,15 @@ def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(database: str
         assert not notifying()
 
 
-def notifying() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "relaybox-notify"]
+@pytest.fixture
+def notifying() -> Callable[[], set[threading.Thread]]:
+    """The threads of notifiers, without those that others have left and that are still idle."""
+
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "relaybox-notify"}
+
+    before = threads()
+    return lambda: threads() - before
 
 
 def test_a_notifier_survives_the_loss_of_its_connection_without_losing_a_call(
@@ -240,7 +249,7 @@ def test_a_notifier_survives_the_loss_of_its_connection_without_losing_a_call(
 
 
 def test_a_database_that_is_down_costs_the_caller_nothing_and_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, notifying: Callable[[], set[threading.Thread]]
 ) -> None:
     with notifier(DEAD) as caller:
         slowest = 0.0

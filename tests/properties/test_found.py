@@ -25,7 +25,7 @@ from relaybox.errors import ConfigError, InvalidField, PayloadError
 from relaybox.parts import open_store
 from relaybox.store import Claim, Want
 from relaybox.stores.dialects import EARLIEST, LATEST, SQLITE
-from relaybox.stores.postgres import _AnyTime
+from relaybox.stores.pipeline import AnyTime
 from relaybox.stores.statements import INSERTED
 from tests.properties.edits import BLOB, NOT_UTF8
 from tests.properties.test_rows import Edited, check
@@ -314,4 +314,4 @@ def test_a_head_that_no_statement_can_name_and_that_is_not_due_does_not_hold_up_
     ],
 )
 def test_a_time_beyond_the_calendar_is_read_as_its_nearer_end(text: bytes, moment: datetime) -> None:
-    assert _AnyTime(1184).load(text) == moment
+    assert AnyTime(1184).load(text) == moment

@@ -63,8 +63,8 @@ class Emitted(NamedTuple):
     created_at: datetime
 
     def read(self, attempts: int, crashes: int) -> tuple[Any, ...]:
-        """The columns of a delivery up to its lease."""
-        return (*self[:13], attempts, self.max_attempts, crashes, self.created_at)
+        """The columns of a delivery that are the row's own."""
+        return (*self[:2], *self[3:13], attempts, self.max_attempts, crashes, self.created_at)
 
 
 class Row:

@@ -261,16 +261,36 @@ class Pipeline(Wire):
         except Deadlock:
             raise StoreError("deadlock detected") from None
 
+    SLOW = 0.15
+    """The part of all statements after which others come in between, before the next one or the commit."""
+
     def _serve(self, queries: Sequence[Query], reply: Reply) -> None:
         transaction = self._database.begin(self._node)
-        flush = not any(name.startswith("claim") for name, _ in queries)
+        self._proceed(transaction, queries, [], reply, self._site.life)
+
+    def _proceed(
+        self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], reply: Reply, life: int
+    ) -> None:
+        """The next statement; all of them are at the server, whatever becomes of the node."""
+        if life != self._site.life:
+            reply(StoreError("the server closed the connection"))
+            return
+        if len(results) == len(queries):
+            flush = not any(name.startswith("claim") for name, _ in queries)
+            self._database.commit(transaction, flush=flush)
+            reply(results)
+            return
 
         def done(value: Any) -> None:
-            if not isinstance(value, Exception):
-                self._database.commit(transaction, flush=flush)
-            reply(value)
+            if isinstance(value, Exception):
+                reply(value)
+            elif (chance := self._world.random.random()) < self.SLOW:
+                pause = chance / self.SLOW * self._longest
+                self._world.after(pause, self._proceed, transaction, queries, results, reply, life)
+            else:
+                self._proceed(transaction, queries, results, reply, life)
 
-        self._execute(transaction, queries, [], done)
+        self._execute(transaction, queries[: len(results) + 1], results, done)
 
 
 class Session(Wire):

@@ -20,7 +20,7 @@ from tests.simulation.queries import LOCKS_FIRST, Query, Rows
 
 HELD_BY = "destination"
 LEADER = ("leader",)
-NOBODY: tuple[Any, ...] = (None,) * 19
+NOBODY: tuple[Any, ...] = (None,) * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ _items = msgspec.json.Decoder(list[Item]).decode
 
 def _array(text: str) -> list[str]:
     return text[1:-1].split(",")
+
+
+def _unless_all(rows: Rows, count: int) -> Rows:
+    ids = None if len(rows) == count else ",".join(str(UUID(id_)) for [id_] in rows)
+    return [[len(rows), ids]]
 
 
 def _delivered(ids: str, tokens: str) -> list[Item]:
@@ -211,11 +216,19 @@ class Server:
         return []
 
     def do_read(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
-        rows = [self.database.row(transaction, id_) for id_ in ids]
-        found = sorted((row for row in rows if row is not None), key=lambda row: row.emitted.position)
         return [
-            (*row.emitted.read(row.attempts, row.crashes), self._token(row.token), row.owner) for row in found
+            (
+                *row.emitted.read(row.attempts, row.crashes),
+                row.emitted.destination,
+                self._token(row.token),
+                row.owner,
+            )
+            for row in self._read(transaction, ids)
         ]
+
+    def _read(self, transaction: Transaction, ids: Sequence[str]) -> list[Row]:
+        rows = [self.database.row(transaction, id_) for id_ in ids]
+        return sorted((row for row in rows if row is not None), key=lambda row: row.emitted.position)
 
     def do_claim(self, transaction: Transaction, **claim: Any) -> Rows:
         return self._claim(transaction, ordered=False, **claim)[0]
@@ -239,7 +252,8 @@ class Server:
             take, park = ordering.unordered(list(self._window(transaction, lock=True, **line))), []
         self.do_park(transaction, park)
         self.do_lease(transaction, take, token.hex, owner, seconds)
-        return self.do_read(transaction, take), len(park)
+        rows = self._read(transaction, take)
+        return [row.emitted.read(row.attempts, row.crashes) for row in rows], len(park)
 
     def _in_order(
         self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, spread: int,
@@ -317,8 +331,8 @@ class Server:
             ids.append([item.id])
         return ids
 
-    def do_deliver(self, transaction: Transaction, ids: str, tokens: str) -> Rows:
-        return self.do_settle(transaction, _delivered(ids, tokens))
+    def do_deliver(self, transaction: Transaction, ids: str, tokens: str, count: int) -> Rows:
+        return _unless_all(self.do_settle(transaction, _delivered(ids, tokens)), count)
 
     def do_lock_rows(self, transaction: Transaction, ids: str | list[str]) -> Rows:
         for id_ in ids if isinstance(ids, list) else _array(ids):
@@ -326,12 +340,15 @@ class Server:
                 self.database.lock(transaction, id_)
         return []
 
-    def do_delete(self, transaction: Transaction, items: str = "", ids: str = "", tokens: str = "") -> Rows:
+    def do_delete(
+        self, transaction: Transaction, items: str = "", ids: str = "", tokens: str = "", count: int = 0
+    ) -> Rows:
         given = items if items else _delivered(ids, tokens)
         mine = [item.id for item, _row in self._mine(transaction, given)]
         for id_ in mine:
             transaction.rows[id_] = None
-        return [[id_] for id_ in mine]
+        gone = [[id_] for id_ in mine]
+        return gone if items else _unless_all(gone, count)
 
     def do_forget_attempts(self, transaction: Transaction, items: str) -> Rows:
         return []

@@ -15,14 +15,14 @@ from relaybox.stores import steps as steps_module
 from relaybox.stores.steps import StoreSteps
 from tests.simulation.application import Application
 from tests.simulation.bugs import Bug, faulty
-from tests.simulation.database import Database, Row, Transaction
+from tests.simulation.database import Database, Emitted, Row, Transaction
 from tests.simulation.plan import Plan
 from tests.simulation.queries import Rows
-from tests.simulation.statements import Item, Place, Server
+from tests.simulation.statements import Item, Items, Place, Server
 from tests.simulation.upkeep_statements import UpkeepServer
 
 _claim, _effect = StoreSteps.claim, steps_module._effect
-_is_free, _lease, _settle, _read = Server._is_free, Server.do_lease, Server.do_settle, Server.do_read
+_is_free, _lease, _settle, _read = Server._is_free, Server.do_lease, Server.do_settle, Emitted.read
 _extend, _copy, _execute = Server.do_extend, Server.do_copy_failed, Server.execute
 _rollback = Database.rollback
 
@@ -33,10 +33,10 @@ NO_SWEEP = (UpkeepServer, "do_upkeep__parked", lambda *_, **__: [])
 def _fenced_by(holds: Callable[[Row, Item], bool], statement: Callable[..., Rows]) -> Callable[..., Rows]:
     """The statement, which takes a row for its own where ``holds``."""
 
-    def execute(server: Any, transaction: Transaction, **params: Any) -> Rows:
+    def execute(server: Any, transaction: Transaction, *items: Any, **params: Any) -> Rows:
         server.holds = holds
         try:
-            return statement(server, transaction, **params)
+            return statement(server, transaction, *items, **params)
         finally:
             del server.holds
 
@@ -136,15 +136,15 @@ def _by_the_relays_clock(server: Any, transaction: Transaction, query: Any) -> R
 # Settles.
 
 
-def _settle_and_count(server: Any, transaction: Transaction, **settle: Any) -> Rows:
-    rows = _settle(server, transaction, **settle)
+def _settle_and_count(server: Any, transaction: Transaction, items: Items, **settle: Any) -> Rows:
+    rows = _settle(server, transaction, items, **settle)
     for [id_] in rows:
         server.database.change(transaction, id_).attempts += 1
     return rows
 
 
-def _settle_and_leave_the_token(server: Any, transaction: Transaction, items: str, **settle: Any) -> Rows:
-    rows = _settle(server, transaction, items=items, **settle)
+def _settle_and_leave_the_token(server: Any, transaction: Transaction, items: Items, **settle: Any) -> Rows:
+    rows = _settle(server, transaction, items, **settle)
     for item in server._items(items):
         if [item.id] in rows and item.status == "pending":
             server.database.change(transaction, item.id).token = item.token
@@ -198,14 +198,18 @@ def _emit_though_rolled_back(self: Database, transaction: Transaction) -> None:
         _rollback(self, transaction)
 
 
-def _read_cut(server: Any, transaction: Transaction, ids: Sequence[str]) -> Rows:
-    payload = 6
-    rows = _read(server, transaction, ids)
-    return [(*row[:payload], row[payload][:7], *row[payload + 1 :]) for row in rows]
+def _read_cut(emitted: Emitted, attempts: int, crashes: int) -> tuple[Any, ...]:
+    payload = emitted.payload and emitted.payload[:7]
+    return _read(emitted._replace(payload=payload), attempts, crashes)
 
 
 def _has_order(plan: Plan) -> bool:
     return plan.destinations[0].ordered
+
+
+def _dies_between(plan: Plan) -> bool:
+    """After what it settled is committed, and before the next of the key is made due."""
+    return _has_order(plan) and plan.flavour == "pipeline" and plan.heals and faulty("crash")(plan)
 
 
 def _prunes(plan: Plan) -> bool:
@@ -295,6 +299,7 @@ STORE_BUGS = (
         [(StoreSteps, "_make_heads_due", lambda *_: []), NO_SWEEP],
         _has_order,
     ),
+    Bug("nobody looks for what a death left parked", [NO_SWEEP], _dies_between),
     Bug(
         "copies a dead letter whoever holds the row",
         [(Server, "do_copy_failed", _fenced_by(_is_there, _copy))],
@@ -313,5 +318,5 @@ STORE_BUGS = (
     ),
     Bug("prunes what is pending", [(UpkeepServer, "do_upkeep__delivered", _prune_whatever_is_old)], _prunes),
     Bug("delivers what was rolled back", [(Database, "rollback", _emit_though_rolled_back)]),
-    Bug("cuts payloads", [(Server, "do_read", _read_cut)]),
+    Bug("cuts payloads", [(Emitted, "read", _read_cut)]),
 )

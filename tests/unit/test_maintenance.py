@@ -111,8 +111,8 @@ class FakeUpkeep:
 def delivery(age: float = 0.0) -> Delivery:
     created = NOON - timedelta(seconds=age)
     return Delivery(
-        uuid4(), uuid4(), "shop", "Order", "1", "order.paid", "{}", None, None, "{}", None, 1, "k", 1, 5, 0,
-        created, uuid4(), "me",
+        uuid4(), uuid4(), "Order", "1", "order.paid", "{}", None, None, "{}", None, 1, "k", 1, 5, 0,
+        created, "shop", uuid4(), "me",
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def middle() -> float:
 
 def make(attempts: int = 1, event_id: UUID | None = None, key: str | None = None) -> Delivery:
     values: list[Any] = ["Order", "1", "order.paid", "{}", None, None, "{}", key, 1, "k", attempts, 5, 0]
-    return Delivery(uuid4(), event_id or uuid4(), "runner", *values, datetime.now(UTC), uuid4(), "me")
+    return Delivery(uuid4(), event_id or uuid4(), *values, datetime.now(UTC), "runner", uuid4(), "me")
 
 
 def policy(destination: Destination = RUNNER) -> Policy:

@@ -7,7 +7,7 @@ that is repeated, because nobody knows whether it was committed, counts nothing 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -47,18 +47,16 @@ class Tally(Observer):
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count each outcome, and how long after it was emitted an event was delivered."""
-        counts, now = self._now(destination), self.time.now()
-        for delivery, outcome in settlements:
-            if delivery.id in lost:
-                continue
-            match outcome:
-                case Delivered():
-                    counts.delivered += 1
-                    counts.lag[bucket((now - delivery.created_at).total_seconds())] += 1
-                case Retried():
-                    counts.retried += 1
-                case Failed():
-                    counts.failed += 1
+        counts = self._now(destination)
+        ours = [s for s in settlements if s.delivery.id not in lost] if lost else settlements
+        delivered = [delivery.created_at for delivery, outcome in ours if type(outcome) is Delivered]
+        counts.delivered += len(delivered)
+        if delivered:
+            counts.lag.update(_lags(delivered, self.time.now()))
+        if len(delivered) < len(ours):
+            kinds = [type(outcome) for _, outcome in ours]
+            counts.retried += kinds.count(Retried)
+            counts.failed += kinds.count(Failed)
 
     def extended(self, destination: str, lost: frozenset[UUID]) -> None:
         """Settles nothing."""
@@ -98,3 +96,11 @@ class Tally(Observer):
         self._counts = {
             key: counts for key, counts in self._counts.items() if counts.unwritten or key[0] > horizon
         }
+
+
+def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
+    """How many are in each bucket. Those of one settle are most often in one."""
+    longest, shortest = (bucket((now - end(created)).total_seconds()) for end in (min, max))
+    if longest == shortest:
+        return {longest: len(created)}
+    return Counter(bucket((now - one).total_seconds()) for one in created)

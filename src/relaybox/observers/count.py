@@ -22,16 +22,10 @@ class Count:
 
     def add(self, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count what was settled; what was lost is another relay's to count."""
-        for delivery, outcome in settlements:
-            if lost and delivery.id in lost:
-                continue
-            kind = type(outcome)
-            if kind is Delivered:
-                self.delivered += 1
-            elif kind is Retried:
-                self.retried += 1
-            elif kind is Failed:
-                self.failed += 1
+        kinds = [type(outcome) for delivery, outcome in settlements if not lost or delivery.id not in lost]
+        self.delivered += kinds.count(Delivered)
+        self.retried += kinds.count(Retried)
+        self.failed += kinds.count(Failed)
 
     def __add__(self, other: Count) -> Count:
         return Count(

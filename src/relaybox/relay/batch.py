@@ -27,7 +27,7 @@ class Batch:
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
         self.done = asyncio.Event()
-        self.bytes = sum(map(_size, deliveries))
+        self.bytes = sum([len(d.payload or d.payload_data or "") for d in deliveries])
 
     def unanswered(self) -> list[Delivery]:
         """What is neither answered nor lost."""
@@ -48,20 +48,21 @@ class InFlight:
 
     def add(self, batch: Batch) -> None:
         """Take it in. What another batch still held of it was lost to this claim."""
-        self.drop([before.unsettled[at] for at in batch.unsettled if (before := self._of.get(at))])
+        self.drop([self._of[at].unsettled[at] for at in self._of.keys() & batch.unsettled.keys()])
         self._batches.append(batch)
-        for position in batch.unsettled:
-            self._of[position] = batch
+        self._of.update(dict.fromkeys(batch.unsettled, batch))
 
     def drop(self, deliveries: Iterable[Delivery]) -> None:
         """They are settled, or somebody else's by now. A row may be in flight again under another lease."""
         before = len(self._of)
         for delivery in deliveries:
-            batch = self._of.get(delivery.position)
-            if batch is None or batch.token != delivery.lease_token:
+            position, token = delivery.position, delivery.lease_token
+            batch = self._of.get(position)
+            # To compare ids takes long, and nearly always they are the same one.
+            if batch is None or (batch.token is not token and batch.token != token):
                 continue
-            del self._of[delivery.position]
-            del batch.unsettled[delivery.position]
+            del self._of[position]
+            del batch.unsettled[position]
             if not batch.unsettled:
                 self._batches.remove(batch)
                 batch.done.set()
@@ -83,7 +84,3 @@ class InFlight:
     def bytes(self) -> int:
         """The payloads of the batches of which something is unsettled."""
         return sum(batch.bytes for batch in self._batches)
-
-
-def _size(delivery: Delivery) -> int:
-    return len(delivery.payload or "") + len(delivery.payload_data or b"")

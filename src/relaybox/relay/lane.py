@@ -84,8 +84,11 @@ class Lane:
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
         self._answered = 0
+        self._least_lease = LEASE_LEFT_TO_BEGIN * destination.lease
         self._idle_for = SHORTEST_POLL
         self._longest_rest = destination.poll_interval
+        self._expects = False
+        """Whether the next claim will most likely get something."""
         self._raises = False
         self._refused = False
         self._returning: frozenset[tuple[int, UUID]] = frozenset()
@@ -197,7 +200,8 @@ class Lane:
         if self._stopping or not concurrency or self._settler.in_trouble:
             return Claim()
         self._sink.limit(concurrency)
-        claim, until = await self._claim(self._sizing.rows, suspects=False)
+        claim, until = await self._claim(self._sizing.rows, suspects=False, explain=not self._expects)
+        self._expects = bool(claim.deliveries)
         if claim.held is not None and probe_is_due(claim.held):
             return await self._probe(claim.held)
         if claim.deliveries:
@@ -206,7 +210,9 @@ class Lane:
             self._answered = 0
         return claim
 
-    async def _claim(self, limit: int, *, probe: bool = False, suspects: bool = True) -> tuple[Claim, float]:
+    async def _claim(
+        self, limit: int, *, probe: bool = False, suspects: bool = True, explain: bool = True
+    ) -> tuple[Claim, float]:
         """Lease rows; until when the leases hold for certain."""
         destination = self._destination
         want = Want(
@@ -222,6 +228,7 @@ class Lane:
             only=self._only,
             # A probe is to find one that is beyond suspicion.
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
+            explain=explain,
         )
         until = self._clock.now() + destination.lease
         reached("claim")
@@ -271,27 +278,29 @@ class Lane:
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         """Whether a delivery may be sent now."""
+        position = delivery.position
         # First: a sink may ask from another thread, while this one gives back what has not begun.
-        batch.begun.add(delivery.position)
-        left = batch.until - self._clock.now()
-        may = (
+        batch.begun.add(position)
+        if (
             not self._halted.is_set()
-            and (delivery.position, batch.token) not in self._returning
-            and left > LEASE_LEFT_TO_BEGIN * self._destination.lease
-            and delivery.position in batch.unsettled
-        )
-        if not may:
-            batch.begun.discard(delivery.position)
-        return may
+            and not (self._returning and (position, batch.token) in self._returning)
+            and batch.until - self._clock.now() > self._least_lease
+            and position in batch.unsettled
+        ):
+            return True
+        batch.begun.discard(position)
+        return False
 
     def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
         """Decide what becomes of a delivery, and have it settled."""
         reached("answered")
-        batch.answered.add(delivery.position)
+        position = delivery.position
+        batch.answered.add(position)
         self._answered += 1
-        if delivery.position not in batch.unsettled:
+        if position not in batch.unsettled:
             return
-        batch.tried |= not isinstance(answer, Released)
+        if type(answer) is not Released:
+            batch.tried = True
         outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
         self._settler.add(Settlement(delivery, outcome))
         if opening is None or self._opening is not None:
@@ -461,6 +470,8 @@ class Lane:
         self._idle_for = 2 * seconds
         if await self._shared.wake.wait(self.name, seconds):
             self._idle_for = SHORTEST_POLL
+        else:
+            self._expects = False
 
     async def _until_there_is_room(self) -> None:
         while not self._stopping and (

@@ -49,9 +49,11 @@ class Settler:
     def add(self, settlement: Settlement) -> None:
         """Settle this with the next statement."""
         self._waiting.append(settlement)
-        self._news.set()
+        count = len(self._waiting)
+        if count == 1:
+            self._news.set()
         # A suspect is in flight alone, and the next one waits for it.
-        if len(self._waiting) >= ENOUGH or settlement.delivery.suspect:
+        if count >= ENOUGH or settlement.delivery.crashes > 1:
             self._enough.set()
 
     async def run(self) -> None:

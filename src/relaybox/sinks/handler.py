@@ -24,11 +24,13 @@ from relaybox.errors import ConfigError, shorten
 from relaybox.event import Delivery, Event
 from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import OneByOne, describe
-from relaybox.sinks.deadline import Block, Deadline
+from relaybox.sinks.deadline import Deadline
 
 Handler = Callable[[Event], Any]
 
 log = logging.getLogger("relaybox.handler")
+
+ANSWERS = (Retry, Reject, Unavailable, asyncio.CancelledError, GeneratorExit)
 
 
 class HandlerSink(OneByOne):
@@ -47,22 +49,41 @@ class HandlerSink(OneByOne):
         self._handler = handler
         self._given = given
         self._deadline = Deadline(destination.timeout)
-        self._call = self._call_in_loop if is_async(destination.name, handler) else self._call_in_thread
+        self._in_loop = is_async(destination.name, handler)
         self._idle: list[_Worker] = []
 
-    async def deliver(self, delivery: Delivery) -> None:
-        """Call the handler; returns where it does."""
+    def begin(self, delivery: Delivery) -> Awaitable[None] | None:
+        """Call the handler; what is left of the call, unless it is over."""
         event = self._given(delivery)
+        if not self._in_loop:
+            return self._within_its_time(self._work_in_thread(event))
+        try:
+            work = self._handler(event)
+            waits_for = _step(work.send, None)
+        except StopIteration:
+            # It never waited, and so it needs no deadline.
+            return None
+        except ANSWERS:
+            raise
+        except BaseException as error:
+            raise self._failed(error) from error
+        return self._within_its_time(_resumed(work, waits_for))
+
+    async def _within_its_time(self, work: Awaitable[None]) -> None:
         block = self._deadline()
         try:
-            await self._call(event, block)
-        except (Retry, Reject, Unavailable, asyncio.CancelledError, GeneratorExit):
+            with block:
+                await work
+        except ANSWERS:
             raise
         except BaseException as error:
             if block.expired:
                 raise self._late(self._deadline.seconds) from None
-            log.warning("%s: the handler failed with %s", self._name, describe(error), exc_info=error)
-            raise Retry(describe(error)) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> Retry:
+        log.warning("%s: the handler failed with %s", self._name, describe(error), exc_info=error)
+        return Retry(describe(error))
 
     async def close(self) -> None:
         """Let the threads end; one that is still in a handler ends after it."""
@@ -72,20 +93,6 @@ class HandlerSink(OneByOne):
     def _late(self, seconds: float) -> Exception:
         """The answer to a call that had not returned in time."""
         return Retry(f"handler took longer than {seconds:g}s")
-
-    async def _call_in_loop(self, event: Event, block: Block) -> None:
-        work = self._handler(event)
-        try:
-            waits_for = _step(work.send, None)
-        except StopIteration:
-            # It never waited, and so it needs no deadline.
-            return
-        with block:
-            await _resumed(work, waits_for)
-
-    async def _call_in_thread(self, event: Event, block: Block) -> None:
-        with block:
-            await self._work_in_thread(event)
 
     async def _work_in_thread(self, event: Event) -> None:
         worker = self._idle.pop() if self._idle else _Worker()

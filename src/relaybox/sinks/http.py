@@ -10,11 +10,10 @@ The status decides, also where the rest of the answer never comes: a receiver th
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from importlib.metadata import version
@@ -29,6 +28,8 @@ from relaybox.sink import OneByOne, being_cancelled
 
 try:
     import aiohttp
+    from aiohttp.http import HttpProcessingError, RawResponseMessage
+    from aiohttp.streams import StreamReader
     from yarl import URL
 except ImportError:
     raise MissingExtra("aiohttp", "http") from None
@@ -36,6 +37,7 @@ except ImportError:
 from relaybox.sinks.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.credentials import parse_url, read_credentials
 from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.exchange import Exchange, release
 from relaybox.sinks.status import classify, phrase_of
 
 LONGEST_RETRY_AFTER = 3600.0
@@ -43,10 +45,7 @@ LONGEST_RETRY_AFTER = 3600.0
 
 _ANSWER_LIMIT = 65_536
 _EXCERPT = 200
-# Many servers close an idle connection after 5 s, and a request sent in that moment is lost.
-_KEEPALIVE = 4.0
-# Above this aiohttp wants a file, which it sends in pieces.
-_LARGE = 2**20
+_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asyncio.CancelledError)
 
 
 class HttpSink(OneByOne):
@@ -68,70 +67,65 @@ class HttpSink(OneByOne):
         self._credentials = read_credentials(destination, self._given)
         self._guard = Guard(destination.name, destination.allow)
         self._lookup = lookup
-        self._user_agent = f"relaybox/{version('relaybox')}"
+        user_agent = f"relaybox/{version('relaybox')}"
+        self._own_headers = _lines({"user-agent": user_agent, "accept": "*/*", "accept-encoding": "identity"})
         self._deadline = Deadline(destination.timeout)
-        self._session: aiohttp.ClientSession | None = None
+        self._exchange: Exchange | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
         """Post it; returns where the answer is 2xx."""
-        body, headers = self._request(delivery)
-        acknowledged, answer = False, None
+        headers, body = self._request(delivery)
+        answer: Answered | None = None
         try:
             with self._deadline():
                 self._guard.check_host(self._url.raw_host or "")
-                post = self._open().post(self._url, data=body, headers=headers, allow_redirects=False)
-                # Not ``async with post``, which wraps what the response does by itself.
-                async with await post as response:
-                    acknowledged = response.status // 100 == 2
-                    if not (acknowledged and response.content.is_eof()):
-                        answer = Answered(response)
-                        await answer.read(response)
-        except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError) as error:
+                exchange = self._open()
+                connection = await exchange.connect()
+                try:
+                    message, content = await exchange.ask(connection, headers, body)
+                    if message.code // 100 != 2 or not content.is_eof():
+                        answer = Answered(message)
+                        await answer.read(content)
+                except BaseException:
+                    connection.close()
+                    raise
+                release(connection)
+        except _ERRORS as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             # A status that came is the answer, whatever became of the rest.
-            if not acknowledged and answer is None:
+            if answer is None:
                 raise _explained(error, self._url, self._destination.timeout) from None
-        if answer is not None and not acknowledged:
+        if answer is not None and answer.status // 100 != 2:
             await self._fail(answer)
 
     async def close(self) -> None:
         """Give up the connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.close()
 
-    def _request(self, delivery: Delivery) -> tuple[bytes | io.BytesIO, dict[str, str]]:
+    def _request(self, delivery: Delivery) -> tuple[bytes, bytes]:
+        """The headers as lines, and the body."""
         body, content_type, sent = self._pack(delivery)
-        message_id = str(delivery.event_id)
-        timestamp = int(self._now())
-        headers = {
-            **sent,
-            **self._credentials.headers,
-            "content-type": content_type,
-            ID: message_id,
-            TIMESTAMP: str(timestamp),
-        }
-        if keys := self._credentials.keys:
-            headers[SIGNATURE] = sign(keys, message_id, timestamp, body)
-        return io.BytesIO(body) if len(body) > _LARGE else body, headers
+        message_id, timestamp = str(delivery.event_id), int(self._now())
+        credentials = self._credentials
+        # No value holds a line break: each was made here, or checked where it was taken in.
+        lines = (
+            f"{self._own_headers}content-type: {content_type}\r\ncontent-length: {len(body)}\r\n"
+            f"{ID}: {message_id}\r\n{TIMESTAMP}: {timestamp}\r\n"
+        )
+        if credentials.keys:
+            lines += f"{SIGNATURE}: {sign(credentials.keys, message_id, timestamp, body)}\r\n"
+        if sent or credentials.headers:
+            lines += _lines({**sent, **credentials.headers})
+        return f"{lines}\r\n".encode(), body
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(
-                limit=self._destination.concurrency,
-                keepalive_timeout=_KEEPALIVE,
-                resolver=Resolver(self._guard, self._lookup),
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-                auto_decompress=False,
-                trust_env=False,
-                headers={"user-agent": self._user_agent, "accept-encoding": "identity"},
-            )
-        return self._session
+    def _open(self) -> Exchange:
+        if self._exchange is None:
+            resolver = Resolver(self._guard, self._lookup)
+            self._exchange = Exchange(self._url, resolver, limit=self._destination.concurrency)
+        return self._exchange
 
     async def _fail(self, answer: Answered) -> None:
         # Before anything is read again: what was just sent is what may be echoed.
@@ -151,23 +145,22 @@ class HttpSink(OneByOne):
 class Answered:
     """What a receiver answered: the status, and of the body what is worth showing."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        self.retry_after = response.headers.get("Retry-After")
-        self._phrase = response.reason or phrase_of(response.status)
-        self._readable = response.headers.get("Content-Encoding", "identity").lower() == "identity"
+    def __init__(self, message: RawResponseMessage) -> None:
+        self.status = message.code
+        self.retry_after = message.headers.get("Retry-After")
+        self._phrase = message.reason or phrase_of(message.code)
+        self._readable = message.headers.get("Content-Encoding", "identity").lower() == "identity"
         self._body = b""
 
-    async def read(self, response: aiohttp.ClientResponse) -> None:
-        """Take in the body up to a limit; beyond that the connection is closed and not used again."""
+    async def read(self, content: StreamReader) -> None:
+        """Take in the body up to a limit; a connection with more in it is not used again."""
         while len(self._body) < _ANSWER_LIMIT:
-            chunk = await response.content.read(_ANSWER_LIMIT - len(self._body))
+            chunk = await content.read(_ANSWER_LIMIT - len(self._body))
             if not chunk:
                 return
             self._body += chunk
-            if response.content.at_eof():
+            if content.at_eof():
                 return
-        response.close()
 
     def reason(self, secrets: Iterable[str]) -> str:
         """``503 Service Unavailable: the beginning of the body``, without what is secret."""
@@ -177,6 +170,10 @@ class Answered:
             return f"{status}: redirects are not followed; write the new address into the sink's URL"
         excerpt = clean(text, secrets)
         return f"{status}: {excerpt}" if excerpt else status
+
+
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
 def retry_after(value: str | None, now: float) -> float | None:
@@ -219,7 +216,7 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
             return Unreachable(f"TLS with {where} failed: {_cause(error)}")
         case aiohttp.ClientConnectorError():
             return Unreachable(f"cannot connect to {where}: {_cause(error)}")
-        case aiohttp.ClientResponseError():
+        case HttpProcessingError():
             return Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}")
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | aiohttp.ClientOSError():
             return Retry(f"{where} closed the connection before its answer was complete")

@@ -43,7 +43,7 @@ WITH %(chosen)sdue AS MATERIALIZED (
 )
 UPDATE {event} SET {lease}
 WHERE ctid = ANY (ARRAY(SELECT tid FROM taken WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect END))
-RETURNING {columns}"""
+RETURNING {own_columns}"""
 
 _CLAIM_ORDERED = """
 WITH %(chosen)sdue AS MATERIALIZED (
@@ -101,7 +101,7 @@ WITH %(chosen)sdue AS MATERIALIZED (
     UPDATE {event} SET {lease}
     WHERE ctid = ANY (ARRAY(SELECT tid FROM taken
         WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect AND rank <= :limit END))
-    RETURNING {columns}
+    RETURNING {own_columns}
 )
 SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true"""
 

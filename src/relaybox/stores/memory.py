@@ -70,11 +70,11 @@ class Row:
 
     def delivery(self) -> Delivery:
         """The row as it is handed out."""
-        id_, event_id, *emitted, idempotency_key, max_attempts, _ = self.values
+        id_, event_id, destination, *emitted, idempotency_key, max_attempts, _ = self.values
         counts = (self.attempts, max_attempts, self.crashes)
         created_at = datetime.fromtimestamp(self.created_at, UTC)
         values: list[Any] = [UUID(id_), UUID(event_id), *emitted, self.position, idempotency_key, *counts]
-        values += [created_at, self.lease_token, self.lease_owner]
+        values += [created_at, destination, self.lease_token, self.lease_owner]
         return Delivery(*values)
 
 

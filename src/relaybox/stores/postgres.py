@@ -1,32 +1,25 @@
-"""PostgreSQL through psycopg: every yield of the steps is one pipeline: one round trip, one transaction."""
+"""PostgreSQL through psycopg: every yield of the steps is one round trip, one transaction."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.abc import AdaptContext, Buffer
-from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.types.string import TextLoader
 
 from relaybox.connect import hang_up
 from relaybox.schema import Tables
-from relaybox.stores.dialects import EARLIEST, LATEST, POSTGRESQL, refusal
+from relaybox.stores.dialects import POSTGRESQL, refusal
+from relaybox.stores.pipeline import Pipeline
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
 
 T = TypeVar("T")
-# The driver's own: the one in C where that is installed.
-_TIME_LOADER: Any = psycopg.adapters.get_loader(
-    psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT
-)
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
 CONNECT = {
@@ -40,35 +33,42 @@ CONNECT = {
 
 ANSWER_SECONDS = 60.0
 """A server that has not answered by then is taken to be gone."""
+CANCEL_SECONDS = 5.0
+
+
+# Said, not presumed: the database's or the role's default may be another.
+BEGIN = Query("BEGIN ISOLATION LEVEL READ COMMITTED", ())
+COMMIT = Query("COMMIT", ())
 
 
 def open_store(url: str, tables: Tables, *, connections: int = 2) -> SqlStore:
     """A store that holds at most ``connections`` connections."""
-    statements = Statements(tables, POSTGRESQL, "format")
+    statements = Statements(tables, POSTGRESQL, "numeric")
     steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
-    return SqlStore(steps, Psycopg(url, connections, statements("pin_plan")))
+    return SqlStore(steps, Psycopg(url, connections, statements))
 
 
 class Psycopg:
-    """A few psycopg connections, made when they are needed. ``preamble`` goes ahead of every pipeline.
+    """A few psycopg connections, made when they are needed.
 
     One that failed or whose caller was cancelled is closed; so a database that is away is told of at once,
     and one that came back is found by the next call.
     """
 
-    def __init__(self, url: str, connections: int, preamble: Query) -> None:
+    def __init__(self, url: str, connections: int, statements: Statements) -> None:
         self._url = url
-        self._preamble = preamble
+        self._statements = statements
+        self._lasting = frozenset(statements.texts())
         self._places = asyncio.Semaphore(connections)
-        self._idle: list[Connection] = []
+        self._idle: list[Session] = []
 
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
         """Drive the steps on one connection."""
         try:
             async with self._places:
-                connection = self._idle.pop() if self._idle else await self._connect()
-                result = await _answered(connection, self._drive(connection, begin()))
-                self._idle.append(connection)
+                session = self._idle.pop() if self._idle else await self._connect()
+                result = await _answered(session.connection, session.drive(begin()))
+                self._idle.append(session)
                 return result
         except psycopg.Error as error:
             raise refusal(error) from error
@@ -76,55 +76,60 @@ class Psycopg:
     async def close(self) -> None:
         """Give up every connection."""
         while self._idle:
-            await self._idle.pop().close()
+            await self._idle.pop().connection.close()
 
-    async def _drive(self, connection: Connection, steps: Steps[T]) -> T:
-        try:
-            queries = next(steps)
-            while True:
-                queries = steps.send(await self._pipeline(connection, queries))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> Session:
         options: dict[str, Any] = {
             **CONNECT,
             **conninfo_to_dict(self._url),
             "autocommit": True,
         }
         connection: Connection = await AsyncConnection.connect(**options)
-        connection.adapters.register_loader("jsonb", TextLoader)
-        connection.adapters.register_loader("timestamptz", _AnyTime)
-        if await _answered(connection, _pooled(connection)):
-            connection.prepare_threshold = None
-        return connection
+        return await _answered(connection, self._open(connection))
 
-    async def _pipeline(self, connection: Connection, queries: Sequence[Query]) -> list[list[Row]]:
-        async with connection.pipeline() as pipeline:
-            with _gathered(pipeline):
-                # Said, not presumed: the database's or the role's default may be another.
-                await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                await connection.execute(self._preamble.sql)
-                cursors = [await connection.execute(query.sql, query.params) for query in queries]
-            await connection.execute("COMMIT")
-        return [list(await cursor.fetchall()) if cursor.description else [] for cursor in cursors]
+    async def _open(self, connection: Connection) -> Session:
+        """A pooler invents the process number that a server would tell, and its sessions may change.
+
+        So what is set and what is prepared holds for one transaction only.
+        """
+        cursor = await connection.execute("SELECT pg_backend_pid()")
+        if await cursor.fetchone() != (connection.info.backend_pid,):
+            return Session(connection, [BEGIN, self._statements("pin_plan")], [COMMIT])
+        session = Session(connection, [self._statements("unpin_plan")], lasting=self._lasting)
+        await session.pipeline.run([self._statements("pin_session")])
+        return session
 
 
-class _AnyTime(Loader):
-    """Also of a time that Python cannot hold, such as infinity, which would fail the whole statement."""
+class Session:
+    """A connection, and what goes around the statements of a transaction that are not all ``lasting``."""
 
-    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
-        super().__init__(oid, context)
-        self._load = _TIME_LOADER(oid, context).load
+    def __init__(
+        self,
+        connection: Connection,
+        before: Sequence[Query],
+        after: Sequence[Query] = (),
+        lasting: frozenset[str] = frozenset(),
+    ) -> None:
+        self.connection = connection
+        self.pipeline = Pipeline(connection, lasting)
+        self._before = before
+        self._after = after
+        self._lasting = lasting
 
-    def load(self, data: Buffer) -> datetime:
-        """The time, else the end of Python's calendar that is nearer to it."""
+    async def drive(self, steps: Steps[T]) -> T:
+        """What the steps come to."""
         try:
-            moment: datetime = self._load(data)
-        except psycopg.DataError:
-            text = bytes(data)
-            return EARLIEST if text.startswith((b"-", b"0")) or text.endswith(b"BC") else LATEST
-        return moment
+            queries = next(steps)
+            while True:
+                queries = steps.send(await self._transact(queries))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def _transact(self, queries: Sequence[Query]) -> list[list[Row]]:
+        if all(query.sql in self._lasting for query in queries):
+            return await self.pipeline.run(queries)
+        results = await self.pipeline.run([*self._before, *queries, *self._after])
+        return results[len(self._before) : len(self._before) + len(queries)]
 
 
 async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
@@ -132,40 +137,23 @@ async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
     timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _hang_up, connection)
     try:
         return await work
-    except BaseException:
-        await connection.close()
+    except BaseException as error:
+        try:
+            if isinstance(error, asyncio.CancelledError):
+                await _cancel(connection)
+        finally:
+            await connection.close()
         raise
     finally:
         timer.cancel()
 
 
-async def _pooled(connection: Connection) -> bool:
-    """Whether its sessions may change: a pooler invents the process number that a server would tell.
-
-    A statement that is prepared stays with the session, where another client has one of the same name.
-    """
-    cursor = await connection.execute("SELECT pg_backend_pid()")
-    return await cursor.fetchone() != (connection.info.backend_pid,)
+async def _cancel(connection: Connection) -> None:
+    """Else the server, once it has the locks, would still do what is under way: lease rows to nobody."""
+    with suppress(psycopg.Error):
+        await connection.cancel_safe(timeout=CANCEL_SECONDS)
 
 
 def _hang_up(connection: Connection) -> None:
     with suppress(psycopg.Error):
         hang_up(connection.fileno())
-
-
-@contextmanager
-def _gathered(pipeline: Any) -> Iterator[None]:
-    """Let statements wait for the one behind the block, so that all of them leave at once.
-
-    The driver would send each by itself, with whatever else the event loop has to do in between; a process
-    that is stopped there would keep its locks.
-    """
-    pipeline._communicate_gen = _nothing
-    try:
-        yield
-    finally:
-        del pipeline._communicate_gen
-
-
-def _nothing() -> Generator[Any, Any, None]:
-    yield from ()

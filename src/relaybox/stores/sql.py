@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
 from uuid import UUID
 
+from relaybox.errors import StoreError
 from relaybox.event import Delivery
 from relaybox.outcome import Released, wait
 from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Want
@@ -43,6 +45,8 @@ class SqlStore:
         self.steps = steps
         self.driver = driver
         self._destinations = DestinationSteps(steps.statements)
+        self._waiting: dict[tuple[str, OnFailed], dict[str, None]] = {}
+        """By destination the keys of which something was settled and the next one is not due yet."""
 
     async def claim(self, want: Want) -> Claim:
         """Lease due rows."""
@@ -60,7 +64,22 @@ class SqlStore:
         for start in range(0, len(settlements), ROWS_PER_SETTLE):
             part = settlements[start : start + ROWS_PER_SETTLE]
             lost |= await self.driver.run(partial(self.steps.settle, part, on_failed, dead_letter))
+            for destination, keys in self.steps.to_go_on(part).items():
+                self._waiting.setdefault((destination, on_failed), {}).update(keys)
+        # What is settled is settled: keys that cannot go on now do so with the next settle, or are swept.
+        with suppress(StoreError):
+            await self._go_on()
         return frozenset(lost)
+
+    async def _go_on(self) -> None:
+        while self._waiting:
+            place, keys = self._waiting.popitem()
+            destination, on_failed = place
+            try:
+                await self.driver.run(partial(self.steps.go_on, {destination: keys}, on_failed))
+            except BaseException:
+                self._waiting.setdefault(place, {}).update(keys)
+                raise
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""

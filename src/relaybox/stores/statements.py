@@ -8,7 +8,7 @@ differs); all are fixed when a store is made. ``:name`` is a parameter, always s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -40,10 +40,10 @@ INSERTED = (
 WORDS = {
     "inserted": ", ".join(INSERTED),
     "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
-    "columns": (
-        "id, event_id, destination, aggregate_type, aggregate_id, event_type, payload, payload_data, "
-        "payload_encoding, headers, ordering_key, position, idempotency_key, attempts, max_attempts, "
-        "crashes, created_at, lease_token, lease_owner"
+    "columns": "{own_columns}, destination, lease_token, lease_owner",
+    "own_columns": (
+        "id, event_id, aggregate_type, aggregate_id, event_type, payload, payload_data, payload_encoding, "
+        "headers, ordering_key, position, idempotency_key, attempts, max_attempts, crashes, created_at"
     ),
     "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
     # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled.
@@ -96,6 +96,8 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "listed": "e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.lease_token = s.token",
     "held_by": "unnest(CAST(:ids AS uuid[]), CAST(:tokens AS uuid[])) AS s(id, token)",
     "listed_held": "e.id = ANY (CAST(:ids AS uuid[])) AND e.id = s.id AND e.lease_token = s.token",
+    # Most often all are, and need not be told one by one.
+    "unless_all": "count(*), CASE WHEN count(*) < :count THEN string_agg(CAST(id AS text), ',') END",
     "waiting": "status NOT IN ('delivered', 'failed', 'discarded') AND next_attempt_at IS NULL",
 }
 
@@ -173,19 +175,39 @@ STRAIGHT_JOIN {attempt} a {by_id} ON a.delivery_id = e.id""",
     "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids) AND {parked}",
 }
 
+# Neither a table without statistics nor a plan kept from the time when the table was small leads to a scan
+# of the whole table, to a sort of all that is due, or to comparing each row of a batch with each. What is
+# switched off counts as so dear that, but for the setting of jit, PostgreSQL would compile the plan, which
+# takes longer than to run it. The last one ends a transaction, and its locks, whose process was stopped in
+# the midst of it.
+_PINNED = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_nestloop": "off",
+    "jit": "off",
+    "idle_in_transaction_session_timeout": "5s",
+}
+# With all that is pinned the plan is the same for any parameters, and takes longer to make than to run.
+_OF_A_SESSION = {
+    "plan_cache_mode": "force_generic_plan",
+    "default_transaction_isolation": "read committed",
+}
+
+
+def _settings(settings: Mapping[str, str], local: str) -> str:
+    calls = (f"set_config('{name}', '{value}', {local})" for name, value in settings.items())
+    return f"SELECT {', '.join(calls)}"
+
+
 POSTGRESQL = (
     ANY_DATABASE
     | POSTGRESQL_CLAIMS
     | {
-        # Sent ahead in the same transaction: neither a table without statistics nor a plan kept from the time
-        # when the table was small leads to a scan of the whole table, to a sort of all that is due, or to
-        # comparing each row of a batch with each. What is switched off counts as so dear that, but for the
-        # setting of jit, PostgreSQL would compile the plan, which takes longer than to run it. The last one
-        # ends a transaction, and its locks, whose process was stopped in the midst of it.
-        "pin_plan": """
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true),
-    set_config('idle_in_transaction_session_timeout', '5s', true)""",
+        # For one transaction, sent ahead in it; and for a session that nobody else has.
+        "pin_plan": _settings(_PINNED, "true"),
+        "pin_session": _settings(_PINNED | _OF_A_SESSION, "false"),
+        # What is not of the delivery path is planned for its own parameters.
+        "unpin_plan": "SELECT set_config('plan_cache_mode', 'auto', true)",
         # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
         # missing here and be there an instant later.
         "lock_destination": """
@@ -198,9 +220,12 @@ WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
         # What most settles are, without the detour through JSON.
         "deliver": """
-UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
-    leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
-FROM {held_by} WHERE {listed_held} RETURNING e.id""",
+WITH done AS (
+    UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
+        leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
+    FROM {held_by} WHERE {listed_held} RETURNING e.id
+)
+SELECT {unless_all} FROM done""",
         "lock_rows": """
 SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE""",
         "delete": """
@@ -209,7 +234,7 @@ WITH gone AS (
 ), forgotten AS (
     DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM gone))
 )
-SELECT id FROM gone""",
+SELECT {unless_all} FROM gone""",
         # Locks all rows of the settle behind it, in the order in which that goes through them, so that none
         # is taken over in between.
         "copy_failed": """
@@ -267,6 +292,11 @@ class Statements:
             value = params[key]
             values.extend(value) if type(value) is list else values.append(value)
         return Query(sql, tuple(values))
+
+    def texts(self) -> Iterator[str]:
+        """Those of the statements that have no list among their parameters."""
+        for sql in self._sql.values():
+            yield compile_parameters(sql, self.style, ())[0]
 
     def union(self, name: str, records: Sequence[dict[str, Any]]) -> Query:
         """The named SELECT once for each of the records, as one statement."""

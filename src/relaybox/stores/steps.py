@@ -6,10 +6,10 @@ runs the whole generator in one transaction. So the same steps serve asynchronou
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias, TypeVar
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -67,11 +67,11 @@ class StoreSteps:
         if unread:
             parked += len(unread)
             yield from fail_unread(self.statements, unread, want)
-            yield from self.settle([Settlement(one, Released()) for one in behind], want.on_failed)
+            yield from self._settle([Settlement(one, Released()) for one in behind], want.on_failed)
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
-            yield from self.settle([buried], want.on_failed, want.dead_letter)
+            yield from self._settle([buried], want.on_failed, want.dead_letter)
             return Claim(failed=deliveries, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
@@ -96,31 +96,62 @@ class StoreSteps:
         on_failed: OnFailed,
         dead_letter: DeadLetter | None = None,
     ) -> Steps[frozenset[UUID]]:
-        """Write outcomes; the ids whose lease was lost are the result."""
-        # Positions, because to hash and compare ids takes long.
-        settlements = list(
-            {(s.delivery.position, s.delivery.lease_token.int): s for s in settlements}.values()
-        )
-        keys = _keys(settlements)
-        # Two relays may settle rows of one key at the same moment, one of them late. Each would take the
-        # other's row for the head and neither would make the next one due: they go one after the other.
-        queries = [self.statements("lock_destination", destination=name) for name in sorted(keys)]
-        answers: list[int] = []
+        """Write outcomes; the ids whose lease was lost are the result. ``go_on`` is to follow.
+
+        MySQL and SQLite make the next of each key due here.
+        """
+        settlements = _each_once(settlements)
+        keys = {} if self.dialect.one_statement else _keys(settlements)
+        queries = self._lock_destinations(keys)
         outcomes = {type(settlement.outcome) for settlement in settlements}
         if Delivered in outcomes and len(outcomes) > 1:
             queries += self._lock_rows(settlements)
-        others = settlements
-        if self.dialect.one_statement:
-            delivered, others = _delivered(settlements)
-            for name, pairs in delivered.items():
-                answers.append(len(queries))
-                ids, tokens = map(_array, zip(*sorted(pairs), strict=True))
-                queries.append(self.statements(name, ids=ids, tokens=tokens))
-        answers += self._settle_others(queries, others, dead_letter)
+        delivered: list[_Delivered] = []
+        if self.dialect.one_statement and Delivered in outcomes:
+            delivered = _delivered(settlements)
+            settlements = [s for s in settlements if type(s.outcome) is not Delivered]
+        first = len(queries)
+        queries += [self._deliver(one) for one in delivered]
+        answers = list(self._settle_others(queries, settlements, dead_letter))
         heads = self._make_heads_due(keys, on_failed)
         results = yield [*queries, *heads]
         yield from make_found_due(self.statements, results[len(queries) :])
-        return self._lost([s.delivery for s in settlements], [results[index] for index in answers])
+        lost = self._lost([s.delivery for s in settlements], [results[index] for index in answers])
+        return lost.union(*(one.lost(results[first + at]) for at, one in enumerate(delivered)))
+
+    def to_go_on(self, settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
+        """The keys of each destination that ``go_on`` is to be called with."""
+        return _keys(settlements) if self.dialect.one_statement else {}
+
+    def go_on(self, keys: Mapping[str, Collection[str]], on_failed: OnFailed) -> Steps[None]:
+        """Make the next of each key due, after ``settle`` was committed.
+
+        So a claim need not wait for a settle. A claim that saw the settled row still leased, and put the next
+        one behind it, is over when this one has the lock, and what it did is seen.
+        """
+        if keys:
+            yield [*self._lock_destinations(keys), *self._make_heads_due(keys, on_failed)]
+
+    def _settle(
+        self,
+        settlements: Sequence[Settlement],
+        on_failed: OnFailed,
+        dead_letter: DeadLetter | None = None,
+    ) -> Steps[None]:
+        yield from self.settle(settlements, on_failed, dead_letter)
+        yield from self.go_on(self.to_go_on(settlements), on_failed)
+
+    def _lock_destinations(self, names: Collection[str]) -> list[Query]:
+        """Two relays may settle rows of one key at the same moment, one of them late. Each would take the
+        other's row for the head and neither would make the next one due: they go one after the other.
+        """
+        return [self.statements("lock_destination", destination=name) for name in sorted(names)]
+
+    def _deliver(self, delivered: _Delivered) -> Query:
+        pairs = sorted((delivery.id.hex, delivery.lease_token.hex) for delivery in delivered.deliveries)
+        ids, tokens = map(_array, zip(*pairs, strict=True))
+        name = "deliver" if delivered.keep else "delete"
+        return self.statements(name, ids=ids, tokens=tokens, count=len(pairs))
 
     def _lock_rows(self, settlements: Sequence[Settlement]) -> Iterator[Query]:
         """Ahead of several statements, each of which takes its own rows in the order of their ids: two
@@ -177,7 +208,7 @@ class StoreSteps:
         queries += [self.statements(name, **params) for name in names]
         return answer
 
-    def _make_heads_due(self, keys: dict[str, list[str]], on_failed: OnFailed) -> list[Query]:
+    def _make_heads_due(self, keys: Mapping[str, Collection[str]], on_failed: OnFailed) -> list[Query]:
         block = on_failed == "block"
         return [make_heads_due(self.statements, name, of, block) for name, of in keys.items()]
 
@@ -210,20 +241,35 @@ class StoreSteps:
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
 
 
-def _delivered(
-    settlements: Sequence[Settlement],
-) -> tuple[dict[str, list[tuple[str, str]]], list[Settlement]]:
-    """By statement the ids and tokens of what was delivered, and whatever is not so simple."""
-    delivered: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    others = []
-    for settlement in settlements:
-        delivery, outcome = settlement
-        if isinstance(outcome, Delivered):
-            name = "deliver" if outcome.keep else "delete"
-            delivered[name].append((delivery.id.hex, delivery.lease_token.hex))
-        else:
-            others.append(settlement)
-    return delivered, others
+class _Delivered(NamedTuple):
+    """What one statement settles, without the detour through JSON."""
+
+    keep: bool
+    deliveries: Sequence[Delivery]
+
+    def lost(self, rows: Sequence[Row]) -> frozenset[UUID]:
+        """The statement answers with how many were ours, and with their ids if those are not all."""
+        [[count, ids]] = rows
+        if count == len(self.deliveries):
+            return frozenset()
+        ours = set((ids or "").split(","))
+        return frozenset(delivery.id for delivery in self.deliveries if str(delivery.id) not in ours)
+
+
+def _delivered(settlements: Sequence[Settlement]) -> list[_Delivered]:
+    """What was delivered, and apart from it what is not to be kept."""
+    of: dict[bool, list[Delivery]] = {True: [], False: []}
+    for delivery, outcome in settlements:
+        if type(outcome) is Delivered:
+            of[outcome.keep].append(delivery)
+    return [_Delivered(keep, deliveries) for keep, deliveries in of.items() if deliveries]
+
+
+def _each_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+    # Positions, because to hash and compare ids takes long.
+    if len({settlement.delivery.position for settlement in settlements}) == len(settlements):
+        return settlements
+    return list({(s.delivery.position, s.delivery.lease_token.int): s for s in settlements}.values())
 
 
 def _array(values: Iterable[str]) -> str:
@@ -262,8 +308,9 @@ class OneStatement:
     def unordered(self, want: Want) -> Steps[Claimed]:
         """One statement."""
         name = "claim" if want.only is None else "claim_chosen"
-        rows, places = yield [self._sql(name, limit=want.limit, **_lease(want)), self._place(want)]
-        return sorted(rows, key=_position), 0, places
+        lease = _lease(want)
+        rows, *places = yield [self._sql(name, limit=want.limit, **lease), *self._explain(want)]
+        return _leased(rows, lease), 0, places[0] if places else []
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """The lock is a statement of its own so that the next one sees what was committed before it.
@@ -274,17 +321,19 @@ class OneStatement:
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
         spread = want.limit if want.spread is None else want.spread
-        claim = self._sql(name, limit=want.limit, spread=spread, block=block, **_lease(want))
+        lease = _lease(want)
+        claim = self._sql(name, limit=want.limit, spread=spread, block=block, **lease)
         while True:
-            locked, rows, places = yield [lock, claim, self._place(want)]
+            locked, rows, *places = yield [lock, claim, *self._explain(want)]
             if locked:
                 break
             yield [self._sql("ensure_destination", destination=want.destination)]
         claimed = [row[1:] for row in rows if row[1] is not None]
-        return sorted(claimed, key=_position), rows[0][0], places
+        return _leased(claimed, lease), rows[0][0], places[0] if places else []
 
-    def _place(self, want: Want) -> Query:
-        return self._sql("read_destination", destination=want.destination)
+    def _explain(self, want: Want) -> Iterator[Query]:
+        if want.explain:
+            yield self._sql("read_destination", destination=want.destination)
 
 
 class Stepwise:
@@ -384,13 +433,13 @@ class Stepwise:
         return rows, parked, []
 
 
-def _keys(settlements: Sequence[Settlement]) -> dict[str, list[str]]:
+def _keys(settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
     """The ordering keys of each destination, each once."""
     keys: dict[str, dict[str, None]] = {}
     for delivery, _ in settlements:
         if delivery.ordering_key is not None:
             keys.setdefault(delivery.destination, {})[delivery.ordering_key] = None
-    return {destination: list(names) for destination, names in keys.items()}
+    return keys
 
 
 def _line(want: Want) -> dict[str, Any]:
@@ -407,8 +456,13 @@ def _lease(want: Want) -> dict[str, Any]:
     }
 
 
-def _position(row: Row) -> Any:
-    return row[POSITION]
+def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
+    """The rows of a claim, in their order and with what is the same for all of them."""
+    same = (lease["destination"], lease["token"], lease["owner"])
+    return [(*row, *same) for row in sorted(rows, key=_position)]
+
+
+_position = itemgetter(POSITION)
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:

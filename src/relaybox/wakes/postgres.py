@@ -11,6 +11,7 @@ import atexit
 import logging
 import threading
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
@@ -18,15 +19,14 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 from weakref import WeakSet
 
-import msgspec
 import psycopg
-from psycopg import AsyncConnection, Connection, sql
+from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import ExecStatus
 
 from relaybox.connect import hang_up
 from relaybox.setting import mask_url
 from relaybox.wakes.fork import renew_after_fork
+from relaybox.wakes.libpq import Ear, Line
 from relaybox.wakes.local import LocalWake
 
 log = logging.getLogger("relaybox.wake")
@@ -35,7 +35,7 @@ Listener: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
 IDLE_SECONDS = 30.0
 """Without a call, until the notifier's connection is closed and its thread ends."""
-GAP_SECONDS = 0.002
+GAP_SECONDS = 0.001
 """At least this long between two notifications of one process; calls in between go out together."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds until the next try after trouble; doubled each time."""
@@ -54,12 +54,6 @@ _CONNECT = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# Nobody waits for this commit to be on disk, and it holds a lock that all notifying transactions share. So it
-# is set for this transaction alone: behind a pooler the session is somebody else's the next moment.
-_NOTIFY = b"""
-    SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, name)
-    FROM json_array_elements_text($2::json) AS name
-"""
 
 
 def channel_name(schema: str | None, prefix: str) -> str:
@@ -83,9 +77,9 @@ def _reason(error: BaseException, url: str) -> str:
 class Notifier:
     """A ``Caller`` (see there) that notifies relays through the database.
 
-    ``call`` only leaves the names; one thread with one connection sends them, all that came while the last
-    ones were under way in one statement. Both are made for the first call and end after ``idle`` seconds
-    without one. In trouble hints are dropped: the relays poll.
+    A call leaves on a connection that is there and free, without waiting for its answer. Otherwise it leaves
+    the names to a thread, which connects, and sends all that came meanwhile in one statement. Both end after
+    ``idle`` seconds without a call. In trouble hints are dropped: the relays poll.
     """
 
     def __init__(self, url: str, channel: str, *, idle: float = IDLE_SECONDS) -> None:
@@ -94,18 +88,22 @@ class Notifier:
         self._idle = idle
         self._warned = False
         self._thread: threading.Thread | None = None
+        self._line: Line | None = None
+        """While nobody uses it; the thread takes it away for as long as it does."""
         self.after_fork()
         renew_after_fork(self)
         _notifiers.add(self)
 
     def call(self, destinations: Iterable[str]) -> None:
-        """Leave the names for the thread."""
+        """Send the names, or leave them for the thread."""
         try:
             with self._changed:
-                if not self._names:
-                    self._changed.notify()
+                waiting = bool(self._names)
                 self._names.update(destinations)
-                if self._thread is None and self._names:
+                if waiting or not self._names or self._sent_at_once():
+                    return
+                self._changed.notify()
+                if self._thread is None:
                     thread = threading.Thread(target=self._run, name="relaybox-notify", daemon=True)
                     thread.start()
                     self._thread = thread
@@ -125,64 +123,90 @@ class Notifier:
         thread.join(CLOSE_SECONDS)
 
     def after_fork(self) -> None:
-        """The thread is the parent's; so is its connection, which nothing here can reach."""
+        """The thread is the parent's; so is its connection, which is kept, lest it be closed from here."""
         self._changed = threading.Condition(threading.Lock())
         self._names: set[str] = set()
         self._thread = None
         self._closing = False
+        self._of_parent = self._line
+        self._line = None
+        self._begin = 0.0
+        self._in_trouble = False
+
+    def _sent_at_once(self) -> bool:
+        """Whether the names have gone out from here, which takes less than to wake the thread."""
+        if self._line is None or time.monotonic() < self._begin:
+            return False
+        try:
+            if not self._line.is_free():
+                return False
+            self._line.send(self._channel, list(self._names))
+        except psycopg.Error:
+            # The thread makes another.
+            self._line.close()
+            self._line = None
+            return False
+        self._names.clear()
+        self._begin = time.monotonic() + GAP_SECONDS
+        return True
 
     def _run(self) -> None:
-        connection: Connection[Any] | None = None
-        pause = begin = 0.0
-        while names := self._next(begin, in_trouble=pause > 0):
+        pause = 0.0
+        while True:
+            names, line = self._next()
+            if not names:
+                break
             try:
-                connection = self._send(connection, names)
+                line = self._send(line, names)
             except Exception as error:
-                connection = None
+                line = None
                 self._warn(_reason(error, self._url))
                 pause = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
             else:
                 self._recovered()
                 pause = 0.0
-            begin = time.monotonic() + max(pause, GAP_SECONDS)
-        if connection is not None:
-            connection.close()
+            with self._changed:
+                self._line, self._in_trouble = line, pause > 0
+                self._begin = time.monotonic() + max(pause, GAP_SECONDS)
 
-    def _next(self, begin: float, in_trouble: bool) -> list[str]:
-        """The names to send, not before ``begin``; none when the thread is to end."""
+    def _next(self) -> tuple[list[str], Line | None]:
+        """The names to send, when it is time, and where to; none when the thread is to end."""
         with self._changed:
-            while not self._closing and (left := begin - time.monotonic()) > 0:
-                self._changed.wait(left)
-            self._changed.wait_for(lambda: self._names or self._closing, self._idle)
+            while not self._closing and (seconds := self._rest()) > 0:
+                self._changed.wait(seconds)
             names, self._names = list(self._names), set()
-            if names and not (in_trouble and self._closing):
-                return names
+            line, self._line = self._line, None
+            if names and not (self._in_trouble and self._closing):
+                return names, line
             self._thread, self._closing = None, False
-            return []
+        if line is not None:
+            line.close()
+        return [], None
 
-    def _send(self, connection: Connection[Any] | None, names: list[str]) -> Connection[Any]:
+    def _rest(self) -> float:
+        """Seconds until there is something to do: to send, or after a long silence to end."""
+        end = self._begin if self._names else self._begin + self._idle
+        return end - time.monotonic()
+
+    def _send(self, line: Line | None, names: list[str]) -> Line:
         """Send the names; the connection to send the next ones on."""
-        if connection is not None:
+        if line is not None:
             try:
-                self._execute(connection, names)
-                return connection
+                line.finish()
+                line.send(self._channel, names)
+                line.finish()
+                return line
             except psycopg.Error:
                 # The server may have been restarted since the last call: worth a new connection, once.
-                connection.close()
-        fresh = psycopg.connect(**_options(self._url))
+                line.close()
+        fresh = Line(psycopg.connect(**_options(self._url)))
         try:
-            self._execute(fresh, names)
+            fresh.send(self._channel, names)
+            fresh.finish()
         except BaseException:
             fresh.close()
             raise
         return fresh
-
-    def _execute(self, connection: Connection[Any], names: list[str]) -> None:
-        # A cursor would take four times as much of the processor, which the application's threads want.
-        params = [self._channel.encode(), msgspec.json.encode(names)]
-        result = connection.pgconn.exec_params(_NOTIFY, params)
-        if result.status != ExecStatus.TUPLES_OK:
-            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
@@ -225,7 +249,7 @@ class ListeningWake:
         self._patience = patience
         self._local = LocalWake()
         self._task: asyncio.Task[None] | None = None
-        self._probe: str | None = None
+        self._probe: tuple[str, asyncio.Future[None]] | None = None
         self._warned = False
 
     def start(self) -> None:
@@ -269,44 +293,47 @@ class ListeningWake:
         try:
             listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._channel))
             await self._execute(connection, listen)
-            await self._prove(connection)
-            self._found()
-            while True:
-                if not await self._hear(connection, self._check):
-                    await self._prove(connection)
+            with Ear(connection, self._take) as ear:
+                await self._prove(ear)
+                self._found()
+                while True:
+                    await self._hear(ear)
         finally:
             self.alive = False
             await connection.close()
 
-    async def _hear(self, connection: Listener, seconds: float) -> bool:
-        """Wake whom the next notifications name; False when none came for so many seconds."""
-        heard = False
-        async for notification in connection.notifies(timeout=seconds, stop_after=1):
-            heard = True
-            self._take(notification.payload)
-        return heard
+    async def _hear(self, ear: Ear) -> None:
+        """Listen for a while; after silence, see that it can hear."""
+        before = ear.heard
+        await asyncio.wait([ear.lost], timeout=self._check)
+        if ear.lost.done():
+            ear.lost.result()
+        if ear.heard == before:
+            await self._prove(ear)
 
     def _take(self, payload: str) -> None:
-        if payload == self._probe:
-            self._probe = None
+        if self._probe is not None and payload == self._probe[0]:
+            if not self._probe[1].done():
+                self._probe[1].set_result(None)
         elif not payload.startswith(PROBE):
             self._local.wake(payload if self._local.knows(payload) else None)
 
-    async def _prove(self, connection: Listener) -> None:
+    async def _prove(self, ear: Ear) -> None:
         """Send a notification the long way round, and hear it."""
-        clock = asyncio.get_running_loop().time
-        end = clock() + self._patience
-        self._probe = f"{PROBE}{uuid4().hex}"
-        sending = asyncio.create_task(self._send(self._probe))
+        payload, heard = f"{PROBE}{uuid4().hex}", asyncio.get_running_loop().create_future()
+        self._probe = payload, heard
+        sending = asyncio.create_task(self._send(payload))
         try:
-            while self._probe is not None and (left := end - clock()) > 0:
-                await self._hear(connection, left)
+            await asyncio.wait([heard, ear.lost], timeout=self._patience, return_when=FIRST_COMPLETED)
         finally:
-            if self._probe is not None:
+            self._probe = None
+            if not heard.done():
                 self.alive = False
                 sending.cancel()
             (failure,) = await asyncio.gather(sending, return_exceptions=True)
-        if self._probe is not None:
+        if ear.lost.done():
+            ear.lost.result()
+        if not heard.done():
             raise failure if isinstance(failure, psycopg.Error) else Deaf("a transaction pooler?")
 
     async def _send(self, payload: str) -> None:

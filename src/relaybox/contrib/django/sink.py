@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -29,6 +29,14 @@ SLICE = 0.02
 LEFT_OPEN = "the handler left its transaction open, and what it wrote there was rolled back"
 
 
+class _Line(NamedTuple):
+    """What is to be handled: the places of the next of each key, the first of them last, and what follows."""
+
+    deliveries: Sequence[Delivery]
+    heads: list[int]
+    following: dict[int, int]
+
+
 class CallersThread:
     """Calls a function with each event, one after the other."""
 
@@ -47,9 +55,10 @@ class CallersThread:
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
-        queue = [[(index, deliveries[index]) for index in run] for run in reversed(runs(deliveries))]
-        while queue:
-            part = asyncio.ensure_future(call(self._slice, queue, progress))
+        heads, following = runs(deliveries)
+        line = _Line(deliveries, heads[::-1], following)
+        while line.heads:
+            part = asyncio.ensure_future(call(self._slice, line, progress))
             try:
                 await asyncio.shield(part)
             finally:
@@ -62,21 +71,20 @@ class CallersThread:
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _slice(self, queue: list[list[tuple[int, Delivery]]], progress: Progress) -> list[tuple[int, Answer]]:
-        """Handle what is queued for a while; after one that did not arrive, the rest of its key is left."""
+    def _slice(self, line: _Line, progress: Progress) -> list[tuple[int, Answer]]:
+        """Handle what is in line for a while; after one that did not arrive, the rest of its key is left."""
         end = time.monotonic() + SLICE
         inside = connection_of(self._using).in_atomic_block
         done: list[tuple[int, Answer]] = []
-        while queue:
-            run = queue[-1]
-            index, delivery = run.pop(0)
-            answer = self._handle(delivery, inside) if progress.begin(delivery) else Released()
-            if not isinstance(answer, Released):
-                done.append((index, answer))
-            if not run or not isinstance(answer, Delivered):
-                queue.pop()
-            if time.monotonic() >= end:
-                break
+        while line.heads and time.monotonic() < end:
+            at = line.heads.pop()
+            delivery = line.deliveries[at]
+            if not progress.begin(delivery):
+                continue
+            answer = self._handle(delivery, inside)
+            done.append((at, answer))
+            if isinstance(answer, Delivered) and at in line.following:
+                line.heads.append(line.following[at])
         return done
 
     def _handle(self, delivery: Delivery, inside: bool) -> Answer:

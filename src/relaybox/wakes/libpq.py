@@ -1,0 +1,89 @@
+"""NOTIFY and what comes of it, straight through psycopg's libpq.
+
+Its cursors and generators take several times as much of the processor, which the application wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.pq import ExecStatus
+
+# Nobody waits for this commit to be on disk, and it holds a lock that all notifying transactions share. So it
+# is set for this transaction alone: behind a pooler the session is somebody else's the next moment.
+_UNHURRIED = b"SELECT set_config('synchronous_commit', 'off', true)"
+
+
+class Line:
+    """A connection that sends notifications; their answers are read when the next one is to be sent."""
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        self._connection = connection
+        self._libpq = connection.pgconn
+        self._asked = False
+
+    def send(self, channel: str, names: list[str]) -> None:
+        """Notify relays of these destinations."""
+        calls = [b"pg_notify($1, $%d)" % place for place in range(2, len(names) + 2)]
+        self._libpq.send_query_params(
+            b", ".join([_UNHURRIED, *calls]), [text.encode() for text in (channel, *names)]
+        )
+        self._asked = True
+
+    def is_free(self) -> bool:
+        """Whether the last one was answered."""
+        # Once more, because what a server says before it hangs up comes first.
+        self._libpq.consume_input()
+        self._libpq.consume_input()
+        while self._asked and not self._libpq.is_busy():
+            self._take()
+        return not self._asked
+
+    def finish(self) -> None:
+        """Wait until the last one is answered."""
+        while self._asked:
+            self._take()
+
+    def close(self) -> None:
+        """Give it up."""
+        self._connection.close()
+
+    def _take(self) -> None:
+        result = self._libpq.get_result()
+        self._asked = result is not None
+        if result is not None and result.status != ExecStatus.TUPLES_OK:
+            raise psycopg.OperationalError(result.get_error_message())
+
+
+class Ear:
+    """Hands on what a connection is notified of, at once."""
+
+    def __init__(self, connection: AsyncConnection[Any], take: Callable[[str], None]) -> None:
+        self.heard = 0
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the error with which the connection ended."""
+        self._libpq = connection.pgconn
+        self._socket = connection.fileno()
+        self._take = take
+
+    def __enter__(self) -> Ear:
+        self.lost.get_loop().add_reader(self._socket, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lost.get_loop().remove_reader(self._socket)
+        self.lost.cancel()
+
+    def _read(self) -> None:
+        try:
+            self._libpq.consume_input()
+            while (notification := self._libpq.notifies()) is not None:
+                self.heard += 1
+                self._take(notification.extra.decode(errors="replace"))
+        except psycopg.Error as error:
+            self.lost.get_loop().remove_reader(self._socket)
+            self.lost.set_exception(error)

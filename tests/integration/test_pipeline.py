@@ -1,0 +1,314 @@
+"""Round trips to PostgreSQL that go wrong, and those that are out of the ordinary."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg.errors import FeatureNotSupported
+
+from relaybox.errors import StoreError
+from relaybox.outcome import Delivered
+from relaybox.schema import Tables
+from relaybox.store import Settlement, Want
+from relaybox.stores import postgres
+from relaybox.stores.pipeline import Pipeline
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.statements import Query
+from tests.integration.filled import create_tables, emit
+
+KINDS = ["postgresql-18", "postgresql-15"]
+MEGABYTES = 1 << 20
+ORDERED = Want("keys", "me", limit=5, ordered=True)
+
+
+@asynccontextmanager
+async def connected(url: str, lasting: tuple[str, ...] = ()) -> AsyncIterator[Pipeline]:
+    connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+    try:
+        yield Pipeline(connection, lasting)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def opened(url: str, tables: Tables, connections: int = 1) -> AsyncIterator[SqlStore]:
+    store = postgres.open_store(url, tables, connections=connections)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> list[Any]:
+    """The values of one column, in the order of positions."""
+    event = tables.event.c
+    query = sa.select(event[name]).where(event.destination == destination).order_by(event.position)
+    with engine.connect() as connection:
+        return list(connection.scalars(query))
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "prepared"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_no_socket_takes_at_once_gets_through_both_ways(
+    kind: str, lasting: bool, fresh_database: Callable[[str], str]
+) -> None:
+    sql, text = "SELECT $1::text || 'end'", "x" * (8 * MEGABYTES)
+    async with connected(fresh_database(kind), (sql,) if lasting else ()) as pipeline, asyncio.timeout(60):
+        for _ in range(2):
+            results = await pipeline.run([Query(sql, (text,)), Query("SELECT 1", ()), Query(sql, (text,))])
+            assert [len(rows[0][0]) if rows[0][0] != 1 else 1 for rows in results] == [
+                len(text) + 3,
+                1,
+                len(text) + 3,
+            ]
+
+
+async def test_the_statements_of_a_call_are_one_transaction(fresh_database: Callable[[str], str]) -> None:
+    async with connected(fresh_database("postgresql-18")) as pipeline:
+        await pipeline.run([Query("CREATE TABLE seen (n int)", ())])
+        same = [Query("INSERT INTO seen VALUES (1)", ()), Query("SELECT pg_current_xact_id()::text", ())]
+        _, [[first]], _, [[second]] = await pipeline.run([*same, *same])
+        assert first == second
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await pipeline.run([Query("INSERT INTO seen VALUES (2)", ()), Query("SELECT 1 / 0", ())])
+        assert await pipeline.run([Query("SELECT n FROM seen", ())]) == [[(1,), (1,)]]
+
+
+def message(kind: bytes, body: bytes) -> bytes:
+    """One of the server's."""
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+class Hangs:
+    """A server that says it is ready, and closes in the midst of its first answer."""
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
+        self.asked = 0
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            port = server.sockets[0].getsockname()[1]
+            yield f"postgresql://me@127.0.0.1:{port}/shop?sslmode=disable&gssencmode=disable"
+        finally:
+            server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        length = struct.unpack("!i", await reader.readexactly(4))[0]
+        await reader.readexactly(length - 4)
+        said = b"server_version\x0018.0\0", b"client_encoding\0UTF8\0"
+        welcome = message(b"R", struct.pack("!i", 0)) + b"".join(message(b"S", text) for text in said)
+        writer.write(welcome + message(b"Z", b"I"))
+        await reader.read(1 << 16)
+        self.asked += 1
+        writer.write(self._words)
+        await writer.drain()
+        writer.close()
+
+
+PARSED, BOUND = message(b"1", b""), message(b"2", b"")
+COLUMN = b"n\0" + struct.pack("!ihihih", 0, 0, 25, -1, -1, 0)
+DESCRIBED = message(b"T", struct.pack("!h", 1) + COLUMN)
+ROW = message(b"D", struct.pack("!hi", 1, 3) + b"one")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"",
+        PARSED + BOUND,
+        PARSED + BOUND + DESCRIBED + ROW,
+        PARSED + BOUND + DESCRIBED + ROW + ROW[:7],
+        PARSED + BOUND + DESCRIBED + ROW + message(b"C", b"SELECT 1\0"),
+    ],
+    ids=["at once", "before the columns", "between rows", "within a row", "before the end"],
+)
+async def test_a_server_that_closes_in_the_midst_of_an_answer_is_an_error_at_once(words: bytes) -> None:
+    server = Hangs(words)
+    async with server.listening() as url, connected(url) as pipeline, asyncio.timeout(10):
+        with pytest.raises(psycopg.OperationalError):
+            await pipeline.run([Query("SELECT 'one'", ())])
+        with pytest.raises(psycopg.OperationalError):
+            await pipeline.run([Query("SELECT 'one'", ())])
+    assert server.asked == 1
+
+
+async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
+    fresh_database: Callable[[str], str],
+) -> None:
+    url = fresh_database("postgresql-18")
+    engine, tables = create_tables(url)
+    emit(engine, tables, 10)
+    async with opened(url, tables) as store:
+        [first] = (await store.claim(Want("plain", "me", limit=1))).deliveries
+        with psycopg.connect(url, autocommit=True) as other:
+            ended = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            assert other.execute(ended).fetchall() == [(True,)]
+        with pytest.raises(StoreError):
+            await store.claim(Want("plain", "me", limit=1))
+        assert await store.settle([Settlement(first, Delivered())]) == frozenset()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_databases_default_isolation_is_not_the_stores(
+    kind: str, fresh_database: Callable[[str], str]
+) -> None:
+    """Else a claim behind the lock would see what was there before it waited, or fail."""
+    url = fresh_database(kind)
+    engine, tables = create_tables(url)
+    emit(engine, tables, 5)
+    name = sa.make_url(url).database
+    with psycopg.connect(url, autocommit=True) as administrator:
+        for setting in ("default_transaction_isolation = 'repeatable read'", "plan_cache_mode = 'auto'"):
+            administrator.execute(f"ALTER DATABASE {name} SET {setting}")  # type: ignore[arg-type]
+    async with opened(url, tables, connections=2) as store:
+        level = Query("SELECT current_setting('transaction_isolation')", ())
+        assert await store.driver.run(lambda: one(level)) == [("read committed",)]
+        with engine.begin() as connection:
+            connection.execute(sa.text("SELECT name FROM outbox_destination WHERE name = 'keys' FOR UPDATE"))
+            claims = [asyncio.create_task(store.claim(ORDERED)) for _ in range(2)]
+            await until_waiting(url, 2)
+        taken = [delivery.id for claim in await asyncio.gather(*claims) for delivery in claim.deliveries]
+    assert len(taken) == len(set(taken)) == 5, "the second claim saw what the first had taken"
+
+
+def one(query: Query) -> Any:
+    [rows] = yield [query]
+    return rows
+
+
+async def until_waiting(url: str, count: int) -> None:
+    """Until so many transactions wait for a lock."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with psycopg.connect(url, autocommit=True) as observer:
+        async with asyncio.timeout(20):
+            while observer.execute(waiting).fetchone() != (count,):  # noqa: ASYNC110 - there is no signal
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_changed_table_is_refused_once(kind: str, fresh_database: Callable[[str], str]) -> None:
+    """A prepared statement whose columns changed is an error, and the connection is made anew."""
+    url = fresh_database(kind)
+    engine, tables = create_tables(url)
+    emit(engine, tables, 10)
+    async with opened(url, tables) as store:
+        first = await store.claim(Want("plain", "me", limit=1))
+        assert first.deliveries
+        with engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE outbox_event ALTER aggregate_id TYPE varchar(300)"))
+            connection.execute(sa.text("ALTER TABLE outbox_event ADD COLUMN tenant text"))
+        with pytest.raises(StoreError) as refused:
+            await store.claim(Want("plain", "me", limit=1))
+        assert isinstance(refused.value.__cause__, FeatureNotSupported)
+        for _ in range(2):
+            assert (await store.claim(Want("plain", "me", limit=1))).deliveries
+        assert await store.settle([Settlement(d, Delivered()) for d in first.deliveries]) == frozenset()
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(
+    fresh_database: Callable[[str], str],
+) -> None:
+    url = fresh_database("postgresql-18")
+    _, tables = create_tables(url)
+    busy = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active'"
+        " AND pid <> pg_backend_pid()"
+    )
+    async with opened(url, tables) as store:
+        sleeping = asyncio.create_task(store.driver.run(lambda: one(Query("SELECT pg_sleep(60)", ()))))
+        with psycopg.connect(url, autocommit=True) as observer:
+            async with asyncio.timeout(20):
+                while observer.execute(busy).fetchone() != (1,):  # noqa: ASYNC110 - there is no signal
+                    await asyncio.sleep(0.02)
+                sleeping.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await sleeping
+                while observer.execute(busy).fetchone() != (0,):  # noqa: ASYNC110 - there is no signal
+                    await asyncio.sleep(0.02)
+        assert not (await store.claim(Want("plain", "me"))).deliveries
+
+
+class Refusing:
+    """A driver that refuses to go on for as long as it is told to."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._run, self._steps = store.driver.run, store.steps
+        self.refuses = True
+        self.calls: list[str] = []
+
+    async def run(self, begin: Any, *, checked: bool = False) -> Any:
+        name = getattr(getattr(begin, "func", None), "__name__", "")
+        self.calls.append(name)
+        if name == "go_on" and self.refuses:
+            raise StoreError("the connection was lost")
+        return await self._run(begin, checked=checked)
+
+
+async def test_keys_that_could_not_go_on_do_so_with_the_next_settle(
+    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of every destination, also where the next settle is of another one."""
+    url = fresh_database("postgresql-18")
+    engine, tables = create_tables(url)
+    emit(engine, tables, 10)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
+    async with opened(url, tables) as store:
+        wants = [Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")]
+        held = [(await store.claim(want)).deliveries[0] for want in wants]
+        for want in wants:
+            assert (await store.claim(want)).parked == 1
+        driver = Refusing(store)
+        monkeypatch.setattr(store.driver, "run", driver.run)
+        for delivery in held:
+            assert await store.settle([Settlement(delivery, Delivered())]) == frozenset()
+        for name in ("plain", "keys"):
+            assert column(engine, tables, "status", name)[0] == "delivered", "what is settled is settled"
+            assert column(engine, tables, "next_attempt_at", name)[1] is None
+        assert driver.calls == ["settle", "go_on"] * 2
+        driver.refuses = False
+        assert await store.settle([]) == frozenset()
+        assert driver.calls[4:] == ["go_on", "go_on"]
+        for name in ("plain", "keys"):
+            assert column(engine, tables, "next_attempt_at", name)[1] is not None
+        assert await store.settle([]) == frozenset()
+        assert len(driver.calls) == 6, "nothing waits any more"
+
+
+async def test_settles_at_the_same_time_share_what_waits(
+    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tasks may find the same keys waiting; each is taken by one of them."""
+    url = fresh_database("postgresql-18")
+    engine, tables = create_tables(url)
+    emit(engine, tables, 10)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
+    async with opened(url, tables, connections=2) as store:
+        held = [
+            (await store.claim(Want(name, "me", limit=1, ordered=True))).deliveries[0]
+            for name in ("plain", "keys")
+        ]
+        driver = Refusing(store)
+        monkeypatch.setattr(store.driver, "run", driver.run)
+        for delivery in held:
+            await store.settle([Settlement(delivery, Delivered())])
+        driver.refuses = False
+        assert await asyncio.gather(*(store.settle([]) for _ in range(4))) == [frozenset()] * 4
+        assert driver.calls[4:] == ["go_on"] * 2
