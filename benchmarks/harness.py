@@ -86,7 +86,7 @@ $$"""
 INSERT = """
 WITH line AS (
     SELECT n, at, destination
-    FROM generate_series(%(first)s, %(first)s + %(rows)s - 1) AS n
+    FROM generate_series(%(first)s::int, %(first)s::int + %(rows)s::int - 1) AS n
     CROSS JOIN unnest(%(destinations)s::text[]) WITH ORDINALITY AS goes (destination, at)
     ORDER BY n, at OFFSET 0
 ), new AS MATERIALIZED (SELECT n, at, destination, {uuid7} AS id FROM line)

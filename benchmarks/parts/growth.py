@@ -14,11 +14,13 @@ from typing import Any
 from benchmarks import ours
 from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, ask, insert, outbox
-from benchmarks.process import PATIENCE, SLOWEST, apart
+from benchmarks.process import PATIENCE, apart
 
 CHUNK = 2_000
 BACKLOG = 10_000
 """Events that are kept waiting for the relay."""
+SLOW = 1_000.0
+"""Events a second; a relay that delivers fewer is given up."""
 LOOK = 0.02
 POINTS = 100
 SIZES = """
@@ -67,16 +69,15 @@ async def measure(server_url: str, options: Options) -> Facts:
 async def _run(url: str, rows: int) -> list[tuple[float, int]]:
     """When how many events had been delivered."""
     board = ours.Board.of(1)
-    limit = PATIENCE + rows / SLOWEST
-    relay = asyncio.create_task(apart(ours.deliver, url, ours.Plan(), 0, board, rows, seconds=limit))
     points: list[tuple[float, int]] = []
-    emitting = asyncio.create_task(_emit(url, rows, board.settled))
     begin = time.monotonic()
-    while not relay.done():
-        points.append((time.monotonic() - begin, board.settled[0]))
-        await asyncio.wait([relay], timeout=LOOK * 5)
-    await relay
-    await emitting
+    async with asyncio.TaskGroup() as group:
+        relaying = apart(ours.deliver, url, ours.Plan(), 0, board, rows, seconds=PATIENCE + rows / SLOW)
+        relay = group.create_task(relaying)
+        group.create_task(_emit(url, rows, board.settled))
+        while not relay.done():
+            points.append((time.monotonic() - begin, board.settled[0]))
+            await asyncio.wait([relay], timeout=LOOK * 5)
     points.append((time.monotonic() - begin, board.settled[0]))
     first = next(at for at, (_, count) in enumerate(points) if count)
     return points[max(0, first - 1) :]

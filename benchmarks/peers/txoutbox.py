@@ -106,7 +106,7 @@ class TxOutbox:
     def _relay(self, storage: Any, publish: Any) -> Any:
         from txoutbox import Relay, RelayConfig
 
-        rest = {} if self.poll_min is None else {"poll_min": self.poll_min}
+        rest: dict[str, Any] = {} if self.poll_min is None else {"poll_min": self.poll_min}
         config = RelayConfig(
             batch_size=self.batch_size,
             concurrency=self.concurrency,

@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -219,6 +220,28 @@ async def test_a_changed_table_is_refused_once(kind: str, fresh_database: Callab
         for _ in range(2):
             assert (await store.claim(Want("plain", "me", limit=1))).deliveries
         assert await store.settle([Settlement(d, Delivered()) for d in first.deliveries]) == frozenset()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_on_the_delivery_path_is_planned_once(
+    kind: str, fresh_database: Callable[[str], str]
+) -> None:
+    url = fresh_database(kind)
+    engine, tables = create_tables(url)
+    emit(engine, tables, 100)
+    prepared = Query("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", ())
+    async with opened(url, tables) as store:
+        for limit in (1, 5, 10):
+            for want in (Want("plain", "me", limit=limit), replace(ORDERED, limit=limit)):
+                claim = await store.claim(want)
+                assert len(claim.deliveries) == limit
+                assert not await store.extend(claim.deliveries, 60.0)
+                assert not await store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+        rows = await store.driver.run(lambda: one(prepared))
+    rows = [row for row in rows if "outbox" in row[0]]
+    assert len(rows) == 7, "claims, what explains them, extend, deliver, the lock and what is made due"
+    assert sum(custom for _, _, custom in rows) == 0
+    assert min(generic for _, generic, _ in rows) >= 3
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(

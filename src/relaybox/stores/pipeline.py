@@ -24,10 +24,6 @@ from relaybox.stores.dialects import EARLIEST, LATEST
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row
 
-MOST_PREPARED = 100
-"""What is asked for again after so many others were prepared is not prepared."""
-
-MOST_SEEN = 1_000
 
 # The driver's own: the one in C where that is installed.
 _TIME_LOADER: Any = psycopg.adapters.get_loader(
