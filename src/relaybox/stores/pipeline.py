@@ -24,7 +24,6 @@ from relaybox.stores.dialects import EARLIEST, LATEST
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row
 
-
 # The driver's own: the one in C where that is installed.
 _TIME_LOADER: Any = psycopg.adapters.get_loader(
     psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT
