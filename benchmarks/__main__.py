@@ -15,7 +15,7 @@ from uvloop import new_event_loop
 
 from benchmarks import page
 from benchmarks.findings import Facts, Options
-from benchmarks.harness import server
+from benchmarks.harness import ask, server
 from benchmarks.process import begin
 
 PARTS = (
@@ -24,18 +24,19 @@ PARTS = (
 )  # fmt: skip
 
 
-def measure(names: Sequence[str], options: Options, version: str) -> dict[str, Facts]:
-    """What the parts found, each on a server of its own."""
-    found = {}
+def measure(names: Sequence[str], options: Options, version: str) -> tuple[dict[str, Facts], str]:
+    """What the parts found, each on a server of its own, and the exact version of those."""
+    found, release = {}, version
     for name in names:
         part = importlib.import_module(f"benchmarks.parts.{name}")
         # Some parts are measured in this process.
         began = begin()
         with server(version) as url, asyncio.Runner(loop_factory=new_event_loop) as runner:
+            [release] = ask(url, "SHOW server_version")
             facts = runner.run(part.measure(url, options))
         found[name] = facts | {"took": round(time.monotonic() - began, 1)}
         print(f"\n{name}: {found[name]['took']:.0f} s", flush=True)
-    return found
+    return found, release
 
 
 def main() -> None:
@@ -52,10 +53,10 @@ def main() -> None:
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     rows, rounds = (2_000, 1) if given.quick else (50_000, 3)
     options = Options(given.rows or rows, given.rounds or rounds, given.quick)
-    found = measure(given.parts or PARTS, options, given.postgres)
+    found, release = measure(given.parts or PARTS, options, given.postgres)
     page.show_bars(found)
     if given.write or not (given.parts or given.quick):
-        page.write(page.record(found, options, given.postgres))
+        page.write(page.record(found, options, release))
 
 
 if __name__ == "__main__":

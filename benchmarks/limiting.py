@@ -16,7 +16,6 @@ TEXTS = {
     "1,000/s for": "what came during one round of claim, call and settle is what waits",
     "emit with wake-up": "one more INSERT in the transaction, and after it a NOTIFY that nobody waits for",
     "emit,": "the INSERT itself: its round trip and its indexes; the rest is to make the ids and the JSON",
-    "no decay": "autovacuum as the schema sets it, which shares the disk and the cores with the relay",
     "idle relay": "the polls of each destination and the relay's sign of life, which do not get fewer",
     "claim, unordered": "the rows that are claimed: the index leads past whatever else there is",
     "claim, ordered": "the rows and the keys that are claimed: the index leads past whatever else there is",

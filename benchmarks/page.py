@@ -36,9 +36,9 @@ brackets the quartiles.
 
 - Payloads have 300 bytes, handlers do nothing but read them. PostgreSQL runs on the same machine with the
   settings of a new cluster, fsync included.
-- Everything that is measured runs in a process of its own, as `relaybox relay` does: on uvloop, and with
-  `gc.freeze()` before the work begins. So do the peers; one that is faster on the loop of asyncio has that,
-  and its table says so.
+- Relays, peers and bare loops run in processes of their own, and all as `relaybox relay` does: on uvloop, and
+  with `gc.freeze()` before the work begins. One that is faster on the loop of asyncio has that, and the
+  table says so.
 - Each peer is tried in several of the configurations that its documentation offers, for its rate and, apart
   from that, for its latency, with its LISTEN/NOTIFY where it has that; the tables show what was chosen.
 - Relaybox has its default settings throughout.

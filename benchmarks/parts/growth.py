@@ -60,9 +60,9 @@ async def measure(server_url: str, options: Options) -> Facts:
         "tenths": tenths,
     }
     decay = Sample([tenths[-1] / tenths[0]])
-    findings.at_least(
-        f"no decay of the rate over {rows:,} events", 0.9, "× the first tenth, in the last", decay
-    )
+    bar, wanted = f"no decay of the rate over {rows:,} events", "× the first tenth, in the last"
+    limit = f"who emits beside it; autovacuum came {vacuums} times and left {dead:,} dead tuples"
+    findings.at_least(bar, 0.9, wanted, decay, limit=limit)
     return findings.facts(rows=rows, points=_thin(points))
 
 

@@ -2,8 +2,8 @@
 
 Ours is emitted through a SQLAlchemy session, whose commit wakes the relay; each peer as it documents it. At
 every rate that is judged, each peer is tuned for it. Every peer has one turn; the best by their medians and
-by their slowest hundredth take part in every round, and are what ours is compared with. The rate is the one
-that was asked for.
+by their slowest hundredth take part in every round, and are what ours is compared with. One that falls behind
+at a rate is not asked for a higher one. The rate is the one that was asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ HISTORY = 20_000
 USED, FRESH = "relaybox", "relaybox, fresh table"
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "longest": 1.0}
 BARS = {"p50": 0.6, "p99": 1.0}
+BEHIND = 100.0
+"""Milliseconds that half of the events wait, or more, where a peer does not keep up."""
 FINEST = 0.01
 """Milliseconds; a shorter wait is taken for this long, so that there is a ratio."""
 DELIVERED = """
@@ -56,6 +58,10 @@ class Taken:
         of = self.samples.setdefault(name, {title: [] for title in PERCENTILES})
         for title, share in PERCENTILES.items():
             of[title].append(max(FINEST, 1e3 * percentile(waited, share)))
+
+    def kept_up(self, name: str) -> bool:
+        """Whether a higher rate is worth a try."""
+        return name in self.samples and self.samples[name]["p50"][0] < BEHIND
 
     def best(self) -> list[str]:
         """The peers that may be the best in the end."""
@@ -89,6 +95,7 @@ async def measure(server_url: str, options: Options) -> Facts:
         _show(findings, rate, taken, {peer.name: peer.configuration() for peer in peers})
         if rate in JUDGED:
             _judge(findings, rate, taken)
+        peers = [peer for peer in peers if taken.kept_up(peer.name)]
     return findings.facts(seconds=seconds)
 
 

@@ -8,7 +8,7 @@ from benchmarks.harness import Sample, Take, interleave, outbox
 from benchmarks.limiting import Busy
 
 COUNTS = (1, 2, 4)
-VAIN = "the end: one relay takes the last rows while another asks for them"
+VAIN = "relays that ask while the others hold all that is due"
 
 
 async def measure(server_url: str, options: Options) -> Facts:

@@ -119,7 +119,7 @@ class TxOutbox:
 
 def peer(*, keeps: bool) -> MeasuredPeer:
     """txoutbox that keeps its rows, or deletes them."""
-    setups = [TxOutbox(batch, at_once, keeps) for batch in (100, 500, 1000) for at_once in (10, 50)]
+    setups = [TxOutbox(batch, at_once, keeps) for batch in (500, 1000) for at_once in (10, 50)]
     return MeasuredPeer("txoutbox", ordered=True, keeps=keeps, setups=setups)
 
 

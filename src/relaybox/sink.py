@@ -28,6 +28,8 @@ Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
 
 
 DELIVERED, RELEASED = Delivered(), Released()
+AT_A_STRETCH = 50
+"""Deliveries that did not wait, after which others have a turn of the loop: claims and settles go on."""
 
 
 class Progress(Protocol):
@@ -119,6 +121,7 @@ class OneByOne:
                         if not progress.begin(delivery):
                             break
                         answer: Answer = DELIVERED
+                        left: Awaitable[None] | None = None
                         try:
                             left = self.begin(delivery)
                             if left is not None:
@@ -127,6 +130,8 @@ class OneByOne:
                             answer = _answer(error, sender)
                         answers[at] = answer
                         progress.report(delivery, answer)
+                        if left is None and not at % AT_A_STRETCH:
+                            await asyncio.sleep(0)
                         at = following.get(at) if answer is DELIVERED else None
                     if self._places.crowded and heads:
                         workers.create_task(work())

@@ -48,7 +48,8 @@ class Want:
     Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
     Where more keys wait, ``spread`` of them are enough, each with a longer run. Without ``explain``
-    a claim that gets nothing may leave out why: there is most likely something.
+    a claim that gets nothing may leave out why: there is most likely something. What was due before
+    ``since`` may be left out.
     """
 
     destination: str
@@ -63,6 +64,7 @@ class Want:
     only: tuple[UUID, ...] | None = None
     spread: int | None = None
     explain: bool = True
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from relaybox.config import Destination
-from relaybox.event import Event
+from relaybox.event import Delivery, Event
 from relaybox.outcome import Delivered, Reject, Retry, Unavailable
-from relaybox.sink import Sink
+from relaybox.sink import AT_A_STRETCH, Answer, Sink
 from relaybox.sinks.console import ConsoleSink
 from relaybox.sinks.handler import HandlerSink
 from relaybox.sinks.http import HttpSink
@@ -182,6 +182,41 @@ class TestMemory(SinkContract):
         script = Script()
         script.sink = ScriptedMemory(script)
         return script
+
+
+class Reported:
+    """A ``Progress`` that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[UUID, Answer]] = []
+
+    def begin(self, delivery: Delivery) -> bool:
+        return True
+
+    def report(self, delivery: Delivery, answer: Answer) -> None:
+        self.answers.append((delivery.event_id, answer))
+
+
+@pytest.mark.parametrize("turns", [2, 3, 5])
+async def test_a_send_that_is_cancelled_between_two_stretches_has_reported_all_that_was_handled(
+    turns: int,
+) -> None:
+    handled: list[UUID] = []
+    progress = Reported()
+
+    async def handler(event: Event) -> None:
+        handled.append(event.id)
+
+    sink = HandlerSink(Destination("shop", "handler:", concurrency=1), handler)
+    batch = [make_delivery() for _ in range(10 * AT_A_STRETCH)]
+    sending = asyncio.ensure_future(sink.send(batch, progress))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert 0 < len(handled) < len(batch), "others have a turn"
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert progress.answers == [(event_id, Delivered()) for event_id in handled]
 
 
 async def test_a_line_on_the_console_is_one_line_of_bounded_width() -> None:

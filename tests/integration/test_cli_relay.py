@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from relaybox import Destination, Route
 from tests.integration.project import Project
@@ -170,6 +171,17 @@ def test_a_drain_that_is_asked_to_stop_has_its_patience_and_no_more(shop: Shop, 
         assert drain.wait(20) == 1
         assert time.monotonic() - began < 5
     assert (shop.leases(), shop.states()) == (0, {"pending": 1})
+
+
+def test_what_waits_without_a_reason_is_made_due_by_one_drain_and_delivered_by_the_next(
+    shop: Shop, project: Project
+) -> None:
+    shop.emit(2, keys=2)
+    with shop.engine.begin() as connection:
+        connection.execute(sa.update(shop.outbox.tables.event).values(next_attempt_at=None))
+    assert json.loads(project.run("drain", "--json"))["delivered"] == 0
+    assert json.loads(project.run("drain", "--json"))["delivered"] == 2
+    assert shop.states() == {"delivered": 2}
 
 
 def test_drain_says_what_is_held_up(shop: Shop, project: Project) -> None:

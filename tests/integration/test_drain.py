@@ -16,12 +16,14 @@ from relaybox import Destination, Event, Reject, Retry, Route
 from relaybox.errors import StoreError
 from relaybox.maintenance.round import Round
 from relaybox.observe import Observer
+from relaybox.outcome import Delivered
 from relaybox.parts import open_relay, open_store
+from relaybox.store import Settlement, Want
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.wakes.local import LocalWake
 from tests.integration.receivers import doing
-from tests.integration.shop import Shop
+from tests.integration.shop import Shop, until
 
 QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
 
@@ -159,6 +161,68 @@ async def test_a_drain_that_sweeps_says_that_it_made_something_due(shop: Shop) -
     assert await shop.outbox.relay().drain(20, sweep=True) is False
     assert await shop.outbox.relay().drain(20, sweep=True) is True
     assert shop.states() == {"delivered": 3}
+
+
+def parked(shop: Shop) -> int:
+    """How many rows wait behind another."""
+    event = shop.outbox.tables.event.c
+    query = sa.select(sa.func.count()).where(event.status == "pending", event.next_attempt_at.is_(None))
+    with shop.engine.connect() as connection:
+        return connection.scalars(query).one()
+
+
+async def test_a_drain_does_not_end_with_a_key_that_could_not_go_on(
+    fresh_database: Callable[[str], str],
+) -> None:
+    shop = Shop(fresh_database("postgresql-18"))
+    outbox, seen, refused = shop.outbox, [], []
+
+    @outbox.handler("order.*", name="on_order", ordered=True, batch_size=1, **QUICK)
+    async def handler(event: Event) -> None:
+        if not seen:
+            await until(lambda: parked(shop) == 2, "the others are put behind it")
+        seen.append(event.payload["n"])
+
+    store: SqlStore = open_store(outbox.settings.database, outbox.tables)
+    run = store.driver.run
+
+    async def refuse_once(begin: Any, **options: Any) -> Any:
+        if getattr(begin, "func", None) == store.steps.go_on and not refused:
+            refused.append(begin)
+            raise StoreError("the connection was lost")
+        return await run(begin, **options)
+
+    store.driver.run = refuse_once  # type: ignore[method-assign]
+    shop.emit(3)
+    parts = (outbox.settings, outbox.tables, outbox.handlers, outbox._bell)
+    assert await open_relay(*parts, patience=1.0, store=store).drain(20) is True
+    assert (len(refused), seen, shop.states()) == (1, [0, 1, 2], {"delivered": 3})
+    await store.close()
+    shop.engine.dispose()
+
+
+async def test_what_a_process_left_parked_that_died_after_a_settle_is_made_due_by_the_next_drain(
+    fresh_database: Callable[[str], str],
+) -> None:
+    shop, seen = Shop(fresh_database("postgresql-18")), []
+    outbox = shop.outbox
+
+    @outbox.handler("order.*", name="on_order", ordered=True, **QUICK)
+    async def handler(event: Event) -> None:
+        seen.append(event.payload["n"])
+
+    shop.emit(3)
+    dying: SqlStore = open_store(outbox.settings.database, outbox.tables)
+    want = Want("on_order", "dying", limit=1, ordered=True)
+    [first] = (await dying.claim(want)).deliveries
+    assert (await dying.claim(want)).parked == 1
+    await dying.driver.run(lambda: dying.steps.settle([Settlement(first, Delivered())], "skip"))
+    await dying.close()
+    await outbox.adrain()
+    assert seen == []
+    await outbox.adrain()
+    assert (seen, shop.states()) == ([1, 2], {"delivered": 3})
+    shop.engine.dispose()
 
 
 async def test_a_drain_that_sweeps_routes_what_no_route_took_before(

@@ -158,6 +158,21 @@ async def test_ends_that_only_a_thread_can_come_to_are_tried_again() -> None:
         assert type(await send(handler)) is Retry
 
 
+class Exhausted(functools.partial[Any]):
+    """Taken for an asynchronous function; a call ends before there is a coroutine."""
+
+    def __call__(self, event: Event) -> Any:
+        return next(iter(()))
+
+
+async def test_a_call_that_stops_before_there_is_a_coroutine_is_no_success() -> None:
+    async with sink_for(Exhausted(Async().method)) as sink:
+        assert sink._in_loop
+        [said] = await sink.send([make_delivery()])
+    assert type(said) is Retry
+    assert said.reason == "StopIteration"
+
+
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(
     "outcome", [Retry("later", after=7), Reject("never"), Unavailable("down", after=7), Unreachable("gone")]

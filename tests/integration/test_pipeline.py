@@ -27,6 +27,7 @@ from tests.integration.filled import create_tables, emit
 KINDS = ["postgresql-18", "postgresql-15"]
 MEGABYTES = 1 << 20
 ORDERED = Want("keys", "me", limit=5, ordered=True)
+NEXT = {name: Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")}
 
 
 @asynccontextmanager
@@ -276,62 +277,71 @@ class Refusing:
         self.calls: list[str] = []
 
     async def run(self, begin: Any, *, checked: bool = False) -> Any:
-        name = getattr(getattr(begin, "func", None), "__name__", "")
+        name = getattr(getattr(begin, "func", None), "__name__", "claim")
         self.calls.append(name)
         if name == "go_on" and self.refuses:
             raise StoreError("the connection was lost")
         return await self._run(begin, checked=checked)
 
 
-async def test_keys_that_could_not_go_on_do_so_with_the_next_settle(
-    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of every destination, also where the next settle is of another one."""
-    url = fresh_database("postgresql-18")
+@asynccontextmanager
+async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlStore, Refusing]]:
+    """A store that has delivered the first of one key, in two destinations, and could not go on with it."""
     engine, tables = create_tables(url)
     emit(engine, tables, 10)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
-    async with opened(url, tables) as store:
-        wants = [Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")]
-        held = [(await store.claim(want)).deliveries[0] for want in wants]
-        for want in wants:
+    async with opened(url, tables, connections) as store:
+        held = [(await store.claim(want)).deliveries[0] for want in NEXT.values()]
+        for want in NEXT.values():
             assert (await store.claim(want)).parked == 1
         driver = Refusing(store)
-        monkeypatch.setattr(store.driver, "run", driver.run)
+        store.driver.run = driver.run  # type: ignore[method-assign]
         for delivery in held:
             assert await store.settle([Settlement(delivery, Delivered())]) == frozenset()
-        for name in ("plain", "keys"):
+        assert driver.calls == ["settle", "go_on"] * 2
+        driver.calls.clear()
+        for name in NEXT:
             assert column(engine, tables, "status", name)[0] == "delivered", "what is settled is settled"
             assert column(engine, tables, "next_attempt_at", name)[1] is None
-        assert driver.calls == ["settle", "go_on"] * 2
-        driver.refuses = False
-        assert await store.settle([]) == frozenset()
-        assert driver.calls[4:] == ["go_on", "go_on"]
-        for name in ("plain", "keys"):
-            assert column(engine, tables, "next_attempt_at", name)[1] is not None
-        assert await store.settle([]) == frozenset()
-        assert len(driver.calls) == 6, "nothing waits any more"
+        yield store, driver
 
 
-async def test_settles_at_the_same_time_share_what_waits(
-    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(
+    fresh_database: Callable[[str], str],
 ) -> None:
-    """Several tasks may find the same keys waiting; each is taken by one of them."""
-    url = fresh_database("postgresql-18")
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
-    async with opened(url, tables, connections=2) as store:
-        held = [
-            (await store.claim(Want(name, "me", limit=1, ordered=True))).deliveries[0]
-            for name in ("plain", "keys")
-        ]
-        driver = Refusing(store)
-        monkeypatch.setattr(store.driver, "run", driver.run)
-        for delivery in held:
-            await store.settle([Settlement(delivery, Delivered())])
+    async with refusing(fresh_database("postgresql-18")) as (store, driver):
+        with pytest.raises(StoreError):
+            await store.claim(NEXT["keys"])
+        assert driver.calls == ["go_on"], "a claim would tell that there is nothing"
         driver.refuses = False
-        assert await asyncio.gather(*(store.settle([]) for _ in range(4))) == [frozenset()] * 4
-        assert driver.calls[4:] == ["go_on"] * 2
+        for want in NEXT.values():
+            driver.calls.clear()
+            assert len((await store.claim(want)).deliveries) == 1
+            assert driver.calls == ["go_on", "claim"]
+            assert not (await store.claim(want)).deliveries
+            assert driver.calls == ["go_on", "claim", "claim"], "nothing waits any more"
+
+
+async def test_claims_at_the_same_time_share_what_waits(fresh_database: Callable[[str], str]) -> None:
+    """Several tasks may find the same keys waiting; each is taken by one of them."""
+    async with refusing(fresh_database("postgresql-18"), connections=2) as (store, driver):
+        driver.refuses = False
+        claims = await asyncio.gather(*(store.claim(NEXT["keys"]) for _ in range(4)))
+        assert driver.calls.count("go_on") == 1
+        assert sum(len(claim.deliveries) for claim in claims) == 1
+
+
+async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(
+    fresh_database: Callable[[str], str],
+) -> None:
+    url = fresh_database("postgresql-18")
+    async with refusing(url, connections=2) as (store, driver):
+        driver.refuses = False
+        [other] = (await store.claim(NEXT["plain"])).deliveries
+        with psycopg.connect(url) as blocker:
+            blocker.execute("SELECT 1 FROM outbox_destination WHERE name = 'keys' FOR UPDATE")
+            async with asyncio.timeout(10):
+                assert await store.settle([Settlement(other, Delivered())]) == frozenset()
+                assert len((await store.claim(NEXT["plain"])).deliveries) == 1
+        assert len((await store.claim(NEXT["keys"])).deliveries) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -246,6 +248,68 @@ def test_a_notifier_survives_the_loss_of_its_connection_without_losing_a_call(
         caller.call(["after"])
         wait_for(lambda: "after" in ear.heard)
     assert caplog.records == []
+
+
+@contextmanager
+def stopped(backend: int, seconds: float) -> Iterator[None]:
+    """A server that does not answer; another process ends that, should this one be held up itself."""
+    later = f"import os, signal, time; time.sleep({seconds}); os.kill({backend}, signal.SIGCONT)"
+    os.kill(backend, signal.SIGSTOP)
+    with subprocess.Popen([sys.executable, "-c", later]) as process:
+        try:
+            yield
+        finally:
+            os.kill(backend, signal.SIGCONT)
+            process.kill()
+
+
+def test_a_server_that_does_not_answer_holds_up_no_other_thread(database: str) -> None:
+    with Ear(database) as ear, notifier(database) as caller:
+        caller.call(["before"])
+        wait_for(lambda: "before" in ear.heard)
+        (backend,) = ear.backends
+        longest, last = 0.0, time.monotonic()
+        with stopped(backend, 3.0):
+            for _ in range(100):
+                caller.call(["during"])
+                time.sleep(0.005)
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+            assert "during" not in ear.heard
+        assert longest < 1.0
+        caller.call(["after"])
+        wait_for(lambda: "after" in ear.heard)
+
+
+def test_a_server_that_does_not_answer_in_time_is_left_for_a_new_connection(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relaybox.wakes.postgres.ANSWER_SECONDS", 0.1)
+    with Ear(database) as ear, notifier(database) as caller:
+        caller.call(["before"])
+        wait_for(lambda: "before" in ear.heard)
+        (backend,) = ear.backends
+        with stopped(backend, 5.0):
+            caller.call(["during"])
+            caller.call(["behind it"])
+            wait_for(lambda: "behind it" in ear.heard)
+        assert len(ear.backends) == 2
+
+
+def test_a_thread_that_could_not_be_started_is_tried_again_by_the_next_call(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Ear(database) as ear, notifier(database) as caller:
+        with monkeypatch.context() as crowded:
+            crowded.setattr(threading.Thread, "start", refuse)
+            caller.call(["first"])
+        caller.call(["second"])
+        wait_for(lambda: {"first", "second"} == set(ear.heard))
+    (record,) = caplog.records
+    assert "can't start new thread" in record.getMessage()
 
 
 def test_a_database_that_is_down_costs_the_caller_nothing_and_is_said_once(

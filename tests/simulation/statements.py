@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -150,6 +151,7 @@ class Server:
         limit: int,
         only: str | None = None,
         lock: bool = False,
+        since: datetime | None = None,
     ) -> Iterator[Candidate]:
         database, now = self.database, self.database.now()
         place = self._place(transaction, destination)
@@ -159,6 +161,8 @@ class Server:
         for due, position, id_ in database.due[destination]:
             if due > now or not limit:
                 return
+            if since is not None and to_datetime(due) < since:
+                continue
             row = database.row(transaction, id_)
             if row is None or not self._is_free(row, now, suspects) or row.next_attempt_at is None:
                 continue

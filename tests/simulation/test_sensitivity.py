@@ -12,7 +12,7 @@ from tests.simulation.relay_bugs import RELAY_BUGS
 from tests.simulation.store_bugs import STORE_BUGS
 
 BUGS = (*RELAY_BUGS, *STORE_BUGS)
-SEEDS = range(2000)
+SEEDS = range(4000)
 CLEAN = range(200)
 # A relay that dies in the simulation leaves its tasks where they stand.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -205,6 +207,64 @@ async def test_a_probe_looks_at_many_keys_though_only_one_may_be_under_way() -> 
         await make(store, nothing, ordered=True, concurrency=1).drain(await store.now(), 1.0)
     assert {want.spread for want in wants if want.probe} == {None}
     assert 1 in {want.spread for want in wants if not want.probe and want.limit == 1}
+
+
+class Terse(MemoryStore):
+    """Says why a claim got nothing only where it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wants: list[Want] = []
+
+    async def claim(self, want: Want) -> Claim:
+        self.wants.append(want)
+        claim = await super().claim(want)
+        return claim if want.explain else replace(claim, held=None)
+
+
+async def test_every_claim_of_a_drain_asks_why_it_got_nothing() -> None:
+    """It may be the last one: nobody would look again, and a circuit whose time is over would stay open."""
+    store = Terse()
+    insert(store, 30)
+    async with asyncio.timeout(10):
+        await make(store, nothing, batch_size=5).drain(await store.now(), 1.0)
+    assert statuses(store) == [Status.DELIVERED] * 30
+    assert len(store.wants) >= 6
+    assert all(want.explain for want in store.wants)
+
+
+@pytest.mark.parametrize("why", ["paused", "open"])
+async def test_what_holds_a_destination_up_is_noticed_by_the_second_claim_though_wakes_keep_coming(
+    why: str,
+) -> None:
+    store, seen = Terse(), []
+
+    class Emitting(Observer):
+        held = False
+
+        def claimed(self, destination: str, claim: Claim) -> None:
+            insert(store, 1)
+            together.wake.wake("runner")
+            if self.held:
+                seen.append(claim.held and claim.held.why)
+            elif len(store.wants) > 5 and claim.deliveries:
+                self.held = True
+                place = store.destinations["runner"]
+                if why == "paused":
+                    place.paused_at = 0.0
+                else:
+                    place.circuit, place.circuit_until = "open", time.time() + 60
+
+    destination = Destination("runner", "handler:", poll_interval="60s")
+    together = shared(store, Emitting())
+    lane = Lane(destination, HandlerSink(destination, nothing), together)
+    running = asyncio.create_task(lane.run(1.0))
+    async with asyncio.timeout(10):
+        while len(seen) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        lane.stop()
+        await running
+    assert seen[1:5] == [why] * 4
 
 
 async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> None:

@@ -38,8 +38,8 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
         raise typer.Exit(1)
 
 
-def run_drain(given: Options, patience: str, *, sweep: bool = False) -> Drained:
-    """Deliver what is due; with ``sweep`` also make due what waits without a reason."""
+def run_drain(given: Options, patience: str) -> Drained:
+    """Deliver what is due, and make due what waits without a reason."""
     from relaybox.cli import logs
     from relaybox.cli.checks import check_all
     from relaybox.cli.levels import LogFormat, LogLevel
@@ -52,7 +52,7 @@ def run_drain(given: Options, patience: str, *, sweep: bool = False) -> Drained:
     progress = Progress()
     logs.configure(LogLevel.warning, LogFormat.text).addFilter(progress.make_room)
     relay = outbox.relay(patience=seconds, observers=[progress])
-    _, stopped = run_relay(relay, lambda: relay.drain(sweep=sweep), seconds)
+    _, stopped = run_relay(relay, lambda: relay.drain(sweep=True), seconds)
     return Drained(progress, [one.name for one in outbox.settings.destinations], stopped)
 
 

@@ -8,9 +8,10 @@ nearly over or was lost, the circuit opened, the relay stops) is given back untr
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -41,6 +42,10 @@ LEASE_LEFT_TO_BEGIN = 0.1
 """The part of its lease that a delivery must have left when its send begins."""
 LONG_RUN = 10
 """Rows of one key that are claimed together where there are many keys: each key costs a claim something."""
+LOOK_AT_ALL = 0.5
+"""Seconds after which a claim also looks where claims before it have found all they could get."""
+LATE_COMMITS = timedelta(seconds=10)
+"""Events that are committed no longer after they were emitted are found at once."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
@@ -89,6 +94,9 @@ class Lane:
         self._longest_rest = destination.poll_interval
         self._expects = False
         """Whether the next claim will most likely get something."""
+        self._since: datetime | None = None
+        """From where on there is most likely something."""
+        self._looked_at_all = -math.inf
         self._raises = False
         self._refused = False
         self._returning: frozenset[tuple[int, UUID]] = frozenset()
@@ -200,8 +208,7 @@ class Lane:
         if self._stopping or not concurrency or self._settler.in_trouble:
             return Claim()
         self._sink.limit(concurrency)
-        claim, until = await self._claim(self._sizing.rows, suspects=False, explain=not self._expects)
-        self._expects = bool(claim.deliveries)
+        claim, until = await self._claim_next()
         if claim.held is not None and probe_is_due(claim.held):
             return await self._probe(claim.held)
         if claim.deliveries:
@@ -210,8 +217,31 @@ class Lane:
             self._answered = 0
         return claim
 
+    async def _claim_next(self) -> tuple[Claim, float]:
+        """Lease what is due since about the last claim; again and again, whatever is due."""
+        now, since = self._clock.now(), self._since
+        if self._destination.ordered or now - self._looked_at_all > LOOK_AT_ALL:
+            since = None
+        explain = self._raises or not self._expects
+        claim, until = await self._claim(self._sizing.rows, suspects=False, explain=explain, since=since)
+        if since is not None and not claim.deliveries:
+            since = None
+            claim, until = await self._claim(self._sizing.rows, suspects=False)
+        if since is None:
+            self._looked_at_all = now
+        self._expects = bool(claim.deliveries)
+        if claim.deliveries:
+            self._since = claim.deliveries[0].created_at - LATE_COMMITS
+        return claim, until
+
     async def _claim(
-        self, limit: int, *, probe: bool = False, suspects: bool = True, explain: bool = True
+        self,
+        limit: int,
+        *,
+        probe: bool = False,
+        suspects: bool = True,
+        explain: bool = True,
+        since: datetime | None = None,
     ) -> tuple[Claim, float]:
         """Lease rows; until when the leases hold for certain."""
         destination = self._destination
@@ -229,6 +259,7 @@ class Lane:
             # A probe is to find one that is beyond suspicion.
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
             explain=explain,
+            since=since,
         )
         until = self._clock.now() + destination.lease
         reached("claim")

@@ -59,10 +59,11 @@ class HandlerSink(OneByOne):
             return self._within_its_time(self._work_in_thread(event))
         try:
             work = self._handler(event)
-            waits_for = _step(work.send, None)
-        except StopIteration:
-            # It never waited, and so it needs no deadline.
-            return None
+            try:
+                waits_for = _step(work.send, None)
+            except StopIteration:
+                # It never waited, and so it needs no deadline.
+                return None
         except ANSWERS:
             raise
         except BaseException as error:

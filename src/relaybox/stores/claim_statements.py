@@ -30,10 +30,13 @@ _CHOSEN = {
     "free": "({free} AND id IN (SELECT id FROM chosen))",
 }
 
+# Until the table is vacuumed, what was delivered still stands at the beginning of the index.
+_SINCE = "AND next_attempt_at >= COALESCE(CAST(:since AS timestamptz), '-infinity')"
+
 _CLAIM = """
 WITH %(chosen)sdue AS MATERIALIZED (
     SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
-    WHERE %(these)s AND next_attempt_at <= (SELECT {now})
+    WHERE %(these)s AND next_attempt_at <= (SELECT {now}) %(since)s
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
     ORDER BY next_attempt_at, position LIMIT :limit
     FOR UPDATE OF {event_alias} SKIP LOCKED
@@ -106,8 +109,8 @@ WITH %(chosen)sdue AS MATERIALIZED (
 SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true"""
 
 POSTGRESQL_CLAIMS = {
-    "claim": _CLAIM % _DUE,
+    "claim": _CLAIM % (_DUE | {"since": _SINCE}),
     "claim_ordered": _CLAIM_ORDERED % _DUE,
-    "claim_chosen": _CLAIM % _CHOSEN,
+    "claim_chosen": _CLAIM % (_CHOSEN | {"since": ""}),
     "claim_chosen_ordered": _CLAIM_ORDERED % _CHOSEN,
 }

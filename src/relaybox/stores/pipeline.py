@@ -42,6 +42,7 @@ class Pipeline:
         self._values: abc.Transformer = Transformer(connection)
         self._any_values: abc.Transformer | None = None
         self._connection = connection
+        self._encoding = connection.info.encoding
 
     async def run(self, queries: Sequence[Query]) -> list[list[Row]]:
         """The rows of each. After an exception the connection is of no use any more."""
@@ -62,7 +63,7 @@ class Pipeline:
         if name is not None:
             self._libpq.send_query_prepared(name, values, formats)
             return (True,)
-        sql = query.sql.encode()
+        sql = query.sql.encode(self._encoding)
         if query.sql not in self._lasting:
             self._libpq.send_query_params(sql, values, types, formats)
             return (True,)

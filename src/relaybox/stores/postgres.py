@@ -33,7 +33,7 @@ CONNECT = {
 
 ANSWER_SECONDS = 60.0
 """A server that has not answered by then is taken to be gone."""
-CANCEL_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
 
 
 # Said, not presumed: the database's or the role's default may be another.

@@ -50,6 +50,8 @@ class SqlStore:
 
     async def claim(self, want: Want) -> Claim:
         """Lease due rows."""
+        if want.ordered:
+            await self._go_on(want.destination, want.on_failed)
         return await self.driver.run(lambda: self.steps.claim(want))
 
     async def settle(
@@ -61,25 +63,29 @@ class SqlStore:
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
         lost: set[UUID] = set()
+        destinations: set[str] = set()
         for start in range(0, len(settlements), ROWS_PER_SETTLE):
             part = settlements[start : start + ROWS_PER_SETTLE]
             lost |= await self.driver.run(partial(self.steps.settle, part, on_failed, dead_letter))
             for destination, keys in self.steps.to_go_on(part).items():
                 self._waiting.setdefault((destination, on_failed), {}).update(keys)
-        # What is settled is settled: keys that cannot go on now do so with the next settle, or are swept.
+                destinations.add(destination)
+        # What is settled is settled: keys that cannot go on now do so ahead of the next claim, or are swept.
         with suppress(StoreError):
-            await self._go_on()
+            for destination in destinations:
+                await self._go_on(destination, on_failed)
         return frozenset(lost)
 
-    async def _go_on(self) -> None:
-        while self._waiting:
-            place, keys = self._waiting.popitem()
-            destination, on_failed = place
-            try:
-                await self.driver.run(partial(self.steps.go_on, {destination: keys}, on_failed))
-            except BaseException:
-                self._waiting.setdefault(place, {}).update(keys)
-                raise
+    async def _go_on(self, destination: str, on_failed: OnFailed) -> None:
+        place = (destination, on_failed)
+        keys = self._waiting.pop(place, None)
+        if keys is None:
+            return
+        try:
+            await self.driver.run(partial(self.steps.go_on, {destination: keys}, on_failed))
+        except BaseException:
+            self._waiting.setdefault(place, {}).update(keys)
+            raise
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""

@@ -307,9 +307,9 @@ class OneStatement:
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """One statement."""
-        name = "claim" if want.only is None else "claim_chosen"
+        name, since = ("claim", {"since": want.since}) if want.only is None else ("claim_chosen", {})
         lease = _lease(want)
-        rows, *places = yield [self._sql(name, limit=want.limit, **lease), *self._explain(want)]
+        rows, *places = yield [self._sql(name, limit=want.limit, **since, **lease), *self._explain(want)]
         return _leased(rows, lease), 0, places[0] if places else []
 
     def ordered(self, want: Want) -> Steps[Claimed]:

@@ -6,7 +6,9 @@ Its cursors and generators take several times as much of the processor, which th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 import psycopg
@@ -43,10 +45,18 @@ class Line:
             self._take()
         return not self._asked
 
-    def finish(self) -> None:
-        """Wait until the last one is answered."""
-        while self._asked:
-            self._take()
+    def finish(self, seconds: float) -> None:
+        """Wait until the last one is answered. libpq itself would hold up all other threads meanwhile."""
+        end = time.monotonic() + seconds
+        with DefaultSelector() as selector:
+            selector.register(self._libpq.socket, EVENT_READ)
+            while self._asked:
+                if not self._libpq.is_busy():
+                    self._take()
+                elif selector.select(max(0.0, end - time.monotonic())):
+                    self._libpq.consume_input()
+                else:
+                    raise psycopg.OperationalError(f"no answer to NOTIFY for {seconds:g} s")
 
     def close(self) -> None:
         """Give it up."""

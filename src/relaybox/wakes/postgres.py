@@ -42,6 +42,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 CLOSE_SECONDS = 1.0
 """How long the end of a process may wait for its last call to go out."""
 CONNECT_SECONDS = 5
+ANSWER_SECONDS = 10.0
 
 PROBE = "\x01"
 """Begins the payload with which a listener hears itself; no destination's name has a control character."""
@@ -98,7 +99,7 @@ class Notifier:
         """Send the names, or leave them for the thread."""
         try:
             with self._changed:
-                waiting = bool(self._names)
+                waiting = bool(self._names) and self._thread is not None
                 self._names.update(destinations)
                 if waiting or not self._names or self._sent_at_once():
                     return
@@ -192,9 +193,9 @@ class Notifier:
         """Send the names; the connection to send the next ones on."""
         if line is not None:
             try:
-                line.finish()
+                line.finish(ANSWER_SECONDS)
                 line.send(self._channel, names)
-                line.finish()
+                line.finish(ANSWER_SECONDS)
                 return line
             except psycopg.Error:
                 # The server may have been restarted since the last call: worth a new connection, once.
@@ -202,7 +203,7 @@ class Notifier:
         fresh = Line(psycopg.connect(**_options(self._url)))
         try:
             fresh.send(self._channel, names)
-            fresh.finish()
+            fresh.finish(ANSWER_SECONDS)
         except BaseException:
             fresh.close()
             raise

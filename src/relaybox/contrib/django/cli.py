@@ -174,7 +174,7 @@ def _drain(given: ProjectOptions, patience: str) -> Drained:
         raise ConfigError(
             f"database {given.alias!r} is in a transaction, and a relay would not see what it wrote: {fix}"
         )
-    return run_drain(given, patience, sweep=True)
+    return run_drain(given, patience)
 
 
 def _tell(drained: dict[str, Drained], as_json: bool) -> None:
