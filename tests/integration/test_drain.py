@@ -211,7 +211,7 @@ async def test_what_a_process_left_parked_that_died_after_a_settle_is_made_due_b
     async def handler(event: Event) -> None:
         seen.append(event.payload["n"])
 
-    shop.emit(3)
+    shop.emit(2)
     dying: SqlStore = open_store(outbox.settings.database, outbox.tables)
     want = Want("on_order", "dying", limit=1, ordered=True)
     [first] = (await dying.claim(want)).deliveries
@@ -219,9 +219,9 @@ async def test_what_a_process_left_parked_that_died_after_a_settle_is_made_due_b
     await dying.driver.run(lambda: dying.steps.settle([Settlement(first, Delivered())], "skip"))
     await dying.close()
     await outbox.adrain()
-    assert seen == []
+    assert (seen, shop.states()) == ([], {"delivered": 1, "pending": 1})
     await outbox.adrain()
-    assert (seen, shop.states()) == ([1, 2], {"delivered": 3})
+    assert (seen, shop.states()) == ([1], {"delivered": 2})
     shop.engine.dispose()
 
 
