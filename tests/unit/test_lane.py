@@ -209,9 +209,6 @@ async def test_a_probe_looks_at_many_keys_though_only_one_may_be_under_way() -> 
     assert 1 in {want.spread for want in wants if not want.probe and want.limit == 1}
 
 
-HELD: dict[str, dict[str, Any]] = {"paused": {"paused_at": 0.0}, "open": {"circuit": "open"}}
-
-
 class Terse(MemoryStore):
     """Says why a claim got nothing only where it is asked to."""
 
@@ -237,9 +234,9 @@ async def test_every_claim_of_a_drain_asks_why_it_got_nothing() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("why", HELD)
+@pytest.mark.parametrize(("why", "state"), [("paused", {"paused_at": 0.0}), ("open", {"circuit": "open"})])
 async def test_what_holds_a_destination_up_is_noticed_by_the_second_claim_though_wakes_keep_coming(
-    why: str, ordered: bool
+    why: str, state: dict[str, Any], ordered: bool
 ) -> None:
     store, seen = Terse(), []
 
@@ -253,8 +250,8 @@ async def test_what_holds_a_destination_up_is_noticed_by_the_second_claim_though
                 seen.append(claim.held and claim.held.why)
             elif len(store.wants) > 5 and claim.deliveries:
                 self.held = True
-                state = HELD[why] | {"circuit_until": time.time() + 60}
-                store.destinations["runner"] = DestinationState(**state)
+                until = time.time() + 60
+                store.destinations["runner"] = DestinationState(circuit_until=until, **state)
 
     destination = Destination("runner", "handler:", ordered=ordered, poll_interval="60s")
     together = shared(store, Emitting())

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from relaybox.relay.clock import Clock
 
 REST = 0.05
-"""Seconds between two batches, at least; after a batch that took longer, as long as it took."""
+"""Seconds after a batch that found something, at least; after one that took longer, as long as it took."""
 
 
 class Batch(NamedTuple):
@@ -46,6 +46,7 @@ async def take_turns(term: int, works: Sequence[Work], clock: Clock, rest: Rest,
         changed += batch.changed
         if batch.more:
             line.append(work)
-        if not await rest(max(REST, clock.now() - began)):
+        idle = not (batch.changed or batch.more)
+        if not await rest(0.0 if idle else max(REST, clock.now() - began)):
             return Round(changed, done=False)
     return Round(changed, done=not line)

@@ -1,7 +1,8 @@
 """Makes parked rows due that have nothing before them.
 
-Claims and settles see to that themselves. Left over is what a change of the configuration leaves behind:
-a destination that is no longer ordered, or where a failed event no longer blocks its key.
+Claims and settles see to that themselves. Left over is what a change of the configuration leaves behind (a
+destination that is no longer ordered, or where a failed event no longer blocks its key), and what a relay
+does that dies after it settled an event and before it made the next of its key due.
 """
 
 from __future__ import annotations
