@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -46,6 +46,8 @@ LOOK_AT_ALL = 0.5
 """Seconds after which a claim also looks where claims before it have found all they could get."""
 LATE_COMMITS = timedelta(seconds=10)
 """Events that are committed no longer after they were emitted are found at once."""
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+"""A row that was edited by hand may be older than can be reckoned with."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
@@ -231,7 +233,7 @@ class Lane:
             self._looked_at_all = now
         self._expects = bool(claim.deliveries)
         if claim.deliveries:
-            self._since = claim.deliveries[0].created_at - LATE_COMMITS
+            self._since = max(claim.deliveries[0].created_at, EARLIEST) - LATE_COMMITS
         return claim, until
 
     async def _claim(
