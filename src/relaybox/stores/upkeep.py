@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -102,7 +103,11 @@ class SqlUpkeep:
         seen = await self._run(lambda: self._unrouted(term, after, limit))
         if seen is None:
             return None
-        wanted = sorted((position, id_) for id_, _, position, event_type in seen if router.takes(event_type))
+        wanted = sorted(
+            (position, id_)
+            for id_, _, position, event_type in seen
+            if isinstance(event_type, str) and router.takes(event_type)
+        )
         ids, changed = [id_ for _, id_ in wanted], 0
         for start in range(0, len(ids), ROUTED):
             waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
@@ -279,7 +284,12 @@ class SqlUpkeep:
 
     def _waiting(self, ids: Sequence[Any]) -> Steps[list[tuple[Any, Waiting]]]:
         [rows] = yield [self._sql("waiting", ids=self._ids(ids))]
-        return [(id_, Waiting(self._dialect.from_uuid(event_id), *rest)) for id_, event_id, *rest in rows]
+        waiting = []
+        for id_, event_id, *rest in rows:
+            # One that somebody spoilt stays where it is, and the others need not wait for it.
+            with suppress(ValueError, TypeError, AttributeError):
+                waiting.append((id_, Waiting(self._dialect.from_uuid(event_id), *rest)))
+        return waiting
 
     def _route(self, term: int, targets: Sequence[dict[str, Any]]) -> Steps[int | None]:
         """All is judged once more under the locks: an operator may have been there in the meantime."""
