@@ -345,3 +345,19 @@ async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_anot
                 assert await store.settle([Settlement(other, Delivered())]) == frozenset()
                 assert len((await store.claim(NEXT["plain"])).deliveries) == 1
         assert len((await store.claim(NEXT["keys"])).deliveries) == 1
+
+
+async def test_a_claim_leaves_out_what_was_due_before_it_looks(fresh_database: Callable[[str], str]) -> None:
+    url = fresh_database("postgresql-18")
+    engine, tables = create_tables(url)
+    emit(engine, tables, 3)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE outbox_event SET next_attempt_at = now() - position * interval '1 h'")
+        )
+    due = column(engine, tables, "next_attempt_at", "plain")
+    async with opened(url, tables) as store:
+        late = await store.claim(Want("plain", "me", since=due[1]))
+        assert [delivery.aggregate_id for delivery in late.deliveries] == ["1", "1"]
+        [old] = (await store.claim(Want("plain", "me"))).deliveries
+        assert old.position == max(delivery.position for delivery in (old, *late.deliveries))

@@ -265,6 +265,45 @@ async def test_what_holds_a_destination_up_is_noticed_by_the_second_claim_though
     assert seen[1:5] == [why] * 4
 
 
+class Elsewhere(MemoryStore):
+    """All that is due was due before the claims look there, unless they look at all; or it refuses those."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        super().__init__()
+        self.refuses = refuses
+        self.claims: list[tuple[float, bool]] = []
+
+    async def claim(self, want: Want) -> Claim:
+        self.claims.append((time.monotonic(), want.since is not None))
+        if want.since is None:
+            return await super().claim(want)
+        if self.refuses:
+            raise StoreError("the database is away")
+        return Claim()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_what_was_due_before_the_last_claim_is_found_at_once_unless_the_database_refuses(
+    refuses: bool,
+) -> None:
+    store = Elsewhere(refuses=refuses)
+    lane = make(store, nothing)
+    insert(store, 1)
+    running = asyncio.create_task(lane.run(1.0))
+    async with asyncio.timeout(10):
+        for count in (1, 2):
+            insert(store, count - 1)
+            while statuses(store) != [Status.DELIVERED] * count:
+                await asyncio.sleep(0.01)
+        lane.stop()
+        await running
+    at = next(index for index, (_, hinted) in enumerate(store.claims) if hinted)
+    (began, _), (then, hinted) = store.claims[at : at + 2]
+    assert then - began >= 0.015 if refuses else not hinted, (
+        "a database that refused is left alone for a while"
+    )
+
+
 async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> None:
     store, seen = MemoryStore(), asyncio.Event()
     for name in ("slow", "fast"):

@@ -226,7 +226,7 @@ class Lane:
             since = None
         explain = self._raises or not self._expects
         claim, until = await self._claim(self._sizing.rows, suspects=False, explain=explain, since=since)
-        if since is not None and not claim.deliveries:
+        if since is not None and not claim.deliveries and not self._refused:
             since = None
             claim, until = await self._claim(self._sizing.rows, suspects=False)
         if since is None:

@@ -34,7 +34,7 @@ CONNECT = {
 ANSWER_SECONDS = 60.0
 """A server that has not answered by then is taken to be gone."""
 CANCEL_SECONDS = 1.0
-
+"""For the server to hear that a call was given up."""
 
 # Said, not presumed: the database's or the role's default may be another.
 BEGIN = Query("BEGIN ISOLATION LEVEL READ COMMITTED", ())
