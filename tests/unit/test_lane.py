@@ -293,7 +293,7 @@ async def test_what_was_due_before_the_last_claim_is_found_at_once_unless_the_da
     async with asyncio.timeout(10):
         for count in (1, 2):
             insert(store, count - 1)
-            while statuses(store) != [Status.DELIVERED] * count:
+            while statuses(store) != [Status.DELIVERED] * count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         lane.stop()
         await running
