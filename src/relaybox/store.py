@@ -16,7 +16,7 @@ A store keeps deliveries and leases them out. Its promises, whatever races or di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
@@ -114,10 +114,12 @@ class Store(Protocol):
         *,
         on_failed: OnFailed = "block",
         dead_letter: DeadLetter | None = None,
+        made_due: Callable[[], None] | None = None,
     ) -> frozenset[UUID]:
         """Write the outcomes and make the next of each key due; the ids whose lease was lost come back.
 
         ``on_failed`` and ``dead_letter`` are the destination's policy, the same that its claims name.
+        ``made_due`` is called if the next of a key may be claimed now.
         """
         ...
 

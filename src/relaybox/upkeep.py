@@ -107,8 +107,8 @@ class Router(Protocol):
 class Upkeep(Protocol):
     """Keeps the tables in order. See the module's text for what it promises."""
 
-    async def beat(self, member: Member, live: float) -> Beat:
-        """Be seen, commit, and only then read who was seen within ``live`` seconds.
+    async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
+        """Be seen, and read who was seen within ``live`` seconds; one that ``joins`` commits in between.
 
         Members that were not seen for a day are forgotten.
         """

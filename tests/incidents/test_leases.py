@@ -35,14 +35,15 @@ REOPENED = "SET status = 'pending', delivered_at = NULL, next_attempt_at = {now}
 def unlocked(monkeypatch: pytest.MonkeyPatch, *, reopen: bool = False) -> None:
     """Claims read what is due without a lock, and write later what they have read."""
     leased = REOPENED if reopen else "SET {lease}"
-    rewrite(
-        monkeypatch,
-        statements.POSTGRESQL,
-        "claim",
-        ("ctid", "id"),
-        ("FOR UPDATE OF {event_alias} SKIP LOCKED", ""),
-        ("SET {lease}", leased),
-    )
+    for name in ("claim", "claim_unsuspected"):
+        rewrite(
+            monkeypatch,
+            statements.POSTGRESQL,
+            name,
+            ("ctid", "id"),
+            ("FOR UPDATE OF {event_alias} SKIP LOCKED", ""),
+            ("SET {lease}", leased),
+        )
     rewrite(monkeypatch, statements.MYSQL, "due_locked", ("{skip_locked}", ""))
     rewrite(monkeypatch, statements.MYSQL, "lease", ("SET {lease}", leased))
 
@@ -95,7 +96,7 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
         monkeypatch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
         monkeypatch.setattr(steps._Delivered, "lost", lambda *_: frozenset())
     elif broken:
-        rewrite(monkeypatch, statements.WORDS, "listed_held", (" AND e.lease_token = s.token", ""))
+        rewrite(monkeypatch, statements.WORDS, "of_lease", (" AND e.lease_token = :token", ""))
     shop = Shop(fresh_database("postgresql-18"))
     begun, go_on = asyncio.Event(), asyncio.Event()
 

@@ -43,6 +43,7 @@ async def test_a_late_commit_is_skipped_by_a_cursor(
 ) -> None:
     if broken:
         rewrite(monkeypatch, statements.POSTGRESQL, "claim", ("{wanted}", CURSOR))
+        rewrite(monkeypatch, statements.POSTGRESQL, "claim_unsuspected", ("NOT {suspect}", CURSOR))
         rewrite(monkeypatch, statements.WORDS, "in_line", ("{wanted}", CURSOR))
     shop = Shop(fresh_database(kind))
     taken = collecting(shop)

@@ -68,6 +68,10 @@ def _unless_all(rows: Rows, count: int) -> Rows:
     return [[len(rows), ids]]
 
 
+def _tokens(ids: str, token: UUID) -> str:
+    return f"{{{','.join(token.hex for _ in _array(ids))}}}"
+
+
 def _delivered(ids: str, tokens: str) -> list[Item]:
     return [
         Item(id_, token, "delivered", 0, 0, "")
@@ -243,7 +247,7 @@ class Server:
         rows, parked = self._claim(transaction, ordered=True, destination=destination, **claim)
         return [[parked, *row] for row in rows] or [[parked, *NOBODY]]
 
-    do_claim_chosen = do_claim
+    do_claim_unsuspected = do_claim_chosen = do_claim
     do_claim_chosen_ordered = do_claim_ordered
 
     def _claim(
@@ -338,6 +342,12 @@ class Server:
     def do_deliver(self, transaction: Transaction, ids: str, tokens: str, count: int) -> Rows:
         return _unless_all(self.do_settle(transaction, _delivered(ids, tokens)), count)
 
+    def do_deliver_lease(self, transaction: Transaction, ids: str, token: UUID, count: int) -> Rows:
+        return self.do_deliver(transaction, ids, _tokens(ids, token), count)
+
+    def do_delete_lease(self, transaction: Transaction, ids: str, token: UUID, count: int) -> Rows:
+        return self.do_delete(transaction, ids=ids, tokens=_tokens(ids, token), count=count)
+
     def do_lock_rows(self, transaction: Transaction, ids: str | list[str]) -> Rows:
         for id_ in ids if isinstance(ids, list) else _array(ids):
             if self.database.row(transaction, id_) is not None:
@@ -380,9 +390,10 @@ class Server:
         if transaction.memo is None:
             heads = [self._head(transaction, destination, key, block) for key in _names(keys)]
             transaction.memo = sorted(head for head in heads if head is not None)
-        changed = 0
+        changed, due = 0, False
         for id_ in transaction.memo:
             row = database.row(transaction, id_)
+            due |= row is not None and row.next_attempt_at is not None and self._is_free(row, now, True)
             if row is None or row.status != "pending" or row.next_attempt_at is not None:
                 continue
             database.lock(transaction, id_)
@@ -390,7 +401,7 @@ class Server:
             row.next_attempt_at = min(row.emitted.created, now)
             changed += 1
         transaction.changed = changed
-        return []
+        return [[due or bool(changed)]]
 
     def do_make_due(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
         """MariaDB: what was found to be the heads, judged once more."""

@@ -66,7 +66,7 @@ class FakeUpkeep:
         if name in self.broken:
             raise StoreError(f"no {name}")
 
-    async def beat(self, member: Member, live: float) -> Beat:
+    async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
         self._called("beat")
         return Beat((member.name,), NOON)
 

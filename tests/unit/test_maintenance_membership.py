@@ -86,16 +86,24 @@ class World:
         else:
             await self.sleep(self._chance.random() * 0.01)
 
-    async def beat(self, member: Member, live: float) -> Beat:
+    async def beat(self, member: Member, live: float, *, joins: bool) -> Beat:
         await self._trouble()
-        seen = self.time
+        mine = {member.name: self.time}
         await self._trouble()
-        self.rows[member.name] = seen
+        if joins:
+            self.rows |= mine
+            await self._trouble()
+            beat = self._alive(self.rows, live)
+        else:
+            beat = self._alive(self.rows | mine, live)
+            await self._trouble()
+            self.rows |= mine
         await self._trouble()
-        alive = tuple(sorted(name for name, seen in self.rows.items() if self.time - seen < live))
-        moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.time)
-        await self._trouble()
-        return Beat(alive, moment)
+        return beat
+
+    def _alive(self, rows: dict[str, float], live: float) -> Beat:
+        alive = tuple(sorted(name for name, seen in rows.items() if self.time - seen < live))
+        return Beat(alive, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.time))
 
     async def leave(self, name: str) -> None:
         await self._trouble()
@@ -238,7 +246,7 @@ async def test_a_beat_that_was_committed_too_late_is_no_beat() -> None:
     me = membership(world, "b")
     alive: tuple[str, ...] = ("a",)
 
-    async def answer(member: Member, live: float) -> Beat:
+    async def answer(member: Member, live: float, *, joins: bool) -> Beat:
         world.time += 0.1
         return Beat(alive, datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -251,3 +259,24 @@ async def test_a_beat_that_was_committed_too_late_is_no_beat() -> None:
         world.time += INTERVAL
     await me.beat()
     assert me.share(TOTAL) == 5
+
+
+async def test_who_goes_on_too_late_has_to_join_again() -> None:
+    """While its beat hung, another found its row too old, started alone, and is not on its list."""
+    world = World()
+    me = membership(world, "a")
+    await joined(world, me)
+
+    async def hangs(member: Member, live: float, *, joins: bool) -> Beat:
+        assert not joins
+        world.time += live - 1
+        return Beat(("a",), datetime(2026, 1, 1, tzinfo=UTC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "beat", hangs)
+        world.time += INTERVAL
+        await me.beat()
+    assert me.share(TOTAL) == 0
+    world.rows["b"] = world.time
+    await beaten(world, me)
+    assert me.share(TOTAL) == 0, "the other may not have seen it yet"

@@ -7,6 +7,8 @@ At no moment may the parts in use sum to more than the whole, whatever beats fai
 - To join is to write the row, commit, and then read who is alive. Whoever reads later finds the newcomer.
   Whoever read earlier works on that list for ``live`` seconds at most: so long the newcomer waits. Where it
   finds itself alone, there is nobody to wait for.
+- A member goes on in one transaction. Whoever joins before that is committed still finds its last row, unless
+  it has taken so long that the row was too old; then it has to join.
 - A member that is known to have died, because it ran on this host, is taken off the list at once.
 - So the list of a member at work names every member at work. A list that names more of them than there are
   gives a part that is smaller, never larger.
@@ -70,14 +72,16 @@ class Membership:
     async def beat(self) -> Beat:
         """Be seen and see the others; joins where that is due. A beat that raised may be tried again."""
         began = self._clock.now()
-        beat = await self._bury(await self._upkeep.beat(self._member, self.live))
+        joins = began - self._began >= self.live
+        beat = await self._bury(await self._upkeep.beat(self._member, self.live, joins=joins))
         ended = self._clock.now()
-        if self._member.name not in beat.alive:
+        late = ended - self._began >= self.live
+        if self._member.name not in beat.alive or (late and not joins):
             # The commit took so long that this was no sign of life for anybody.
             began, self._starts = -math.inf, math.inf
         elif beat.alive == (self._member.name,):
             self._starts = min(self._starts, ended)
-        elif ended - self._began >= self.live:
+        elif late:
             # The row may have been too old for a while before this beat was committed.
             self._starts = ended + self.live
         self._began, self.alive = began, beat.alive

@@ -81,7 +81,8 @@ class Lane:
         self._sizing = Sizing(destination)
         self._in_flight = InFlight(self._changed)
         self._pause = partial(shared.pause, destination.poll_interval)
-        self._settler = Settler(destination, shared, dead_letter, self._in_flight.drop)
+        made_due = partial(shared.wake.wake, self.name)
+        self._settler = Settler(destination, shared, dead_letter, self._in_flight.drop, made_due)
         self._extender = Extender(destination, shared, self._in_flight)
         self._sends: set[asyncio.Task[None]] = set()
         self._opening: Opening | None = None
@@ -515,8 +516,8 @@ class Lane:
 
     def _changed(self) -> None:
         self._room.set()
-        if self._destination.ordered or self._refused:
-            # The next of each key is due now; or the database, which refused, is there again.
+        if self._refused:
+            # The database, which refused, is there again.
             self._shared.wake.wake(self.name)
 
     async def _until_done(self, batch: Batch) -> None:

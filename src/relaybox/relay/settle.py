@@ -30,6 +30,7 @@ class Settler:
         shared: Shared,
         dead_letter: DeadLetter | None,
         settled: Callable[[Sequence[Delivery]], None],
+        made_due: Callable[[], None],
     ) -> None:
         self._destination = destination
         self._store = shared.store
@@ -38,6 +39,7 @@ class Settler:
         self._pause = partial(shared.pause, destination.poll_interval)
         self._dead_letter = dead_letter
         self._settled = settled
+        self._made_due = made_due
         self._waiting: list[Settlement] = []
         self._news = asyncio.Event()
         self._enough = asyncio.Event()
@@ -87,6 +89,7 @@ class Settler:
                     settlements,
                     on_failed=destination.on_failed or "skip",
                     dead_letter=self._dead_letter,
+                    made_due=self._made_due,
                 )
             except StoreError as error:
                 self.in_trouble = True

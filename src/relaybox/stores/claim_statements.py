@@ -1,4 +1,4 @@
-"""The statements with which PostgreSQL claims, each in two forms: for whatever is due, and for chosen rows.
+"""The statements with which PostgreSQL claims: for whatever is due, and for chosen rows.
 
 They are one statement each. Rows are addressed by ctid: a row that changed since the statement's snapshot no
 longer has the ctid that was seen, so what is locked is exactly what was judged.
@@ -30,13 +30,24 @@ _CHOSEN = {
     "free": "({free} AND id IN (SELECT id FROM chosen))",
 }
 
-# Until the table is vacuumed, what was delivered still stands at the beginning of the index.
-_SINCE = "AND next_attempt_at >= COALESCE(CAST(:since AS timestamptz), '-infinity')"
+# What most claims are: where suspects are left out, nothing is to be told apart. ``since``, because until the
+# table is vacuumed, what was delivered still stands at the beginning of the index.
+_CLAIM_UNSUSPECTED = """
+UPDATE {event} SET {lease}
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {event}
+    WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
+      AND next_attempt_at >= COALESCE(CAST(:since AS timestamptz), '-infinity')
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {suspect} AND NOT {held}
+      AND {unhurried}
+    ORDER BY next_attempt_at, position LIMIT :limit
+    FOR UPDATE OF {event_alias} SKIP LOCKED))
+RETURNING {own_columns}"""
 
 _CLAIM = """
 WITH %(chosen)sdue AS MATERIALIZED (
     SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
-    WHERE %(these)s AND next_attempt_at <= (SELECT {now}) %(since)s
+    WHERE %(these)s AND next_attempt_at <= (SELECT {now})
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
     ORDER BY next_attempt_at, position LIMIT :limit
     FOR UPDATE OF {event_alias} SKIP LOCKED
@@ -109,8 +120,9 @@ WITH %(chosen)sdue AS MATERIALIZED (
 SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true"""
 
 POSTGRESQL_CLAIMS = {
-    "claim": _CLAIM % (_DUE | {"since": _SINCE}),
+    "claim": _CLAIM % _DUE,
+    "claim_unsuspected": _CLAIM_UNSUSPECTED,
     "claim_ordered": _CLAIM_ORDERED % _DUE,
-    "claim_chosen": _CLAIM % (_CHOSEN | {"since": ""}),
+    "claim_chosen": _CLAIM % _CHOSEN,
     "claim_chosen_ordered": _CLAIM_ORDERED % _CHOSEN,
 }

@@ -151,6 +151,7 @@ class MemoryStore:
         *,
         on_failed: OnFailed = "block",
         dead_letter: DeadLetter | None = None,
+        made_due: Callable[[], None] | None = None,
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
         now = self._clock()
@@ -169,6 +170,8 @@ class MemoryStore:
         if dead_letter is not None:
             in_order = sorted(failed, key=lambda row: row.position)
             self.insert(_copy(row, dead_letter) for row in in_order)
+        if made_due is not None and any(delivery.ordering_key is not None for delivery, _ in settlements):
+            made_due()
         return frozenset(lost)
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:

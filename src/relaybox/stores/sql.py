@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
@@ -14,7 +13,7 @@ from relaybox.event import Delivery
 from relaybox.outcome import Released, wait
 from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Want
 from relaybox.stores.destinations import DestinationSteps
-from relaybox.stores.steps import Steps, StoreSteps
+from relaybox.stores.steps import Steps, StoreSteps, keys_of
 
 T = TypeVar("T")
 
@@ -60,29 +59,35 @@ class SqlStore:
         *,
         on_failed: OnFailed = "block",
         dead_letter: DeadLetter | None = None,
+        made_due: Callable[[], None] | None = None,
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
         lost: set[UUID] = set()
-        destinations: set[str] = set()
         for start in range(0, len(settlements), ROWS_PER_SETTLE):
             part = settlements[start : start + ROWS_PER_SETTLE]
             lost |= await self.driver.run(partial(self.steps.settle, part, on_failed, dead_letter))
             for destination, keys in self.steps.to_go_on(part).items():
                 self._waiting.setdefault((destination, on_failed), {}).update(keys)
-                destinations.add(destination)
-        # What is settled is settled: keys that cannot go on now do so ahead of the next claim, or are swept.
-        with suppress(StoreError):
-            for destination in destinations:
-                await self._go_on(destination, on_failed)
+        due = False
+        for destination in keys_of(settlements):
+            try:
+                due |= await self._go_on(destination, on_failed)
+            except StoreError:
+                # What is settled is settled: these keys go on ahead of the next claim, or are swept.
+                due = True
+        if due and made_due is not None:
+            made_due()
         return frozenset(lost)
 
-    async def _go_on(self, destination: str, on_failed: OnFailed) -> None:
+    async def _go_on(self, destination: str, on_failed: OnFailed) -> bool:
+        """Whether something of the destination may be claimed now."""
         place = (destination, on_failed)
         keys = self._waiting.pop(place, None)
         if keys is None:
-            return
+            # Either the settle itself has made them due, or they go on with a claim that is under way.
+            return True
         try:
-            await self.driver.run(partial(self.steps.go_on, {destination: keys}, on_failed))
+            return await self.driver.run(partial(self.steps.go_on, {destination: keys}, on_failed))
         except BaseException:
             self._waiting.setdefault(place, {}).update(keys)
             raise

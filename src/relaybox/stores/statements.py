@@ -96,6 +96,7 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "listed": "e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.lease_token = s.token",
     "held_by": "unnest(CAST(:ids AS uuid[]), CAST(:tokens AS uuid[])) AS s(id, token)",
     "listed_held": "e.id = ANY (CAST(:ids AS uuid[])) AND e.id = s.id AND e.lease_token = s.token",
+    "of_lease": "e.id = ANY (CAST(:ids AS uuid[])) AND e.lease_token = :token",
     # Most often all are, and need not be told one by one.
     "unless_all": "count(*), CASE WHEN count(*) < :count THEN string_agg(CAST(id AS text), ',') END",
     "waiting": "status NOT IN ('delivered', 'failed', 'discarded') AND next_attempt_at IS NULL",
@@ -199,6 +200,22 @@ def _settings(settings: Mapping[str, str], local: str) -> str:
     return f"SELECT {', '.join(calls)}"
 
 
+# What most settles are, without the detour through JSON.
+_DELIVER = """
+WITH done AS (
+    UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
+        leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
+    %s RETURNING e.id
+)
+SELECT {unless_all} FROM done"""
+_DELETE = """
+WITH gone AS (
+    DELETE FROM {event} AS e %s RETURNING e.id
+), forgotten AS (
+    DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM gone))
+)
+SELECT {unless_all} FROM gone"""
+
 POSTGRESQL = (
     ANY_DATABASE
     | POSTGRESQL_CLAIMS
@@ -218,23 +235,12 @@ FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS lo
         "settle": """
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
-        # What most settles are, without the detour through JSON.
-        "deliver": """
-WITH done AS (
-    UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
-        leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
-    FROM {held_by} WHERE {listed_held} RETURNING e.id
-)
-SELECT {unless_all} FROM done""",
+        "deliver": _DELIVER % "FROM {held_by} WHERE {listed_held}",
+        "deliver_lease": _DELIVER % "WHERE {of_lease}",
         "lock_rows": """
 SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE""",
-        "delete": """
-WITH gone AS (
-    DELETE FROM {event} AS e USING {held_by} WHERE {listed_held} RETURNING e.id
-), forgotten AS (
-    DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM gone))
-)
-SELECT {unless_all} FROM gone""",
+        "delete": _DELETE % "USING {held_by} WHERE {listed_held}",
+        "delete_lease": _DELETE % "WHERE {of_lease}",
         # Locks all rows of the settle behind it, in the order in which that goes through them, so that none
         # is taken over in between.
         "copy_failed": """
@@ -245,10 +251,18 @@ INSERT INTO {event} ({copied}) SELECT {copy} FROM failed WHERE copy IS NOT NULL 
         "extend": """
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET leased_until = {later} FROM s WHERE {listed} RETURNING e.id""",
+        # Whether any of them can be claimed now: one that nobody had put behind another is due already.
         "make_heads_due": """
-UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
-    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} ORDER BY id FOR UPDATE))
-  AND {waiting}""",
+WITH heads AS MATERIALIZED (
+    SELECT id, {waiting} AS waits, status = 'pending' AND next_attempt_at <= {now} AND {unleased} AS due
+    FROM {event} WHERE id = ANY (ARRAY({heads_of_keys}))
+), made AS (
+    UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
+        SELECT id FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM heads WHERE waits)) AND {waiting}
+        ORDER BY id FOR UPDATE)) AND {waiting}
+    RETURNING 1
+)
+SELECT EXISTS (SELECT FROM heads WHERE due) OR EXISTS (SELECT FROM made)""",
     }
 )
 

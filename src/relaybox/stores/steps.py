@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
@@ -32,6 +33,8 @@ Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
 ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
 """SQLite takes no more than 500 SELECTs in one statement."""
+LEASES_APART = 3
+"""Of so few, each is settled by a statement of its own."""
 DELETED = Delivered(keep=False)
 # Every database reads a UUID from its 32 digits; those that keep it as text keep these.
 _json = msgspec.json.Encoder(uuid_format="hex")
@@ -101,7 +104,7 @@ class StoreSteps:
         MySQL and SQLite make the next of each key due here.
         """
         settlements = _each_once(settlements)
-        keys = {} if self.dialect.one_statement else _keys(settlements)
+        keys = {} if self.dialect.one_statement else keys_of(settlements)
         queries = self._lock_destinations(keys)
         outcomes = {type(settlement.outcome) for settlement in settlements}
         if Delivered in outcomes and len(outcomes) > 1:
@@ -121,16 +124,18 @@ class StoreSteps:
 
     def to_go_on(self, settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
         """The keys of each destination that ``go_on`` is to be called with."""
-        return _keys(settlements) if self.dialect.one_statement else {}
+        return keys_of(settlements) if self.dialect.one_statement else {}
 
-    def go_on(self, keys: Mapping[str, Collection[str]], on_failed: OnFailed) -> Steps[None]:
-        """Make the next of each key due, after ``settle`` was committed.
+    def go_on(self, keys: Mapping[str, Collection[str]], on_failed: OnFailed) -> Steps[bool]:
+        """Make the next of each key due, after ``settle`` was committed; whether any can be claimed now.
 
         So a claim need not wait for a settle. A claim that saw the settled row still leased, and put the next
         one behind it, is over when this one has the lock, and what it did is seen.
         """
-        if keys:
-            yield [*self._lock_destinations(keys), *self._make_heads_due(keys, on_failed)]
+        if not keys:
+            return False
+        results = yield [*self._lock_destinations(keys), *self._make_heads_due(keys, on_failed)]
+        return any(due for [[due]] in results[len(keys) :])
 
     def _settle(
         self,
@@ -148,10 +153,14 @@ class StoreSteps:
         return [self.statements("lock_destination", destination=name) for name in sorted(names)]
 
     def _deliver(self, delivered: _Delivered) -> Query:
-        pairs = sorted((delivery.id.hex, delivery.lease_token.hex) for delivery in delivered.deliveries)
-        ids, tokens = map(_array, zip(*pairs, strict=True))
         name = "deliver" if delivered.keep else "delete"
-        return self.statements(name, ids=ids, tokens=tokens, count=len(pairs))
+        count = len(delivered.deliveries)
+        if delivered.lease is not None:
+            ids = sorted(delivery.id.hex for delivery in delivered.deliveries)
+            return self.statements(f"{name}_lease", ids=_array(ids), token=delivered.lease, count=count)
+        pairs = sorted((delivery.id.hex, delivery.lease_token.hex) for delivery in delivered.deliveries)
+        listed, tokens = map(_array, zip(*pairs, strict=True))
+        return self.statements(name, ids=listed, tokens=tokens, count=count)
 
     def _lock_rows(self, settlements: Sequence[Settlement]) -> Iterator[Query]:
         """Ahead of several statements, each of which takes its own rows in the order of their ids: two
@@ -242,10 +251,11 @@ class StoreSteps:
 
 
 class _Delivered(NamedTuple):
-    """What one statement settles, without the detour through JSON."""
+    """What one statement settles, without the detour through JSON; most often all of one ``lease``."""
 
     keep: bool
     deliveries: Sequence[Delivery]
+    lease: UUID | None = None
 
     def lost(self, rows: Sequence[Row]) -> frozenset[UUID]:
         """The statement answers with how many were ours, and with their ids if those are not all."""
@@ -257,12 +267,30 @@ class _Delivered(NamedTuple):
 
 
 def _delivered(settlements: Sequence[Settlement]) -> list[_Delivered]:
-    """What was delivered, and apart from it what is not to be kept."""
-    of: dict[bool, list[Delivery]] = {True: [], False: []}
+    """What was delivered: by lease if every id of one comes before every id of the next, as where each is of
+    a long claim. Otherwise rows would not be locked in the order of their ids; then only by what is kept.
+    """
+    of: dict[tuple[bool, UUID], list[Delivery]] = {}
     for delivery, outcome in settlements:
         if type(outcome) is Delivered:
-            of[outcome.keep].append(delivery)
-    return [_Delivered(keep, deliveries) for keep, deliveries in of.items() if deliveries]
+            of.setdefault((outcome.keep, delivery.lease_token), []).append(delivery)
+    if len(of) <= LEASES_APART:
+        leases = sorted((_Delivered(keep, each, lease) for (keep, lease), each in of.items()), key=_first)
+        if all(_last(one) < _first(following) for one, following in pairwise(leases)):
+            return leases
+    every = [
+        (keep, [each for (kept, _), of_lease in of.items() if kept is keep for each in of_lease])
+        for keep in (True, False)
+    ]
+    return [_Delivered(keep, deliveries) for keep, deliveries in every if deliveries]
+
+
+def _first(delivered: _Delivered) -> int:
+    return min(delivery.id.int for delivery in delivered.deliveries)
+
+
+def _last(delivered: _Delivered) -> int:
+    return max(delivery.id.int for delivery in delivered.deliveries)
 
 
 def _each_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
@@ -307,9 +335,14 @@ class OneStatement:
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """One statement."""
-        name, since = ("claim", {"since": want.since}) if want.only is None else ("claim_chosen", {})
         lease = _lease(want)
-        rows, *places = yield [self._sql(name, limit=want.limit, **since, **lease), *self._explain(want)]
+        if want.only is not None:
+            claim = self._sql("claim_chosen", limit=want.limit, **lease)
+        elif want.suspects:
+            claim = self._sql("claim", limit=want.limit, **lease)
+        else:
+            claim = self._sql("claim_unsuspected", limit=want.limit, since=want.since, **lease)
+        rows, *places = yield [claim, *self._explain(want)]
         return _leased(rows, lease), 0, places[0] if places else []
 
     def ordered(self, want: Want) -> Steps[Claimed]:
@@ -433,7 +466,7 @@ class Stepwise:
         return rows, parked, []
 
 
-def _keys(settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
+def keys_of(settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
     """The ordering keys of each destination, each once."""
     keys: dict[str, dict[str, None]] = {}
     for delivery, _ in settlements:

@@ -39,10 +39,13 @@ class SqlUpkeep:
         self._dialect = self._store_sql.dialect
         self._sql = self._store_sql.others(templates(self._dialect.name, self._store_sql.tables))
 
-    async def beat(self, member: Member, live: float) -> Beat:
-        """Be seen, commit, and only then read who was seen."""
-        await self._run(lambda: self._be_seen(member))
-        return await self._run(lambda: self._see(timedelta(seconds=live)))
+    async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
+        """Be seen, and read who was seen; one that ``joins`` commits in between."""
+        be_seen = [self._be_seen(member)]
+        if joins:
+            await self._run(lambda: self._do(*be_seen))
+            be_seen = []
+        return await self._run(lambda: self._see(timedelta(seconds=live), be_seen))
 
     async def leave(self, name: str) -> None:
         """Be no longer a member."""
@@ -133,12 +136,12 @@ class SqlUpkeep:
         minute, lag = self._dialect.to_time(row.minute), _json.encode(row.lag).decode()
         return self._sql("record", minute=minute, lag=lag, **key, **counts)
 
-    def _be_seen(self, member: Member) -> Steps[None]:
+    def _be_seen(self, member: Member) -> Query:
         words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
-        yield [self._sql("be_seen", **words)]
+        return self._sql("be_seen", **words)
 
-    def _see(self, live: timedelta) -> Steps[Beat]:
-        rows, [[moment]] = yield [self._sql("members"), self._sql("now")]
+    def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
+        *_, rows, [[moment]] = yield [*first, self._sql("members"), self._sql("now")]
         now = self._dialect.from_time(moment)
         ages = {name: now - self._dialect.from_time(seen_at) for name, seen_at in rows}
         gone = [name for name, age in ages.items() if age > FORGOTTEN]
