@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from relaybox.errors import ConfigError, did_you_mean, shorten
@@ -34,6 +35,7 @@ from relaybox.setting import (
     parse_rate,
     parse_secret,
     parse_size,
+    parse_table,
     read_toml,
     reveal_database,
     wrong,
@@ -176,6 +178,7 @@ class Destination:
 
     Durations are kept as seconds and ``rate_limit`` as events a second. ``on_failed`` says what becomes
     of a key whose head failed for good; left out, it is ``block`` where ``ordered``, else ``skip``.
+    ``options`` are those of the sink, which may as well stand in the query of its URL.
     """
 
     name: str
@@ -200,6 +203,7 @@ class Destination:
     secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
     auth: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
     allow: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_networks, ())
+    options: Setting[Mapping[str, Any], Mapping[str, Any]] = Setting(parse_table, MappingProxyType({}))
 
     @property
     def _where(self) -> str:

@@ -45,6 +45,17 @@ from relaybox.wakes.open import open_wake
 if TYPE_CHECKING:
     from relaybox.stores.sql import SqlStore
 
+BROKERS = {
+    "kafka": ("kafka", "confluent_kafka", "kafka"),
+    "amqp": ("rabbitmq", "aio_pika", "rabbitmq"),
+    "amqps": ("rabbitmq", "aio_pika", "rabbitmq"),
+    "nats": ("nats", "nats", "nats"),
+    "redis": ("redis", "redis", "redis"),
+    "rediss": ("redis", "redis", "redis"),
+    "sqs": ("sqs", "aiobotocore", "sqs"),
+}
+"""By scheme: the module of the sink, the package it needs, and the extra that brings it."""
+
 T = TypeVar("T")
 Handlers = Mapping[str, Callable[..., Any]]
 OpenSink = Callable[[Destination, Handlers], Sink]
@@ -238,6 +249,10 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
             celery = _module("relaybox.sinks.celery", "celery", "celery")
             of_celery: Sink = celery.CelerySink(destination)
             return of_celery
+        case _ if scheme in BROKERS:
+            module, package, extra = BROKERS[scheme]
+            broker: Sink = _module(f"relaybox.sinks.{module}", package, extra).open_sink(destination)
+            return broker
         case "console":
             from relaybox.sinks.console import ConsoleSink
 

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
 from relaybox.errors import ConfigError, UnknownSetting, shorten
@@ -289,6 +290,13 @@ def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise wrong(setting, value, "write a name or a list of names, none of them empty")
     return names
+
+
+def parse_table(value: Mapping[str, Any], setting: str) -> Mapping[str, Any]:
+    """A table of names and values."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise wrong(setting, value, "write a table such as { name = 'value' }")
+    return MappingProxyType(dict(value))
 
 
 def parse_networks(value: Iterable[str], setting: str) -> tuple[str, ...]:

@@ -145,6 +145,73 @@ class OneByOne:
         """Nothing is held."""
 
 
+class InBatches:
+    """A base for sinks that send many deliveries in one request, each with an answer of its own.
+
+    A subclass writes ``deliver``. Of one key no more than one delivery is in a request, and the next follows
+    when it has arrived; ``size`` is what a request may hold. ``concurrency`` requests are under way at once,
+    in all calls of ``send`` together.
+    """
+
+    keeps_order = True
+
+    def __init__(self, concurrency: int, size: int) -> None:
+        self._places = Places(concurrency)
+        self._size = size
+
+    def limit(self, concurrency: int) -> None:
+        """From now on have no more than so many requests under way at once."""
+        self._places.limit(concurrency)
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
+        """Hand over a batch: an answer for each, or one that is raised for all of them."""
+        raise NotImplementedError
+
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
+        """One answer for each delivery, in the same order."""
+        answers: list[Answer] = [RELEASED] * len(deliveries)
+        sender = asyncio.current_task()
+        heads, following = runs(deliveries)
+        ready = deque(heads)
+
+        def take() -> list[int]:
+            batch: list[int] = []
+            while ready and len(batch) < self._size:
+                at = ready.popleft()
+                if progress.begin(deliveries[at]):
+                    batch.append(at)
+            return batch
+
+        async def work() -> None:
+            async with self._places:
+                while batch := take():
+                    if ready:
+                        workers.create_task(work())
+                    for at, answer in zip(batch, await self._answers(deliveries, batch, sender), strict=True):
+                        answers[at] = answer
+                        progress.report(deliveries[at], answer)
+                        if isinstance(answer, Delivered) and at in following:
+                            ready.append(following[at])
+                    if self._places.crowded and ready:
+                        workers.create_task(work())
+                        return
+
+        async with asyncio.TaskGroup() as workers:
+            workers.create_task(work())
+        return answers
+
+    async def _answers(
+        self, deliveries: Sequence[Delivery], batch: Sequence[int], sender: asyncio.Task[Any] | None
+    ) -> Sequence[Answer]:
+        try:
+            return await self.deliver([deliveries[at] for at in batch])
+        except BaseException as error:
+            return [_answer(error, sender)] * len(batch)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
 def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
     """What was raised, as an answer; raises it where it is not about the delivery."""
     match error:

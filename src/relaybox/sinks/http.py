@@ -37,6 +37,7 @@ except ImportError:
 from relaybox.sinks.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.credentials import parse_url, read_credentials
 from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.excerpt import clean
 from relaybox.sinks.exchange import Exchange, release
 from relaybox.sinks.status import classify, phrase_of
 
@@ -44,7 +45,6 @@ LONGEST_RETRY_AFTER = 3600.0
 """Seconds: a receiver that asks for more is asked again after this."""
 
 _ANSWER_LIMIT = 65_536
-_EXCERPT = 200
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asyncio.CancelledError)
 
 
@@ -190,16 +190,6 @@ def retry_after(value: str | None, now: float) -> float | None:
             # The parser's errors are of many kinds, and a date is no reason to fail.
             return None
     return min(seconds, LONGEST_RETRY_AFTER) if seconds > 0 else None
-
-
-def clean(text: str, secrets: Iterable[str]) -> str:
-    """The beginning of a text from outside, as one line without control characters or secrets."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    # Twice what is shown is enough to look at: white space is folded.
-    printable = "".join(c if c.isprintable() else " " for c in text[: 4 * _EXCERPT])
-    line = " ".join(printable.split())
-    return line if len(line) <= _EXCERPT else f"{line[:_EXCERPT]}…"
 
 
 def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavailable:

@@ -1,0 +1,239 @@
+"""What the sinks of brokers share: a URL with options, names made of an event's fields, a message's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from string import Formatter
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import DecodeError, Struct, json
+
+from relaybox.config import Destination
+from relaybox.envelope import Envelope, Pack, packer
+from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
+from relaybox.event import Delivery
+from relaybox.outcome import Reject
+from relaybox.setting import Parse, mask_url, wrong
+from relaybox.sinks.excerpt import clean
+
+KeyOf: TypeAlias = Callable[[Delivery], str | None]
+
+FIELDS = ("aggregate_type", "aggregate_id", "event_type", "tenant", "destination")
+"""What a template may name."""
+
+
+class Address(NamedTuple):
+    """A sink's URL, taken apart. ``path`` has no leading slash; ``options`` are checked."""
+
+    hosts: tuple[tuple[str, int], ...]
+    user: str | None
+    password: str | None
+    path: str
+    options: dict[str, Any]
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may show."""
+        return tuple(text for text in (self.password,) if text)
+
+
+def parse_address(destination: Destination, port: int, options: Mapping[str, Parse[Any]]) -> Address:
+    """The URL of a destination's sink and its options, each read by its function; raises ``ConfigError``.
+
+    Options stand in the URL's query or in the table ``options``. Where the URL names no password, ``auth`` is
+    the password.
+    """
+    setting = f"destination {destination.name!r}: sink"
+    parts = urlsplit(destination.sink)
+    login, _, places = parts.netloc.rpartition("@")
+    user, colon, password = login.partition(":")
+    if destination.auth is not None and colon:
+        raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    twice = sorted(given.keys() & destination.options.keys())
+    if twice:
+        raise ConfigError(f"{setting} and options both say {twice[0]!r}; keep one of them")
+    return Address(
+        tuple(_host(place, port, setting, destination) for place in places.split(",")),
+        unquote(user) or None,
+        unquote(password) if colon else _revealed(destination),
+        unquote(parts.path.removeprefix("/")),
+        _options(destination, {**given, **destination.options}, options),
+    )
+
+
+def _host(place: str, port: int, setting: str, destination: Destination) -> tuple[str, int]:
+    host, number = urlsplit(f"//{place}").hostname, place.rpartition("]")[2].partition(":")[2]
+    if not host or (number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536)):
+        raise ConfigError(f"{setting} = {mask_url(destination.sink)!r}: write host:port, or a host alone")
+    return host, int(number or port)
+
+
+def _revealed(destination: Destination) -> str | None:
+    try:
+        return None if destination.auth is None else destination.auth.reveal()
+    except ConfigError as error:
+        raise ConfigError(f"destination {destination.name!r}: auth: {error}") from None
+
+
+def _options(
+    destination: Destination, given: Mapping[str, Any], known: Mapping[str, Parse[Any]]
+) -> dict[str, Any]:
+    where = f"destination {destination.name!r}: the {destination.sink.partition(':')[0]} sink"
+    for name in given:
+        if name not in known:
+            raise UnknownSetting(name, known, where)
+    return {name: known[name](value, f"{where}: {name}") for name, value in given.items()}
+
+
+def text(value: str, setting: str) -> str:
+    """An option that is a text, and not empty."""
+    if not isinstance(value, str) or not value:
+        raise wrong(setting, value, "write a text")
+    return value
+
+
+def count(value: str | int, setting: str) -> int:
+    """An option that is a whole number, 1 or more; in a URL it is a text."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise wrong(setting, value, "write a whole number, 1 or more")
+    return value
+
+
+def flag(value: str | bool, setting: str) -> bool:
+    """An option that is on or off; in a URL it is a text."""
+    if value in (True, "true"):
+        return True
+    if value in (False, "false"):
+        return False
+    raise wrong(setting, value, "write true or false")
+
+
+def one_of(*allowed: str) -> Parse[str]:
+    """An option that is one of these."""
+
+    def parse(value: str, setting: str) -> str:
+        if value not in allowed:
+            raise wrong(setting, value, f"choose {', '.join(map(repr, allowed))}")
+        return value
+
+    return parse
+
+
+class Template:
+    """A name made of an event's fields, such as ``{aggregate_type}-events``."""
+
+    def __init__(self, written: str, destination: Destination, what: str, *, lower: bool = False) -> None:
+        setting = f"destination {destination.name!r}: {what}"
+        try:
+            parts = list(Formatter().parse(written))
+        except ValueError as error:
+            raise ConfigError(f"{setting} = {written!r}: {error}") from None
+        for _, name, spec, conversion in parts:
+            if name is not None and name not in FIELDS:
+                raise ConfigError(f"{setting} = {written!r} names {name!r}{did_you_mean(name, FIELDS)}")
+            if spec or conversion:
+                raise ConfigError(f"{setting} = {written!r}: write the fields plainly, such as {{tenant}}")
+        self._written = written
+        self._what = what
+        self._lower = lower
+        self.fields = frozenset(name for _, name, _, _ in parts if name is not None)
+
+    def __call__(self, delivery: Delivery) -> str:
+        """The name for one event; raises ``Reject`` where the event lacks what it is made of."""
+        if not self.fields:
+            return self._written.format()
+        values = {name: getattr(delivery, name) for name in self.fields if name != "tenant"}
+        if "tenant" in self.fields:
+            values["tenant"] = tenant_of(delivery)
+            if values["tenant"] is None:
+                raise Reject(f"the {self._what} {self._written!r} needs a tenant; emit with tenant=")
+        name = self._written.format(**values)
+        return name.lower() if self._lower else name
+
+
+class _Tenant(Struct, gc=False):
+    tenant: str | None = None
+
+
+_decode_tenant = json.Decoder(_Tenant).decode
+_decode_headers = json.Decoder(dict[str, Any]).decode
+
+
+def tenant_of(delivery: Delivery) -> str | None:
+    """The tenant that the event was emitted with."""
+    try:
+        return _decode_tenant(delivery.headers).tenant
+    except DecodeError:
+        return None
+
+
+def key_of(destination: Destination) -> KeyOf:
+    """What a message is partitioned by: what ``ordering`` says, also where the destination is not ordered.
+
+    A key of its own, given to emit or made by a function, goes before; it is known only where it is ordered.
+    """
+
+    def key(delivery: Delivery) -> str | None:
+        own = delivery.ordering_key
+        match destination.ordering:
+            case "aggregate" if own in (None, f"{delivery.aggregate_type}:{delivery.aggregate_id}"):
+                return delivery.aggregate_id
+            case "event_type" if own is None:
+                return delivery.event_type
+            case "tenant" if own is None:
+                return tenant_of(delivery)
+        return own
+
+    return key
+
+
+class Message(NamedTuple):
+    """What every broker is given of a delivery."""
+
+    body: bytes
+    content_type: str
+    headers: dict[str, str]
+
+
+class Messages:
+    """Makes messages in a destination's format."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._pack: Pack = packer(destination.format)
+
+    def __call__(self, delivery: Delivery) -> Message:
+        """The body and the headers: the event's own, and ours, which win."""
+        envelope: Envelope = self._pack(delivery)
+        ours = {
+            "event-id": str(delivery.event_id),
+            "event-type": delivery.event_type,
+            "aggregate-type": delivery.aggregate_type,
+            "aggregate-id": delivery.aggregate_id,
+        }
+        return Message(envelope.body, envelope.content_type, {**_own(delivery), **envelope.headers, **ours})
+
+
+def _own(delivery: Delivery) -> dict[str, str]:
+    """The emitter's headers as texts. What is not well formed in them is left to the envelope."""
+    if delivery.headers == "{}":
+        return {}
+    try:
+        headers = _decode_headers(delivery.headers)
+    except DecodeError:
+        return {}
+    headers.pop("traceparent", None)
+    return {
+        name: value if isinstance(value, str) else json.encode(value).decode()
+        for name, value in headers.items()
+        if not name.startswith("relaybox-")
+    }
+
+
+def explain(error: BaseException, address: Address) -> str:
+    """An error of a client library as the reason of an answer: one line, nothing secret."""
+    shown = clean(str(error), address.secrets)
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
