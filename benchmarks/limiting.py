@@ -21,6 +21,7 @@ TEXTS = {
     "claim, ordered": "the rows and the keys that are claimed: the index leads past whatever else there is",
     "ordered claim:": "the rows and the keys that are looked at: keys that have to wait are put away once",
     "store,": "Python: a row becomes a delivery, and what was delivered an array",
+    "inbox,": "the INSERT itself: its round trip and its indexes",
     "Django: emit_event": "the round trip of the INSERT; the rest is to make the ids and the JSON",
     "Django: Celery drain": "one connection, which claims and settles in turns",
     "Django: admin list": "the search, which looks at no more rows than it may",

@@ -68,6 +68,7 @@ TITLES = {
     "idle": "An idle relay",
     "claim": "Claims",
     "store": "The store against its own statements",
+    "inbox": "The inbox",
     "django": "Django",
 }
 

@@ -8,7 +8,21 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
-from tests.servers import base, chromium, fresh, mariadb, pgbouncer, postgres15, postgres18, redis, sqlite
+from tests.servers import (
+    base,
+    chromium,
+    fresh,
+    kafka,
+    mariadb,
+    moto,
+    nats,
+    pgbouncer,
+    postgres15,
+    postgres18,
+    rabbitmq,
+    redis,
+    sqlite,
+)
 
 FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
 
@@ -45,6 +59,34 @@ def mariadb_url() -> Iterator[str]:
 def redis_url() -> Iterator[str]:
     """The URL of a Redis server."""
     with available("Redis", redis.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> Iterator[str]:
+    """The URL of a RabbitMQ server."""
+    with available("RabbitMQ", rabbitmq.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    """The URL of a NATS server with JetStream."""
+    with available("NATS", nats.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def kafka_url() -> Iterator[str]:
+    """The URL of a Kafka broker that makes topics as they are named."""
+    with available("Kafka", kafka.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    """The endpoint of an imitation of Amazon's SQS and SNS."""
+    with available("moto", moto.server()) as url:
         yield url
 
 

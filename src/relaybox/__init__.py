@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from relaybox.emit.row import Call
     from relaybox.errors import RelayboxError
     from relaybox.event import Emitted, Event
+    from relaybox.inboxes.sql import Inbox
     from relaybox.outcome import Reject, Retry, Unavailable
     from relaybox.schema import make_tables
 
@@ -26,6 +27,7 @@ __all__ = [
     "Emitted",
     "Event",
     "EventSource",
+    "Inbox",
     "Outbox",
     "Reject",
     "RelayboxError",
@@ -42,6 +44,7 @@ _HOMES = {
     "Emitted": "event",
     "Event": "event",
     "EventSource": "emit.event_source",
+    "Inbox": "inboxes.sql",
     "Outbox": "app",
     "Reject": "outcome",
     "RelayboxError": "errors",

@@ -51,6 +51,8 @@ class DestinationStats:
     configured: bool
     counts: Counts
     place: Place | None
+    handed_over: bool = False
+    """Whether Debezium sends, and no relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,14 @@ class Admin:
         self._ledger = ledger
         self._destinations = {destination.name: destination for destination in destinations}
         self._lanes = {
-            name: Lane(destination.ordered, destination.on_failed == "block")
+            name: Lane(
+                destination.ordered or destination.handed_over,
+                destination.on_failed == "block",
+                destination.handed_over,
+            )
             for name, destination in self._destinations.items()
         }
+        self._handed_over = frozenset(name for name, lane in self._lanes.items() if lane.handed_over)
         self._actor = actor
 
     async def names(self) -> tuple[str, ...]:
@@ -129,7 +136,9 @@ class Admin:
         counts = await self._ledger.counts(names)
         places = await self._ledger.places()
         destinations = tuple(
-            DestinationStats(name, name in self._destinations, counts[name], places.get(name))
+            DestinationStats(
+                name, name in self._destinations, counts[name], places.get(name), name in self._handed_over
+            )
             for name in names
         )
         return Stats(_total(counts.values()), destinations, await self._ledger.relays())
@@ -190,7 +199,8 @@ class Admin:
             if head is not None and head.status == "failed":
                 beside = await self._ledger.find(head.event_id)
                 shared |= {head.event_id} if len(beside) > 1 else set()
-            reasons.append(explain(entry, places, self._destinations.keys(), relays, head, shared))
+            known = self._destinations.keys()
+            reasons.append(explain(entry, places, known, relays, head, shared, self._handed_over))
         return tuple(reasons)
 
     async def retry(self, what: What, *, dry_run: bool = False, progress: Progress = no_progress) -> Done:
@@ -235,6 +245,7 @@ class Admin:
         """
         if to is not None:
             self._check_configured(to)
+            self._check_relayed(to, "replay its own deliveries without it, or emit the events again")
 
         def ready(entry: Entry) -> bool:
             return entry.status != "pending" and (to or entry.destination) in self._destinations
@@ -254,6 +265,7 @@ class Admin:
         """
         await self._check_known(from_)
         self._check_configured(to)
+        self._check_relayed(to, "name another destination, or emit the events again")
         if from_ == to:
             raise ConfigError(f"to = {to!r}: the rows are there already; name another destination")
 
@@ -277,6 +289,9 @@ class Admin:
     async def pause(self, destination: str, reason: str, until: datetime | None = None) -> None:
         """Keep every relay from sending there, until that moment or until somebody resumes it."""
         await self._check_known(destination)
+        if destination in self._handed_over:
+            fix = "pause the connector instead"
+            raise ConfigError(f"destination {destination!r} is read by Debezium, no relay sends there; {fix}")
         details = {"destination": destination, "reason": reason, "until": until}
         await self._ledger.pause(destination, reason, until, Audit(self._actor, "pause", details))
 
@@ -392,6 +407,11 @@ class Admin:
     def _check_configured(self, name: str) -> None:
         if name not in self._destinations:
             raise _no_destination(name, self._destinations)
+
+    def _check_relayed(self, to: str, fix: str) -> None:
+        """Debezium sees what is inserted, not what is changed, and its message's key is made by emit."""
+        if to in self._handed_over:
+            raise ConfigError(f"to = {to!r}: Debezium takes only what is emitted to it; {fix}")
 
 
 def _no_destination(name: str, known: Iterable[str]) -> ConfigError:

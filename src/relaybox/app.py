@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -24,6 +25,7 @@ from relaybox.wakes.open import open_bell
 
 if TYPE_CHECKING:
     from relaybox.emit.event_source import Recorder
+    from relaybox.inboxes.sql import Inbox
     from relaybox.observe import Observer
     from relaybox.parts import OpenSink
     from relaybox.relay.relay import Relay
@@ -186,6 +188,11 @@ class Outbox:
 
         ``events`` are the patterns it takes, ``options`` those of ``Destination``; the name defaults to
         ``module.function``. The function gets an ``Event`` and may be synchronous or asynchronous.
+
+        With ``once=True`` it runs in a transaction of the outbox's database, together with the inbox's mark
+        of the event: a delivery that comes again is acknowledged without a call. A second argument, if it
+        takes one, is the SQLAlchemy ``Connection`` of that transaction (``AsyncConnection`` where it is
+        asynchronous); it holds one for as long as it runs.
         """
         if len(events) == 1 and callable(events[0]):
             raise ConfigError("handler: say which events it takes, as in @outbox.handler('order.*')")
@@ -199,6 +206,13 @@ class Outbox:
 
         return register
 
+    @functools.cached_property
+    def inbox(self) -> Inbox:
+        """An inbox in the outbox's own tables, with its ``inbox_window``."""
+        from relaybox.inboxes.sql import Inbox
+
+        return Inbox(window=self.settings.inbox_window, tables=self.tables)
+
     @property
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
         """The functions that were registered, by the names of their destinations."""
@@ -208,7 +222,8 @@ class Outbox:
         """A relay for every destination: ``await outbox.relay().run()``, or ``async with outbox.relay():``.
 
         It holds at most three connections to the database, whatever the number of destinations, and for a
-        moment a fourth when it proves that its LISTEN gets through. Asked to stop, it waits ``patience``
+        moment a fourth when it proves that its LISTEN gets through; one more for each call of a handler that
+        says ``once``. Asked to stop, it waits ``patience``
         seconds for what it is sending and gives the rest back. ``observers`` are told of what it does, as
         ``relaybox.observe`` says.
         """

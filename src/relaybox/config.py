@@ -9,8 +9,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from relaybox.errors import ConfigError, did_you_mean, shorten
@@ -18,6 +18,7 @@ from relaybox.setting import (
     Duration,
     Secret,
     Setting,
+    Table,
     choice,
     duration_from,
     identifier,
@@ -55,6 +56,7 @@ __all__ = [
     "find_file",
     "identifier",
     "mask_url",
+    "needs_postgresql",
     "normalize_url",
     "parse_duration",
     "parse_rate",
@@ -178,12 +180,14 @@ class Destination:
 
     Durations are kept as seconds and ``rate_limit`` as events a second. ``on_failed`` says what becomes
     of a key whose head failed for good; left out, it is ``block`` where ``ordered``, else ``skip``.
-    ``options`` are those of the sink, which may as well stand in the query of its URL.
+    ``options`` are those of the sink, which may as well stand in the query of its URL. ``once`` is for
+    functions: they run in one transaction with the inbox's mark of their event.
     """
 
     name: str
     sink: str
     _: KW_ONLY
+    once: Setting[bool, bool] = Setting(parse_flag, False)
     ordered: Setting[bool, bool] = Setting(parse_flag, False)
     ordering: Setting[Ordering | Function, Ordering | Function] = Setting(
         choice(Ordering, or_function=True), "aggregate"
@@ -203,15 +207,22 @@ class Destination:
     secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
     auth: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
     allow: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_networks, ())
-    options: Setting[Mapping[str, Any], Mapping[str, Any]] = Setting(parse_table, MappingProxyType({}))
+    options: Setting[Mapping[str, Any], Mapping[str, Any]] = Setting(parse_table, Table({}))
 
     @property
     def _where(self) -> str:
         return f"destination {shorten(self.name)}: "
 
+    @cached_property
+    def handed_over(self) -> bool:
+        """Whether no relay sends to it: Debezium reads its rows in the database's log."""
+        return self.sink.partition(":")[0].lower() == "debezium"
+
     def __post_init__(self) -> None:
         parse_name(self.name, f"{self._where}name")
         self._check_sink()
+        if self.handed_over:
+            self._check_handed_over()
         if self.on_failed is None:
             object.__setattr__(self, "on_failed", "block" if self.ordered else "skip")
         if self.lease < self.timeout:
@@ -226,8 +237,22 @@ class Destination:
         scheme, _, rest = self.sink.partition(":")
         if scheme.lower() not in SINKS:
             raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SINKS)}")
+        if self.once and scheme.lower() != "handler":
+            fix = "only functions can run once; receivers elsewhere keep an inbox of their own"
+            raise wrong(f"{self._where}once", self.once, fix)
         if scheme.lower() in ("http", "https") and not re.match(r"//[^/?#]", rest):
             raise wrong(setting, mask_url(self.sink), "name a host, as in 'https://example.org/events'")
+
+    def _check_handed_over(self) -> None:
+        if self.sink.partition(":")[2] not in ("", "//"):
+            fix = "write 'debezium:' alone; where it reads and sends, `relaybox debezium` prints"
+            raise wrong(f"{self._where}sink", mask_url(self.sink), fix)
+        if self.options:
+            raise ConfigError(f"{self._where}options: a debezium destination has none; leave them out")
+        if self.format not in ("json", "payload"):
+            raise ConfigError(f"{self._where}format: Debezium sends the bare payload; leave it out")
+        if self.dead_letter is not None:
+            raise ConfigError(f"{self._where}dead_letter: nothing fails here, Debezium sends; leave it out")
 
     @classmethod
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
@@ -296,6 +321,7 @@ class Settings:
     unrouted: Setting[OnUnrouted, OnUnrouted] = Setting(choice(OnUnrouted), "raise")
     notify: Setting[bool, bool] = Setting(parse_flag, True)
     max_payload: Setting[str | int, int] = Setting(parse_size, 1_048_576)
+    inbox_window: Setting[Duration, float] = Setting(duration_from(1), 604_800.0)
     app: Setting[str | None, str | None] = Setting(optional(parse_name), None)
 
     _where = ""
@@ -317,6 +343,8 @@ class Settings:
             raise wrong(setting, destination.name, "name another destination, not itself")
         if destination.dead_letter is not None:
             _check_exists(setting, destination.dead_letter, names)
+            if any(one.handed_over for one in self.destinations if one.name == destination.dead_letter):
+                raise wrong(setting, destination.dead_letter, "Debezium takes only what is emitted to it")
         following = {one.name: one.dead_letter for one in self.destinations}
         seen, name = {destination.name}, destination.dead_letter
         while name is not None:
@@ -348,6 +376,12 @@ class Settings:
 
     def __repr__(self) -> str:
         return f"Settings({mask_url(self.database)!r}, {list(self.destinations)!r}, {list(self.routes)!r})"
+
+
+def needs_postgresql(destination: Destination, seen: str) -> ConfigError:
+    """What is wrong with a debezium destination on another database."""
+    setting = f"destination {destination.name!r}: sink = {destination.sink!r}"
+    return ConfigError(f"{setting} needs PostgreSQL, whose log Debezium reads; the database is {seen}")
 
 
 def _check_exists(setting: str, name: str, known: list[str]) -> None:

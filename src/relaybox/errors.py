@@ -7,12 +7,12 @@ RelayboxError
 ├── SchemaError                 the tables are missing or older than this version
 ├── StoreError                  the database refused or could not be reached; worth another try
 │   └── NoTables                a SchemaError too: seen by a store, so that a running relay waits for them
-└── EmitError                   the event was not written; the caller's transaction is as it was
-    ├── InvalidField            an argument of ``emit`` is empty, too long or of the wrong type
+└── EmitError                   of ``emit`` and the inbox: nothing was written, the transaction is as it was
+    ├── InvalidField            an argument is empty, too long or of the wrong type
     ├── PayloadError            the payload (or the headers) cannot be stored; ``path`` says where
     ├── Unrouted                no route takes this event type
     ├── UnknownDestination      no such destination
-    ├── UnsupportedConnection   not a connection or session that ``emit`` knows
+    ├── UnsupportedConnection   not a connection or session that is known
     ├── NotInTransaction        the INSERT would commit by itself
     ├── TransactionFailed       the transaction is in error and can only be rolled back
     └── ConnectionClosed        the connection is closed
@@ -60,11 +60,11 @@ class NoTables(SchemaError, StoreError):
 
 
 class EmitError(RelayboxError):
-    """The event was not written. The caller's transaction is as it was."""
+    """The event, or the inbox's mark, was not written. The caller's transaction is as it was."""
 
 
 class InvalidField(EmitError, ValueError):
-    """An argument of ``emit`` is empty, too long or of the wrong type."""
+    """An argument is empty, too long or of the wrong type."""
 
     def __init__(self, field: str, value: object, fix: str) -> None:
         super().__init__(f"{field}={shorten(value)}: {fix}")
@@ -91,7 +91,7 @@ class UnknownDestination(EmitError, LookupError):
 
 
 class UnsupportedConnection(EmitError, TypeError):
-    """The first argument of ``emit`` is no connection or session that Relaybox knows."""
+    """The first argument is no connection or session that Relaybox knows."""
 
 
 class NotInTransaction(EmitError):

@@ -203,10 +203,14 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What a change must know of a configured destination."""
+    """What a change must know of a configured destination.
+
+    ``ordered``: its rows keep their keys. ``handed_over``: they are delivered from the start.
+    """
 
     ordered: bool = True
     block: bool = True
+    handed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,17 @@ behind it. Where the head may not be taken, the window's other rows of its key a
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
+
+
+def fitting(key: str) -> str:
+    """The key, or for one that is too long its beginning and a digest: two keys never become one."""
+    if len(key) <= 255:
+        return key
+    return f"{key[:190]}#{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 class Candidate(NamedTuple):

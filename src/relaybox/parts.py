@@ -20,7 +20,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox.config import Destination, Settings
+from relaybox.config import Destination, Settings, needs_postgresql
 from relaybox.emit.reroute import StoredRouter
 from relaybox.errors import ConfigError, MissingExtra, RelayboxError
 from relaybox.load import load
@@ -43,6 +43,7 @@ from relaybox.wakes.local import Bell
 from relaybox.wakes.open import open_wake
 
 if TYPE_CHECKING:
+    from relaybox.inboxes.handler import AsyncOnceHandler, OnceHandler
     from relaybox.stores.sql import SqlStore
 
 BROKERS = {
@@ -87,18 +88,35 @@ def open_relay(
     from relaybox.stores.upkeep import SqlUpkeep
 
     destinations = {destination.name: destination for destination in settings.destinations}
-    served = [name for name in destinations if only is None or name in only]
+    served = [
+        name
+        for name, destination in destinations.items()
+        if not destination.handed_over and (only is None or name in only)
+    ]
+    marking = _once_handlers([destinations[name] for name in served], handlers, settings.database, tables)
+    handlers = {**handlers, **marking}
     sinks = _open_sinks([destinations[name] for name in served], handlers, sink_of or open_sink, left_out)
     opened: list[Store | Wake] = []
     if wake is None:
         opened.append(wake := open_wake(settings))
     if store is None:
         opened.append(store := open_store(settings.database, tables))
+    _check_log(settings, store.steps.statements.dialect.name)
     clock, me = MonotonicClock(), this_process()
     upkeep = SqlUpkeep(store)
     router = StoredRouter(settings) if settings.routes else None
     tally = tally or new_tally(me.name)
-    caretaker = Caretaker(upkeep, settings.destinations, me, clock, tally, died, router, bell.call)
+    caretaker = Caretaker(
+        upkeep,
+        settings.destinations,
+        me,
+        clock,
+        tally,
+        died,
+        router,
+        bell.call,
+        inbox_window=settings.inbox_window,
+    )
     shared = Shared(
         store=store,
         wake=wake,
@@ -112,11 +130,18 @@ def open_relay(
     async def close() -> None:
         for sink in sinks.values():
             await sink.close()
-        for part in opened:
+        for part in [*opened, *marking.values()]:
             await part.close()
         _ours.discard(me.name)
 
     return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
+
+
+def _check_log(settings: Settings, database: str) -> None:
+    """What is routed later must not wait for a reader that cannot come."""
+    for destination in settings.destinations:
+        if destination.handed_over and database != "postgresql":
+            raise needs_postgresql(destination, database)
 
 
 def _open_lane(
@@ -128,6 +153,18 @@ def _open_lane(
 ) -> Lane:
     chosen = None if only is None else tuple(only[destination.name])
     return Lane(destination, sink, shared, _dead_letter(destination, others), chosen)
+
+
+def _once_handlers(
+    destinations: Sequence[Destination], handlers: Handlers, database: str, tables: Tables
+) -> dict[str, OnceHandler | AsyncOnceHandler]:
+    """The functions of destinations that say ``once``, by name."""
+    wanted = [destination for destination in destinations if destination.once]
+    if not wanted:
+        return {}
+    from relaybox.inboxes.handler import once_handler
+
+    return {one.name: once_handler(one, handler_of(one, handlers), database, tables) for one in wanted}
 
 
 def _open_sinks(

@@ -12,10 +12,9 @@ import os
 import re
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
 from relaybox.errors import ConfigError, UnknownSetting, shorten
@@ -71,6 +70,28 @@ class Setting(Generic[Given, Kept]):
             # An object of the caller's, which may fail at anything; not shown, because it may be a secret.
             seen = f"of type {type(value).__name__}, which fails with {type(error).__name__}"
             raise ConfigError(f"{setting} is {seen}; write a plain value") from error
+
+
+class Table(Mapping[str, Any]):
+    """Names and values that stay as they are; its text shows the names alone, for a value may be secret."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values))
+
+    def __repr__(self) -> str:
+        return f"Table({', '.join(self._values)})"
 
 
 class Secret:
@@ -296,7 +317,7 @@ def parse_table(value: Mapping[str, Any], setting: str) -> Mapping[str, Any]:
     """A table of names and values."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise wrong(setting, value, "write a table such as { name = 'value' }")
-    return MappingProxyType(dict(value))
+    return Table(value)
 
 
 def parse_networks(value: Iterable[str], setting: str) -> tuple[str, ...]:

@@ -212,8 +212,8 @@ class InBatches:
         """Nothing is held."""
 
 
-def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
-    """What was raised, as an answer; raises it where it is not about the delivery."""
+def answer_of(error: Exception) -> Answer:
+    """What was raised of a delivery, as an answer."""
     match error:
         case Retry() | Reject() | Unavailable():
             # An answer is kept for a while, and what it was raised in the midst of can be large.
@@ -221,6 +221,12 @@ def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
             return error
         case PayloadError():
             return Reject(str(error))
+    return Retry(describe(error))
+
+
+def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
+    """What was raised, as an answer; raises it where it is not about the delivery."""
+    match error:
         case asyncio.CancelledError() if sender is not None and not sender.cancelling():
             # Not whoever called: what was called cancelled itself, or what it waited for.
             while being_cancelled():
@@ -229,7 +235,7 @@ def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
                 sending.uncancel()
             return Retry(describe(error))
         case Exception():
-            return Retry(describe(error))
+            return answer_of(error)
     raise error
 
 

@@ -22,7 +22,7 @@ from uuid import UUID
 Place = TypeVar("Place")
 Turn: TypeAlias = tuple[datetime, int]
 """A row's place in the order of what is due: when, and its position."""
-History = Literal["idempotency", "stats", "audit"]
+History = Literal["idempotency", "inbox", "stats", "audit"]
 """The tables that are pruned by age alone."""
 
 
@@ -85,11 +85,15 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an event goes, with what differs from destination to destination."""
+    """Where an event goes, with what differs from destination to destination.
+
+    ``final``: its row is delivered from the start, because no relay does it.
+    """
 
     destination: str
     ordering_key: str | None
     max_attempts: int
+    final: bool = False
 
 
 class Router(Protocol):

@@ -18,6 +18,7 @@ SILENT = timedelta(seconds=15)
 Kind: TypeAlias = Literal[
     "delivered", "failed", "discarded", "sending", "paused", "circuit_open", "circuit_half_open", "unrouted",
     "unknown_destination", "unknown_status", "parked", "backing_off", "scheduled", "lease_expired", "due",
+    "handed_over", "not_relayed",
 ]  # fmt: skip
 
 
@@ -43,12 +44,15 @@ def explain(
     relays: Sequence[Relay],
     head: Entry | None = None,
     shared: Collection[UUID] = (),
+    handed_over: Collection[str] = (),
 ) -> Reason:
     """The reason that comes first: final, being sent, held with its destination, behind another, its own.
 
     ``head`` is the first open row of its key, where its destination is ordered; ``shared`` are the events
-    that have more deliveries than this one.
+    that have more deliveries than this one; ``handed_over`` the destinations that Debezium sends to.
     """
+    if entry.destination in handed_over and (entry.status == "pending" or not entry.attempts):
+        return _handed_over(entry)
     if entry.status != "pending":
         return _final(entry, shared)
     if entry.state is State.SENDING:
@@ -76,6 +80,21 @@ def advice(entry: Entry, *, shared: bool) -> str:
     """What to do with a delivery that failed; ``shared``: so that no other one of its event is meant."""
     which = f"{entry.id} --destination {shlex.quote(entry.destination)}" if shared else str(entry.id)
     return f"{command(f'retry {which}')} or {command(f'discard {which}')}"
+
+
+def _handed_over(entry: Entry) -> Reason:
+    """Not what a relay delivered before the destination became Debezium's."""
+    if entry.status == "pending":
+        text = (
+            f"waits in vain: destination {entry.destination!r} is Debezium's, which sees only what is "
+            f"emitted for it; give it to another: {command(f'move {entry.destination} NAME')}"
+        )
+        return Reason(entry, "not_relayed", text)
+    text = (
+        f"was handed to Debezium's reader of the log at {at(entry.delivered_at)}: it was written to the WAL "
+        "with its transaction, and Relaybox does not know when it was read"
+    )
+    return Reason(entry, "handed_over", text)
 
 
 def _final(entry: Entry, shared: Collection[UUID]) -> Reason:

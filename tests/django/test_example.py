@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO
 
 import pytest
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, expect
 
 from relaybox.signature import parse_keys, sign
 from tests.django.workers import wait_for
+from tests.examples.running import (
+    ENVIRONMENT,
+    EXAMPLES,
+    PATIENCE,
+    alive,
+    browsing,
+    command,
+    descendants,
+    directory_of,
+    files,
+    found,
+    picture,
+    running,
+    said,
+    shows,
+    tell,
+    temporary_directory,
+)
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "django_uploads"
-COMMAND = [sys.executable, "-B", str(EXAMPLE / "run.py")]
-ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "ignore"}
-PICTURES = os.environ.get("RELAYBOX_TEST_PICTURES")
-"""A directory for screenshots; without it, none are taken."""
+EXAMPLE = "django_uploads"
 SECONDS = 240
-PATIENCE = 30_000
-"""Milliseconds that the browser waits."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -37,18 +45,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 def test_the_example_works_through_an_outage(broker: str, name: str, request: pytest.FixtureRequest) -> None:
     if broker == "redis":
         request.getfixturevalue("redis_url")
-    before = files()
-    command = [*COMMAND, "--check", "--broker", broker]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
+    before = files(EXAMPLE)
+    check = [*command(EXAMPLE), "--check", "--broker", broker]
+    done = subprocess.run(check, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert f"Celery's broker is {name}." in done.stdout
     assert len(re.findall(r"^ok .*", done.stdout, re.MULTILINE)) == 4
     assert not directory_of(done.stdout).exists()
-    assert files() == before
+    assert files(EXAMPLE) == before
 
 
 def test_a_person_sees_where_each_file_is(chromium_path: str, directory: Path, tmp_path: Path) -> None:
-    with running(directory) as (process, output), browsing(chromium_path) as page:
+    with running(EXAMPLE, directory) as (process, output), browsing(chromium_path) as page:
         text = said(output, "Ctrl-C ends everything.")
         page.goto(found(r"The project: (\S+)", text))
         upload(page, tmp_path / "notes.txt", b"to be counted: five words")
@@ -59,7 +67,7 @@ def test_a_person_sees_where_each_file_is(chromium_path: str, directory: Path, t
         upload(page, tmp_path / "letter.txt", b"nobody reads this now")
         shows(page.get_by_role("main"), "The runner cannot be reached")
         shows(row(page, "letter.txt"), "tried again at")
-        picture(page)
+        picture(page, "django-uploads.png")
         press_enter(process, output, "The runner is back.")
         shows(row(page, "letter.txt"), "processed")
         expect(page.get_by_text("The runner cannot be reached")).to_be_hidden(timeout=PATIENCE)
@@ -75,29 +83,28 @@ def test_a_person_sees_where_each_file_is(chromium_path: str, directory: Path, t
 
 
 def test_everything_ends_with_it_even_if_it_is_killed(directory: Path) -> None:
-    with running(directory) as (process, output):
+    with running(EXAMPLE, directory) as (process, output):
         said(output, "Ctrl-C ends everything.")
         others = descendants(process.pid)
         # PostgreSQL, the runner, the web server, the worker and its two, beat; Redis where there is one.
         assert len(others) >= 7
         process.kill()
         process.wait()
-        wait_for(lambda: not any(map(is_alive, others)), explain=lambda: f"alive: {alive(others)}")
+        wait_for(lambda: not alive(others), explain=lambda: f"alive: {alive(others)}")
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """For temporary files; unlike pytest's it is open to the user that PostgreSQL runs as."""
-    with TemporaryDirectory(prefix="relaybox-") as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
+    """For the example's temporary files."""
+    with temporary_directory() as path:
+        yield path
 
 
 def test_the_runner_takes_only_what_is_signed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {"SECRET": "secret", "TOKEN": "token", "URL": "http://127.0.0.1:1/"}.items():
         monkeypatch.setenv(f"RUNNER_{name}", value)
     monkeypatch.setenv("RUNNER_DATABASE", str(tmp_path / "runner.db"))
-    receive = runpy.run_path(str(EXAMPLE / "runner.py"))["receive"]
+    receive = runpy.run_path(str(EXAMPLES / EXAMPLE / "runner.py"))["receive"]
     now, body = int(time.time()), b'{"type": "file.processed"}'
     unsigned = {"authorization": "Bearer token", "webhook-id": "1", "webhook-timestamp": str(now)}
     signed = unsigned | {"webhook-signature": sign(parse_keys("secret"), "1", now, body)}
@@ -106,53 +113,9 @@ def test_the_runner_takes_only_what_is_signed(monkeypatch: pytest.MonkeyPatch, t
         assert receive(wrong, body)[0] == 401
 
 
-@contextmanager
-def running(directory: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """The example, until the end of the block."""
-    process = subprocess.Popen(
-        COMMAND,
-        env=ENVIRONMENT | {"TMPDIR": str(directory)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def said(output: IO[str], end: str) -> str:
-    """What it prints up to these words."""
-    text = ""
-    for line in output:
-        text += line
-        if end in line:
-            return text
-    raise AssertionError(f"it ended without {end!r}:\n{text}")
-
-
 def press_enter(process: subprocess.Popen[str], output: IO[str], answer: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    tell(process, "")
     said(output, answer)
-
-
-@contextmanager
-def browsing(chromium: str) -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 460})
-        page.set_default_timeout(PATIENCE)
-        try:
-            yield page
-        finally:
-            browser.close()
 
 
 def upload(page: Page, file: Path, content: bytes) -> None:
@@ -162,17 +125,8 @@ def upload(page: Page, file: Path, content: bytes) -> None:
     shows(row(page, file.name), file.name)
 
 
-def shows(place: Locator, text: str) -> None:
-    expect(place).to_contain_text(text, timeout=PATIENCE)
-
-
 def row(page: Page, name: str) -> Locator:
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name))
-
-
-def picture(page: Page) -> None:
-    if PICTURES:
-        page.screenshot(path=Path(PICTURES) / "django-uploads.png", animations="disabled")
 
 
 def replay(page: Page, name: str) -> None:
@@ -186,38 +140,3 @@ def replay(page: Page, name: str) -> None:
     page.get_by_role("button", name="Replay", exact=True).click()
     shows(page.locator(".messagelist"), "Replayed 1 to runner.")
     page.goto(address)
-
-
-def found(pattern: str, text: str) -> str:
-    match = re.search(pattern, text)
-    assert match, text
-    return match[1]
-
-
-def directory_of(text: str) -> Path:
-    return Path(found(r"are in (\S+) until", text))
-
-
-def files() -> set[Path]:
-    return set(EXAMPLE.rglob("*"))
-
-
-def descendants(pid: int) -> list[int]:
-    children = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-    return children + [other for child in children for other in descendants(child)]
-
-
-def alive(processes: list[int]) -> list[str]:
-    return [Path(f"/proc/{pid}/cmdline").read_text() for pid in processes if is_alive(pid)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"

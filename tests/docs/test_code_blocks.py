@@ -12,6 +12,15 @@ import sqlalchemy as sa
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
+SERVERS = {
+    "AWS_ENDPOINT_URL": "moto_url",
+    "KAFKA_URL": "kafka_url",
+    "NATS_URL": "nats_url",
+    "RABBITMQ_URL": "rabbitmq_url",
+    "REDIS_URL": "redis_url",
+}
+"""The fixture of a server, by the variable in which a document expects its URL."""
+
 
 def documents() -> list[Path]:
     return [
@@ -25,11 +34,14 @@ def test_the_code_of_a_document_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fresh_database: Callable[[str], str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = document.read_text()
     if "DATABASE_URL" in text:
         monkeypatch.setenv("DATABASE_URL", fresh_database("postgresql-18"))
+    for name in SERVERS.keys() & set(re.findall(r"\w+", text)):
+        monkeypatch.setenv(name, request.getfixturevalue(SERVERS[name]))
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
         # Blank lines ahead make a traceback show the line of the document.

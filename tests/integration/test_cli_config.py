@@ -66,7 +66,7 @@ def migrated(project: Project) -> Project:
             'sink = "https://me:hush@[::1/x"',
             "destination 'runner': sink = 'https://***@[::1/x' is not a valid",
         ),
-        ('sink = "kafka://localhost/events"', "destination 'runner': no relay of this release can send to"),
+        ('sink = "algolia://index"', "destination 'runner': no relay of this release can send to"),
         (
             'sink = "https://example.org"\nsecret = "env:NOWHERE"',
             "destination 'runner': secret: env:NOWHERE is missing or empty; set the variable NOWHERE",

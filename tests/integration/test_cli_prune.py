@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_what_was_kept_long_enough_is_removed(shop: Shop, tmp_path: Path) -> Non
     assert json.loads(project.run("prune", "--json")) == {"removed": 1}
     with shop.engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(event)) == 2
+    shop.engine.dispose()
+
+
+def test_the_inbox_forgets_what_is_older_than_its_window(shop: Shop, tmp_path: Path) -> None:
+    project, inbox = Project(tmp_path), shop.outbox.tables.inbox
+    toml = tmp_path / "relaybox.toml"
+    toml.write_text(toml.read_text().replace("[relaybox]", '[relaybox]\ninbox_window = "2h"'))
+    with shop.engine.begin() as connection:
+        for hours in (1, 3):
+            values = {"consumer": "billing", "message_id": str(hours)}
+            then = datetime.now(UTC) - timedelta(hours=hours)
+            connection.execute(inbox.insert().values(**values, processed_at=then))
+
+    assert project.run("prune") == "removed 1\n"
+    with shop.engine.connect() as connection:
+        assert list(connection.scalars(sa.select(inbox.c.message_id))) == ["1"]
     shop.engine.dispose()
 
 

@@ -38,6 +38,7 @@ DESTINATION: dict[str, tuple[Any, ...]] = {
     "secret": ("whsec_c2VjcmV0", "env:HOME", "file:/dev/null", "plain"),
     "auth": ("token", "env:HOME"),
     "allow": (["10.0.0.0/8"], [], ["::1/128", "127.0.0.1"]),
+    "options": ({}, {"maxlen": 10, "tls": True, "names": ["a"]}),
 }
 GENERAL: dict[str, tuple[Any, ...]] = {
     "database": (

@@ -33,6 +33,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("move",): ("--dry-run", "--yes", "--json"),
     ("pause",): ("--reason", "--until", "--json"),
     ("resume",): ("--json",),
+    ("debezium",): ("--sql",),
     ("config", "show"): ("--all", "--json"),
     ("config", "check"): ("--json",),
     ("drain",): ("--patience", "--json"),

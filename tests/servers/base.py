@@ -49,13 +49,13 @@ def apt_install(*packages: str) -> None:
         raise Unavailable(f"apt-get install {names} failed: {last_line(done.stderr)}")
 
 
-def guarded(command: Command) -> list[str]:
+def guarded(command: Command, *, as_root: bool = False) -> list[str]:
     """The command, killed when this process dies, and not as root: database servers refuse root."""
     if not shutil.which("setpriv"):
         raise Unavailable("setpriv (of util-linux) is not installed")
     # SIGQUIT is the quick end of PostgreSQL and MariaDB alike; their data is temporary.
     prefix = ["setpriv", "--pdeathsig=QUIT"]
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and not as_root:
         user = pwd.getpwnam("nobody")
         prefix += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     return [*prefix, *map(str, command)]
@@ -79,9 +79,14 @@ def prepare(command: Command, directory: Path) -> None:
 
 
 @contextmanager
-def running(command: Callable[[int], Command], directory: Path, ready: str) -> Iterator[int]:
-    """Run what ``command`` spells out for a port; yield the port once the log says ``ready``."""
-    process, port = _start(command, directory, ready)
+def running(
+    command: Callable[[int], Command], directory: Path, ready: str, *, as_root: bool = False
+) -> Iterator[int]:
+    """Run what ``command`` spells out for a port; yield the port once the log says ``ready``.
+
+    ``as_root``: it may be root, where others perhaps cannot read the program.
+    """
+    process, port = _start(command, directory, ready, as_root)
     try:
         yield port
     finally:
@@ -93,14 +98,14 @@ def last_line(text: str) -> str:
 
 
 def _start(
-    command: Callable[[int], Command], directory: Path, ready: str
+    command: Callable[[int], Command], directory: Path, ready: str, as_root: bool
 ) -> tuple[subprocess.Popen[bytes], int]:
     reason = ""
     # Somebody may take the free port before the server does: an early exit is tried again on another one.
     for _ in range(PORT_TRIES):
         port = _free_port()
         try:
-            return _launch(command(port), directory, ready), port
+            return _launch(command(port), directory, ready, as_root), port
         except Exited as error:
             reason = str(error)
     raise Unavailable(reason)
@@ -112,11 +117,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _launch(command: Command, directory: Path, ready: str) -> subprocess.Popen[bytes]:
+def _launch(command: Command, directory: Path, ready: str, as_root: bool = False) -> subprocess.Popen[bytes]:
     log = directory / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            guarded(command),
+            guarded(command, as_root=as_root),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=output,

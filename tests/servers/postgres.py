@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.servers import base
 
 HASTY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+LOGICAL = ("wal_level=logical",)
+"""What it takes to read the log."""
 
 
 @contextmanager
-def cluster(binaries: Path, *, durable: bool, prefix: base.Command = ()) -> Iterator[str]:
-    """Run a new cluster and yield the URL of its database. ``prefix`` begins the server's command."""
+def cluster(
+    binaries: Path, *, durable: bool, prefix: base.Command = (), own: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run a new cluster and yield the URL of its database.
+
+    ``prefix`` begins the server's command; ``own`` are settings for this one.
+    """
     settings = [
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
         "max_connections=200",
         *(() if durable else HASTY),
+        *own,
     ]
     with base.workspace() as directory:
         data = directory / "data"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,12 +15,12 @@ DEBIAN = Path("/usr/lib/postgresql/15/bin")
 
 
 @contextmanager
-def server(*, durable: bool = False) -> Iterator[str]:
-    """Yield the URL of RELAYBOX_TEST_POSTGRES15, or of a new server."""
-    if url := os.environ.get("RELAYBOX_TEST_POSTGRES15"):
+def server(*, durable: bool = False, own: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the URL of RELAYBOX_TEST_POSTGRES15, or of a new server; of a new one with ``own`` settings."""
+    if not own and (url := os.environ.get("RELAYBOX_TEST_POSTGRES15")):
         yield url
         return
-    with postgres.cluster(_binaries(), durable=durable) as url:
+    with postgres.cluster(_binaries(), durable=durable, own=own) as url:
         yield url
 
 

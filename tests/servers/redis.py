@@ -6,9 +6,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from tests.servers import base
+from tests.servers import base, restart
 
+READY = "Ready to accept connections"
 HASTY = ("--save", "", "--appendonly", "no")
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -23,18 +25,40 @@ def server(*, durable: bool = False, port: int | None = None) -> Iterator[str]:
     with base.workspace() as directory:
 
         def command(free: int) -> base.Command:
-            return [
-                program,
-                *("--port", str(port or free)),
-                *("--bind", "127.0.0.1"),
-                *("--dir", directory),
-                # Its arguments stay in the list of processes, where its directory tells it from others.
-                *("--set-proc-title", "no"),
-                *(DURABLE if durable else HASTY),
-            ]
+            return _command(program, port or free, directory, DURABLE if durable else HASTY)
 
-        with base.running(command, directory, ready="Ready to accept connections") as free:
+        with base.running(command, directory, READY) as free:
             yield f"redis://127.0.0.1:{port or free}/0"
+
+
+@contextmanager
+def broker(*more: str) -> Iterator[restart.Restartable]:
+    """Yield a new, durable server that can be stopped and started again; ``more`` are arguments of it."""
+    program = _program()
+
+    def command(port: int, directory: Path) -> base.Command:
+        return _command(program, port, directory, (*DURABLE, *more))
+
+    with restart.running(command, READY) as started:
+        yield started
+
+
+def url_of(started: restart.Restartable, login: str = "") -> str:
+    """The URL of a server, with ``login`` before the host."""
+    return f"redis://{login}{'@' if login else ''}127.0.0.1:{started.port}/0"
+
+
+def _command(program: str, port: int, directory: Path, more: tuple[str, ...]) -> base.Command:
+    return [
+        program,
+        *("--port", str(port)),
+        *("--bind", "127.0.0.1"),
+        *("--dir", directory),
+        *("--pidfile", directory / restart.PID_FILE),
+        # Its arguments stay in the list of processes, where its directory tells it from others.
+        *("--set-proc-title", "no"),
+        *more,
+    ]
 
 
 def _program() -> str:

@@ -138,6 +138,7 @@ class UpkeepServer(Server):
 
     do_upkeep__walk_events = do_upkeep__walk_attempts = do_upkeep__nothing
     do_upkeep__idempotency = do_upkeep__find_keys = do_upkeep__nothing
+    do_upkeep__inbox = do_upkeep__find_marks = do_upkeep__nothing
 
     def do_upkeep__stats(self, transaction: Transaction, **_: Any) -> Rows:
         transaction.changed = 0

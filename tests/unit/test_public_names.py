@@ -15,6 +15,7 @@ NAMES = [
     "Emitted",
     "Event",
     "EventSource",
+    "Inbox",
     "Outbox",
     "Reject",
     "RelayboxError",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from relaybox.app import Outbox
 from relaybox.cli.database import check_tables
 from relaybox.cli.options import Options
-from relaybox.config import Destination
+from relaybox.config import Destination, Settings
 from relaybox.connect import in_memory
-from relaybox.errors import ConfigError, MissingExtra
+from relaybox.debezium import find, missing
+from relaybox.errors import ConfigError, MissingExtra, StoreError
 from relaybox.migrations import current_version
 from relaybox.outcome import Unavailable
 from relaybox.parts import Handlers, open_sink
+from relaybox.program import command
 from relaybox.setting import mask_url
 
 
@@ -56,10 +59,25 @@ def _no_destinations(given: Options) -> str:
 
 def _destination(destination: Destination, outbox: Outbox) -> str:
     check_secrets(destination)
-    check_sink(destination, outbox.handlers)
+    if destination.handed_over:
+        unread = _unread(find(outbox.settings, destination.name), outbox.settings)
+    else:
+        check_sink(destination, outbox.handlers)
+        unread = ""
     check_address(destination)
     routed = any(destination.name in route.to for route in outbox.settings.routes)
-    return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)")
+    return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)") + unread
+
+
+def _unread(destination: Destination, settings: Settings) -> str:
+    """What keeps Debezium from reading, which is no reason not to send to the others."""
+    try:
+        lacking = missing(settings, destination)
+    except StoreError:
+        # Told of the database itself.
+        return ""
+    fix = command(f"debezium {shlex.quote(destination.name)} --sql")
+    return f" (the server has no {' and no '.join(lacking)} for it; run {fix})" if lacking else ""
 
 
 def check_secrets(destination: Destination) -> None:

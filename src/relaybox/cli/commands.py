@@ -7,6 +7,7 @@ import typer
 from relaybox.cli.act import discard, move, pause, replay, resume, retry
 from relaybox.cli.config import check
 from relaybox.cli.config import show as show_config
+from relaybox.cli.debezium import debezium
 from relaybox.cli.events import list_events, show, tail
 from relaybox.cli.group import Group
 from relaybox.cli.status import status
@@ -37,7 +38,7 @@ def add_commands(app: typer.Typer) -> None:
     config.command("show", epilog=EXIT_STATUS)(show_config)
     config.command("check", epilog=EXIT_STATUS)(check)
     app.add_typer(config, name="config")
-    for command in (status, why, retry, replay, discard, move, pause, resume):
+    for command in (status, why, retry, replay, discard, move, pause, resume, debezium):
         app.command(epilog=EXIT_STATUS)(command)
     app.command(epilog=VERIFY_STATUS)(verify)
     events = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or follow deliveries.")

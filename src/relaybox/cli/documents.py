@@ -89,7 +89,8 @@ def _counts(counts: Counts) -> dict[str, Any]:
 
 
 def _destination(one: DestinationStats) -> dict[str, Any]:
-    return {"name": one.name, "configured": one.configured, **_counts(one.counts), **_place(one.place)}
+    about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
+    return {**about, **_counts(one.counts), **_place(one.place)}
 
 
 def _place(place: Place | None) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from relaybox.cli.checks import sink_name
 from relaybox.cli.options import Options
 from relaybox.config import Backoff, Destination, Settings
 from relaybox.errors import RelayboxError
-from relaybox.setting import Secret, mask_url
+from relaybox.setting import Secret, Table, mask_url
 
 DEFAULT = "default"
-DURATIONS = {"timeout", "lease", "poll_interval", "retention", "base", "cap"}
+DURATIONS = {"timeout", "lease", "poll_interval", "retention", "inbox_window", "base", "cap"}
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
@@ -104,6 +104,9 @@ def _text(name: str, value: Any) -> str:
         case Backoff():
             inner = (f"{one.name} = {_text(one.name, getattr(value, one.name))}" for one in fields(value))
             return f"{{ {', '.join(inner)} }}"
+        case Table():
+            # Their values may be secret, as in the query of a URL.
+            return f"{{ {', '.join(f'{one} = …' for one in value)} }}" if value else "{}"
         case bool():
             return "true" if value else "false"
         case float() if name in DURATIONS:

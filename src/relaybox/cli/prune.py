@@ -10,8 +10,9 @@ from relaybox.cli.options import Json, Options, options
 def prune(context: typer.Context, as_json: Json = False) -> None:
     """Remove what was kept long enough: for cron, where no relay runs all the time to see to it.
 
-    Delivered and discarded rows go by their destination's retention, and with them old idempotency keys,
-    records of attempts, statistics and audits. While a relay leads, there is nothing to do.
+    Delivered and discarded rows go by their destination's retention, marks of the inbox by its window, and
+    with them old idempotency keys, records of attempts, statistics and audits. While a relay leads, there is
+    nothing to do.
     """
     tell({"": run_prune(options(context))}, as_json)
 

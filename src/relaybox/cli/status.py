@@ -56,6 +56,8 @@ def _state(one: DestinationStats) -> str:
         return "paused"
     if one.place is not None and one.place.circuit != "closed":
         return "circuit"
+    if one.handed_over:
+        return "debezium"
     return "ok" if one.configured else "unknown"
 
 
@@ -70,6 +72,11 @@ def _notes(one: DestinationStats) -> Iterator[str]:
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
         state, reason = place.circuit.replace("_", "-"), place.circuit_reason or "no reason given"
         yield f"circuit {state}{until} ({reason})"
+    if one.handed_over:
+        yield (
+            "handed to Debezium's reader of the log: written to the WAL with the transaction, "
+            "Relaybox does not know when it was read"
+        )
     if not one.configured and one.name:
         yield f"no such destination; configure it, or {command(f'move {one.name} NAME')}"
     elif not one.name:

@@ -58,11 +58,19 @@ class Blocks:
 
 
 def told(
-    writing: Writing[list[Emitted]], way: Channel, alone: bool, caller: Caller, blocks: Blocks
+    writing: Writing[list[Emitted]],
+    way: Channel,
+    alone: bool,
+    caller: Caller,
+    blocks: Blocks,
+    unserved: frozenset[str] = frozenset(),
 ) -> Writing[list[Emitted]]:
-    """The same writing; when it is committed, or written where it commits ``alone``, the caller is told."""
+    """The same writing; when it is committed, or written where it commits ``alone``, the caller is told.
+
+    Not of the destinations that are ``unserved``: no relay would come.
+    """
     emitted = yield from writing
-    names = {name for one in emitted for name in one.destinations}
+    names = {name for one in emitted for name in one.destinations} - unserved
     if alone:
         caller.call(names)
     elif not blocks.add(way.connection, names) and isinstance(way, SqlalchemyChannel) and way.session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from inspect import iscoroutinefunction
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from relaybox.emit.write import Row
 from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed
@@ -41,14 +41,30 @@ class Driver(Protocol):
         """Execute one statement; its rows as sequences, whatever row factory the connection has."""
 
 
+class Names(NamedTuple):
+    """What errors call the call that was made, its twins, and what to do instead."""
+
+    owner: str
+    sync: str
+    asynchronous: str
+    django: str
+    otherwise: str = ""
+
+
+EMIT = Names(
+    "outbox", "emit", "aemit", "emit_event", ", or pass autocommit=True to emit if that is what you want"
+)
+
+
 class Channel:
     """One connection and the driver that serves it."""
 
-    __slots__ = ("connection", "driver")
+    __slots__ = ("connection", "driver", "names")
 
-    def __init__(self, driver: Driver, connection: Any) -> None:
+    def __init__(self, driver: Driver, connection: Any, names: Names = EMIT) -> None:
         self.driver = driver
         self.connection = connection
+        self.names = names
 
     def check(self, autocommit: bool) -> bool:
         """Raise unless it can be written to; True where what is written will commit by itself."""
@@ -60,7 +76,7 @@ class Channel:
         if driver.begins(connection) or driver.is_open(connection):
             return False
         if not autocommit:
-            raise not_in_transaction(driver)
+            raise not_in_transaction(driver, self.names)
         return True
 
     def execute(self, query: Query) -> Any:
@@ -70,22 +86,22 @@ class Channel:
 
 def closed(name: str) -> ConnectionClosed:
     """The error for a closed connection."""
-    return ConnectionClosed(f"the {name} connection is closed; emit before it is closed, or on another one")
+    return ConnectionClosed(f"the {name} connection is closed; use it before that, or use another one")
 
 
 def failed(name: str) -> TransactionFailed:
     """The error for a transaction that can only be rolled back."""
     return TransactionFailed(
         f"an earlier statement failed, so the {name} transaction can only be rolled back;"
-        " roll it back, then begin again and emit"
+        " roll it back and begin again"
     )
 
 
-def not_in_transaction(driver: Driver) -> NotInTransaction:
+def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
     """The error for an INSERT that would commit by itself."""
     block = "async with" if iscoroutinefunction(driver.execute) else "with"
     return NotInTransaction(
-        f"the {driver.name} connection is in autocommit and no transaction is open, so the event would commit"
-        f" apart from the change it belongs to; write `{block} outbox.transaction(connection):` around both,"
-        " or pass autocommit=True if that is what you want"
+        f"the {driver.name} connection is in autocommit and no transaction is open, so that what is written"
+        " would commit apart from the change it belongs to; write"
+        f" `{block} {names.owner}.transaction(connection):` around both{names.otherwise}"
     )

@@ -91,7 +91,9 @@ class Emitter:
         writing = write(emissions, statements, dialect)
         if alone and _are_several(emissions):
             writing = committed(writing)
-        return writing if self.caller is None else told(writing, way, alone, self.caller, self._blocks)
+        if self.caller is None:
+            return writing
+        return told(writing, way, alone, self.caller, self._blocks, self._builder.handed_over)
 
     def _make_statements(self, driver: Driver) -> Statements:
         """Once for each driver, which is also when to see whether it is one for this database."""
@@ -118,7 +120,9 @@ def build(builder: RowBuilder, calls: Sequence[Call], dialect: Dialect, many: bo
 
 def _are_several(emissions: Sequence[Emission]) -> bool:
     """Whether they may take more than one statement."""
-    return len(emissions) > 1 or any(e.idempotency_key is not None or len(e.rows) > 1 for e in emissions)
+    return len(emissions) > 1 or any(
+        e.idempotency_key is not None or len(e.destinations) > 1 for e in emissions
+    )
 
 
 def as_calls(calls: Calls) -> list[Call]:

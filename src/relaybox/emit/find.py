@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import sqlalchemy as sa
 
-from relaybox.emit.driver import Channel, Driver
+from relaybox.emit.driver import EMIT, Channel, Driver, Names
 from relaybox.emit.sqlalchemy import SqlalchemyChannel, connection_of, driver_connection
 from relaybox.errors import UnsupportedConnection
 
@@ -46,15 +46,15 @@ _SQLALCHEMY: dict[str, Kind] = {
     "sqlalchemy.ext.asyncio.session.AsyncSession": "async",
     "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "async scoped session",
 }
-_DJANGO = "on Django's connections write `from relaybox.contrib.django import emit_event`"
+_DJANGO = "on Django's connections write `from relaybox.contrib.django import {django}`"
 _FIXES = {
     "sqlalchemy.engine.base.Engine": (
         "pass a connection or session, not an engine:"
-        " `with engine.begin() as connection: outbox.emit(connection, …)`"
+        " `with engine.begin() as connection: {owner}.{sync}(connection, …)`"
     ),
     "sqlalchemy.ext.asyncio.engine.AsyncEngine": (
         "pass a connection or session, not an engine:"
-        " `async with engine.begin() as connection: await outbox.aemit(connection, …)`"
+        " `async with engine.begin() as connection: await {owner}.{asynchronous}(connection, …)`"
     ),
     "sqlalchemy.orm.session.sessionmaker": "call it and pass the session",
     "sqlalchemy.ext.asyncio.session.async_sessionmaker": "call it and pass the session",
@@ -68,8 +68,8 @@ _FIXES = {
     "django.db.backends.base.base.BaseDatabaseWrapper": _DJANGO,
 }
 _ACCEPTED = (
-    "emit takes a SQLAlchemy Session, scoped_session or Connection, a SQLModel Session, or a connection of"
-    " psycopg, psycopg2, sqlite3, PyMySQL or mysqlclient; aemit a SQLAlchemy AsyncSession,"
+    "{sync} takes a SQLAlchemy Session, scoped_session or Connection, a SQLModel Session, or a connection of"
+    " psycopg, psycopg2, sqlite3, PyMySQL or mysqlclient; {asynchronous} a SQLAlchemy AsyncSession,"
     " async_scoped_session or AsyncConnection, or a connection of psycopg, asyncpg, aiosqlite or asyncmy"
 )
 
@@ -77,50 +77,55 @@ _found: dict[type, Found] = {}
 _drivers: dict[str, Driver] = {}
 
 
-def find(connection: Any) -> Found:
+def find(connection: Any, names: Names = EMIT) -> Found:
     """What serves this connection or session; raises ``UnsupportedConnection``."""
     kind = type(connection)
-    return _found.get(kind) or _remember(kind)
+    return _found.get(kind) or _remember(kind, names)
 
 
-def channel(connection: Any, insert: sa.Insert) -> Channel:
-    """The way to the database through a synchronous connection or session, for this INSERT."""
-    kind, driver = find(connection)
+def channel(connection: Any, insert: sa.Insert, names: Names = EMIT, *, flush: bool = True) -> Channel:
+    """The way to the database through a synchronous connection or session, for this INSERT.
+
+    ``flush``: a session is flushed before the first statement.
+    """
+    kind, driver = find(connection, names)
     if driver is not None and kind == "driver":
-        return Channel(driver, connection)
+        return Channel(driver, connection, names)
     match kind:
         case "connection":
-            return _over(connection, None)
+            return _over(connection, None, names)
         case "session":
-            return _over(connection_of(connection, insert), connection)
+            return _over(connection_of(connection, insert), connection if flush else None, names)
         case "scoped session":
-            return channel(connection(), insert)
-    return _mismatch(connection, "is asynchronous", "aemit", "emit")
+            return channel(connection(), insert, names, flush=flush)
+    return _mismatch(connection, "is asynchronous", names.asynchronous, names.sync)
 
 
-def async_channel(connection: Any) -> Channel:
+def async_channel(connection: Any, names: Names = EMIT) -> Channel:
     """The way to the database through an asynchronous driver."""
-    kind, driver = find(connection)
+    kind, driver = find(connection, names)
     if driver is not None and kind == "async driver":
-        return Channel(driver, connection)
-    return _mismatch(connection, "is synchronous", "emit", "aemit")
+        return Channel(driver, connection, names)
+    return _mismatch(connection, "is synchronous", names.sync, names.asynchronous)
 
 
-def async_sqlalchemy(connection: Any) -> Any:
+def async_sqlalchemy(connection: Any, names: Names = EMIT) -> Any:
     """The SQLAlchemy connection or session that has a ``run_sync`` for synchronous code, else None."""
-    kind = find(connection).kind
+    kind = find(connection, names).kind
     return connection if kind == "async" else connection() if kind == "async scoped session" else None
 
 
-def _over(connection: sa.Connection, session: Any) -> SqlalchemyChannel:
+def _over(connection: sa.Connection, session: Any, names: Names) -> SqlalchemyChannel:
     beneath = driver_connection(connection)
-    driver = find(beneath).driver
+    driver = find(beneath, names).driver
     if driver is None:
-        raise UnsupportedConnection(f"SQLAlchemy over {name_of(type(beneath))} is not supported; {_ACCEPTED}")
-    return SqlalchemyChannel(driver, connection, session)
+        accepted = _ACCEPTED.format_map(names._asdict())
+        raise UnsupportedConnection(f"SQLAlchemy over {name_of(type(beneath))} is not supported; {accepted}")
+    return SqlalchemyChannel(driver, connection, session, names)
 
 
-def _remember(kind: type) -> Found:
+def _remember(kind: type, names: Names) -> Found:
+    words = names._asdict()
     for base in kind.__mro__:
         name = name_of(base)
         if name in _SQLALCHEMY:
@@ -129,8 +134,9 @@ def _remember(kind: type) -> Found:
             served, path = _DRIVERS[name]
             return _found.setdefault(kind, Found(served, _driver(path)))
         if name in _FIXES:
-            raise UnsupportedConnection(f"{name_of(kind)}: {_FIXES[name]}")
-    raise UnsupportedConnection(f"{name_of(kind)} is no connection or session known here; {_ACCEPTED}")
+            raise UnsupportedConnection(f"{name_of(kind)}: {_FIXES[name].format_map(words)}")
+    accepted = _ACCEPTED.format_map(words)
+    raise UnsupportedConnection(f"{name_of(kind)} is no connection or session known here; {accepted}")
 
 
 def _driver(path: str) -> Driver:

@@ -47,7 +47,8 @@ class Psycopg(_State):
         else:
             with connection.pipeline():
                 cursor.execute(query.sql, query.params)
-        return list(cursor.fetchall()) if cursor.description else []
+        # Not by the description, which takes longer to make than to fetch a row or two.
+        return [] if cursor.rownumber is None else list(cursor.fetchall())
 
     def transaction(self, connection: Connection[Any]) -> Any:
         """The driver's own block."""
@@ -65,7 +66,7 @@ class AsyncPsycopg(_State):
         else:
             async with connection.pipeline():
                 await cursor.execute(query.sql, query.params)
-        return list(await cursor.fetchall()) if cursor.description else []
+        return [] if cursor.rownumber is None else list(await cursor.fetchall())
 
     def transaction(self, connection: AsyncConnection[Any]) -> Any:
         """The driver's own block."""

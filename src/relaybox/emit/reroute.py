@@ -9,7 +9,7 @@ import msgspec
 
 from relaybox.codec import decode
 from relaybox.config import Destination, Settings
-from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, ordering_key
+from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
 from relaybox.routing import Routes
 from relaybox.upkeep import Target, Waiting
 
@@ -30,21 +30,28 @@ class StoredRouter:
         names = self._routes.destinations(event.event_type)
         targets = _targets(event, [self._destinations[name] for name in names])
         # What is ordered has no time of its own: it would hold up its key. So its event waits here.
-        if event.scheduled and any(target.ordering_key is not None for target in targets):
+        if event.scheduled and any(target.ordering_key is not None or target.final for target in targets):
             return ()
         return targets
 
 
 def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target]:
     # A payload that cannot be read is no obstacle where nobody asks for it.
-    asked = any(destination.ordered and callable(destination.ordering) for destination in destinations)
+    asked = any(
+        callable(destination.ordering) and (destination.ordered or destination.handed_over)
+        for destination in destinations
+    )
     call = stored_call(event, payload=asked)
     aggregate = event.aggregate_type, event.aggregate_id
+    for destination in destinations:
+        if destination.handed_over:
+            check_payload(event.payload, destination)
     return [
         Target(
             destination.name,
             ordering_key(call, aggregate, destination),
             call.max_attempts or destination.max_attempts,
+            final=destination.handed_over,
         )
         for destination in destinations
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import EllipsisType
@@ -14,8 +14,10 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox.codec import Limits, encode_headers, encode_payload
-from relaybox.config import Destination, Settings
+from relaybox.config import Destination, Settings, needs_postgresql
 from relaybox.errors import InvalidField, PayloadError
+from relaybox.field import id_field, text_field
+from relaybox.ordering import fitting
 from relaybox.routing import Routes, resolve
 from relaybox.stores.dialects import Dialect
 
@@ -51,13 +53,17 @@ class EmitOptions(TypedDict, total=False):
 
 
 class Emission(NamedTuple):
-    """One event as it will be written: a row for each destination, values in the order of ``INSERTED``."""
+    """One event as it will be written: a row for each destination, values in the order of ``INSERTED``.
+
+    ``handed_over`` are the rows that are final from the start, because no relay delivers them.
+    """
 
     event_id: UUID
     event_type: str
     idempotency_key: str | None
     destinations: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    handed_over: Sequence[tuple[Any, ...]] = ()
 
 
 class RowBuilder:
@@ -67,15 +73,19 @@ class RowBuilder:
         self._settings = settings
         self._routes = Routes(settings.routes)
         self._destinations = {destination.name: destination for destination in settings.destinations}
+        self.handed_over = frozenset(name for name, one in self._destinations.items() if one.handed_over)
         self._limits: dict[str, Limits] = {}
 
     def build(self, call: Call, dialect: Dialect) -> Emission:
         """The rows of one event; raises a typed error for whatever could not be stored."""
         limits = self._limits.get(dialect.name) or self._limit(dialect)
-        aggregate = _text("aggregate_type", call.aggregate_type, 100), _aggregate_id(call.aggregate_id)
-        event_type = _text("event_type", call.event_type, 100)
+        aggregate = (
+            text_field("aggregate_type", call.aggregate_type, 100),
+            id_field("aggregate_id", call.aggregate_id),
+        )
+        event_type = text_field("event_type", call.event_type, 100)
         if call.idempotency_key is not None:
-            _text("idempotency_key", call.idempotency_key, 255)
+            text_field("idempotency_key", call.idempotency_key, 255)
         names = resolve(
             event_type, call.destinations, self._routes, self._destinations, self._settings.unrouted
         )
@@ -84,10 +94,14 @@ class RowBuilder:
         event_id = uuid7()
         own = dialect.to_uuid(event_id)
         deliver_at = None if call.deliver_at is None else _deliver_at(call.deliver_at, dialect)
-        rows = []
+        rows: list[tuple[Any, ...]] = []
+        final: list[tuple[Any, ...]] = []
         for name in names:
             destination = self._destinations.get(name)
-            rows.append(
+            if destination is not None and name in self.handed_over:
+                _check_dialect(destination, dialect)
+                check_payload(payload[0], destination)
+            (final if name in self.handed_over else rows).append(
                 (
                     own if name is names[0] else dialect.to_uuid(uuid7()),
                     own,
@@ -104,44 +118,11 @@ class RowBuilder:
                     deliver_at,
                 )
             )
-        return Emission(event_id, event_type, call.idempotency_key, names, rows)
+        return Emission(event_id, event_type, call.idempotency_key, names, rows, final)
 
     def _limit(self, dialect: Dialect) -> Limits:
         limits = dataclasses.replace(dialect.limits, max_bytes=self._settings.max_payload)
         return self._limits.setdefault(dialect.name, limits)
-
-
-def _text(field: str, value: Any, longest: int) -> str:
-    if not isinstance(value, str):
-        raise InvalidField(field, value, "it must be text")
-    # Not all drivers know subclasses, and one may lie about itself.
-    text: str = value if type(value) is str else str.__str__(value)
-    if not text:
-        raise InvalidField(field, text, "it must not be empty")
-    if len(text) > longest:
-        raise InvalidField(field, text, f"it has {len(text)} characters and may have at most {longest}")
-    if not (text.isascii() and text.isprintable()) and not _storable(text):
-        raise InvalidField(field, text, "it holds a NUL or a lone surrogate; remove it")
-    return text
-
-
-def _storable(value: str) -> bool:
-    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _aggregate_id(value: Any) -> str:
-    if isinstance(value, str):
-        return _text("aggregate_id", value, 255)
-    if isinstance(value, UUID):
-        return UUID.__str__(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidField("aggregate_id", value, "give text, an integer or a UUID")
-    value = int.__int__(value)
-    # Beyond some thousand digits Python refuses to print an integer at all.
-    if value.bit_length() > 800:
-        seen = f"an integer of {value.bit_length()} bits"
-        raise InvalidField("aggregate_id", seen, "it may have at most 240 digits")
-    return str(value)
 
 
 def _deliver_at(value: Any, dialect: Dialect) -> Any:
@@ -174,7 +155,7 @@ def _headers(call: Call, limits: Limits) -> str:
     except Exception as error:
         raise PayloadError("headers", f"{type(error).__name__} while they were read; give a dict") from error
     if call.tenant is not None and isinstance(headers, dict):
-        headers["tenant"] = _text("tenant", call.tenant, 255)
+        headers["tenant"] = text_field("tenant", call.tenant, 255)
     return encode_headers(headers, limits)
 
 
@@ -196,11 +177,16 @@ def own_key(call: Call, event_id: UUID) -> str | None:
     """
     if call.key is ...:
         return None
-    return str(event_id) if call.key is None else _fitting(_text("key", call.key, 10_000))
+    return str(event_id) if call.key is None else fitting(text_field("key", call.key, 10_000))
 
 
 def ordering_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
-    """The key under which this event is ordered at a destination; None: it needs no order there."""
+    """The key under which this event is ordered at a destination; None: it needs no order there.
+
+    Where Debezium sends, it is the key of the message: the log is in order, whatever is sent of it.
+    """
+    if destination.handed_over:
+        return _message_key(call, aggregate, destination)
     if not destination.ordered:
         return None
     key = call.key if call.key is not ... else _strategy_key(call, aggregate, destination)
@@ -209,7 +195,35 @@ def ordering_key(call: Call, aggregate: tuple[str, str], destination: Destinatio
     if call.deliver_at is not None:
         fix = f"destination {destination.name!r} is ordered and would hold its key up; emit it when it is due"
         raise InvalidField("deliver_at", call.deliver_at, fix)
-    return _fitting(_text("key", key, 10_000))
+    return fitting(text_field("key", key, 10_000))
+
+
+def _message_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
+    if call.deliver_at is not None:
+        fix = f"destination {destination.name!r} is read by Debezium as soon as it is committed; emit it then"
+        raise InvalidField("deliver_at", call.deliver_at, fix)
+    # Kafka takes no other topics, and one that it refused would stop the connector for good.
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", aggregate[0]):
+        fix = f"destination {destination.name!r} makes a topic of it: use letters, digits, '.', '_' and '-'"
+        raise InvalidField("aggregate_type", aggregate[0], fix)
+    if call.key is not ...:
+        key = call.key
+    else:
+        by_aggregate = destination.ordering == "aggregate"
+        key = aggregate[1] if by_aggregate else _strategy_key(call, aggregate, destination)
+    return None if key is None else fitting(text_field("key", key, 10_000))
+
+
+def check_payload(payload: str | None, destination: Destination) -> None:
+    """Refuse what Debezium's router would send as nothing."""
+    if payload is None:
+        problem = f"destination {destination.name!r} is read by Debezium, which sends JSON; bytes need a sink"
+        raise PayloadError("$", problem)
+
+
+def _check_dialect(destination: Destination, dialect: Dialect) -> None:
+    if dialect.name != "postgresql":
+        raise needs_postgresql(destination, dialect.name)
 
 
 def _strategy_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
@@ -233,10 +247,3 @@ def _function_key(call: Call, function: Callable[..., Any]) -> str | None:
     if key is not None and not isinstance(key, str):
         raise InvalidField("key", key, "the ordering function must return text or None")
     return key
-
-
-def _fitting(key: str) -> str:
-    """The key, or for one that is too long its beginning and a digest: two keys never become one."""
-    if len(key) <= 255:
-        return key
-    return f"{key[:190]}#{hashlib.sha256(key.encode()).hexdigest()}"

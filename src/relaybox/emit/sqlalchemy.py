@@ -17,7 +17,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session
 
-from relaybox.emit.driver import Channel, Driver, Rows, closed, failed
+from relaybox.emit.driver import EMIT, Channel, Driver, Names, Rows, closed, failed
 from relaybox.errors import NotInTransaction
 from relaybox.stores.statements import Query
 
@@ -33,8 +33,10 @@ class SqlalchemyChannel(Channel):
 
     __slots__ = ("_flushed", "session")
 
-    def __init__(self, driver: Driver, connection: sa.Connection, session: Session | None = None) -> None:
-        super().__init__(driver, connection)
+    def __init__(
+        self, driver: Driver, connection: sa.Connection, session: Session | None = None, names: Names = EMIT
+    ) -> None:
+        super().__init__(driver, connection, names)
         self.session = session
         self._flushed = session is None
 
@@ -50,7 +52,7 @@ class SqlalchemyChannel(Channel):
         if self._is_or_gets_open(raw):
             return False
         if not autocommit:
-            raise _in_autocommit(driver, ", or pass autocommit=True to emit if that is what you want")
+            raise _in_autocommit(driver, self.names.otherwise)
         return True
 
     def check_begun(self) -> None:
@@ -124,7 +126,7 @@ def connection_of(session: Session, insert: sa.Insert) -> sa.Connection:
         raise failed("SQLAlchemy session's") from error
     except InvalidRequestError as error:
         if not session.in_transaction() and not session.autobegin:
-            fix = "call session.begin() before emit"
+            fix = "call session.begin() first"
             raise NotInTransaction(
                 f"the session does not begin by itself (autobegin=False); {fix}"
             ) from error
@@ -150,7 +152,7 @@ def _in_autocommit(driver: Driver, otherwise: str = "") -> NotInTransaction:
     call = "await connection" if iscoroutinefunction(driver.execute) else "connection"
     return NotInTransaction(
         f"the SQLAlchemy {driver.name} connection has the isolation level AUTOCOMMIT, in which begin() begins"
-        " no transaction, so the event would commit apart from the change it belongs to;"
+        " no transaction, so that what is written would commit apart from the change it belongs to;"
         f" call {call}.{option} before it begins, or make the session or connection of engine.{option}"
         f"{otherwise}"
     )

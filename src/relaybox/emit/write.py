@@ -32,9 +32,10 @@ def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialec
     Idempotency keys come first and in the order of the keys, so that two callers cannot wait for each
     other; the rows follow in the order of the calls, which is the order of their positions.
     """
-    if len(emissions) == 1 and emissions[0].idempotency_key is None and len(emissions[0].rows) == 1:
-        yield statements.insert(emissions[0].rows)
-        return [Emitted(emissions[0].event_id, False, emissions[0].destinations)]
+    if len(emissions) == 1 and emissions[0].idempotency_key is None and len(emissions[0].destinations) == 1:
+        only = emissions[0]
+        yield statements.insert(only.rows or only.handed_over, final=not only.rows)
+        return [Emitted(only.event_id, False, only.destinations)]
     first_ids: dict[UUID, UUID] = {}
     keyed = [emission for emission in emissions if emission.idempotency_key is not None]
     for emission in sorted(keyed, key=lambda e: (e.event_type, e.idempotency_key)):
@@ -42,6 +43,8 @@ def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialec
     fresh = [e for e in emissions if first_ids.get(e.event_id, e.event_id) == e.event_id]
     for rows in _batches(row for emission in fresh for row in emission.rows):
         yield statements.insert(rows)
+    for rows in _batches(row for emission in fresh for row in emission.handed_over):
+        yield statements.insert(rows, final=True)
     return [_emitted(emission, first_ids.get(emission.event_id, emission.event_id)) for emission in emissions]
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from relaybox.config import Destination
 from relaybox.errors import StoreError
+from relaybox.inbox import WINDOW
 from relaybox.maintenance.leadership import Leadership
 from relaybox.maintenance.membership import Membership, nobody
 from relaybox.maintenance.prune import Prune
@@ -47,7 +48,8 @@ def wake_nobody(destinations: Iterable[str]) -> None:
 class Caretaker:
     """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
 
-    ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something.
+    ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
+    remembers for ``inbox_window`` seconds.
     """
 
     def __init__(
@@ -60,13 +62,15 @@ class Caretaker:
         died: Callable[[str], bool] = nobody,
         router: Router | None = None,
         wake: Wake = wake_nobody,
+        *,
+        inbox_window: float = WINDOW,
     ) -> None:
         self._upkeep = upkeep
         self._clock = clock
         self.tally = tally
         self.membership = Membership(upkeep, member, clock, died=died)
         self.leadership = Leadership(upkeep, member.name, clock)
-        self._prune = Prune(upkeep, destinations, clock, self._rest)
+        self._prune = Prune(upkeep, destinations, clock, self._rest, inbox_window)
         self._sweep = Sweep(upkeep, destinations, clock, self._rest)
         self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
         self._stopping = asyncio.Event()

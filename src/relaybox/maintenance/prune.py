@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from relaybox.config import Destination
+from relaybox.inbox import WINDOW
 from relaybox.maintenance.round import Batch, Rest, Round, Work, take_turns
 from relaybox.relay.clock import Clock
 from relaybox.upkeep import History, Slice, Upkeep
@@ -24,13 +25,22 @@ DAY = 86_400.0
 RETENTION = 7 * DAY
 """For rows of destinations that are no longer configured."""
 HISTORY: dict[History, float] = {"idempotency": 30 * DAY, "stats": 30 * DAY, "audit": 365 * DAY}
+"""Of what is kept for the same time everywhere."""
 
 
 class Prune:
     """Prunes round by round; the walks go on where the last round left them."""
 
-    def __init__(self, upkeep: Upkeep, destinations: Iterable[Destination], clock: Clock, rest: Rest) -> None:
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        destinations: Iterable[Destination],
+        clock: Clock,
+        rest: Rest,
+        inbox_window: float = WINDOW,
+    ) -> None:
         self._upkeep = upkeep
+        self._history = HISTORY | {"inbox": inbox_window}
         self._ages = {destination.name: destination.retention for destination in destinations}
         self._clock = clock
         self._rest = rest
@@ -40,7 +50,7 @@ class Prune:
     async def __call__(self, term: int) -> Round:
         """One round under this term."""
         works = [self._delivered(name).begin(BATCHES) for name in await self._upkeep.kept()]
-        works += [partial(self._history, history, age) for history, age in HISTORY.items()]
+        works += [partial(self._prune_history, history, age) for history, age in self._history.items()]
         works += [self._discarded.begin(STEPS), self._orphans.begin(STEPS)]
         return await take_turns(term, works, self._clock, self._rest, BATCHES)
 
@@ -51,7 +61,7 @@ class Prune:
         options: dict[str, Any] = {"destination": destination, "age": self._age(destination), "limit": BATCH}
         return _Walk(partial(self._upkeep.prune_delivered, **options))
 
-    async def _history(self, history: History, age: float, term: int) -> Batch | None:
+    async def _prune_history(self, history: History, age: float, term: int) -> Batch | None:
         changed = await self._upkeep.prune_history(term, history, age, BATCH)
         return None if changed is None else Batch(changed, more=changed == BATCH)
 

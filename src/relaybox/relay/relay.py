@@ -54,8 +54,8 @@ class Relay:
     def stop(self) -> None:
         """Claim nothing more; ``run`` and ``drain`` return when what is in flight is settled."""
         self._stop_lanes()
-        # One that runs is stopped when the lanes are done.
-        if not self._runs:
+        # One that runs is stopped when the lanes are done; there are none where Debezium alone sends.
+        if not self._runs or not self._lanes:
             self._caretaker.stop()
 
     def _stop_lanes(self) -> None:
@@ -155,7 +155,8 @@ class Relay:
                 async with asyncio.TaskGroup() as lanes:
                     for lane in self._lanes:
                         lanes.create_task(lane.run(self._patience))
-            self._caretaker.stop()
+            if self._lanes:
+                self._caretaker.stop()
 
     @asynccontextmanager
     async def _closing(self) -> AsyncIterator[None]:

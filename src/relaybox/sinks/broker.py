@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from msgspec import DecodeError, Struct, json
 
@@ -13,11 +14,14 @@ from relaybox.config import Destination
 from relaybox.envelope import Envelope, Pack, packer
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
 from relaybox.event import Delivery
+from relaybox.ordering import fitting
 from relaybox.outcome import Reject
-from relaybox.setting import Parse, mask_url, wrong
+from relaybox.setting import Parse, mask_url, parse_count, wrong
 from relaybox.sinks.excerpt import clean
 
 KeyOf: TypeAlias = Callable[[Delivery], str | None]
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{0,5}))?", re.ASCII)
 
 FIELDS = ("aggregate_type", "aggregate_id", "event_type", "tenant", "destination")
 """What a template may name."""
@@ -38,36 +42,58 @@ class Address(NamedTuple):
         return tuple(text for text in (self.password,) if text)
 
 
-def parse_address(destination: Destination, port: int, options: Mapping[str, Parse[Any]]) -> Address:
+def parse_address(
+    destination: Destination, port: int, options: Mapping[str, Parse[Any]], *, hostless: bool = False
+) -> Address:
     """The URL of a destination's sink and its options, each read by its function; raises ``ConfigError``.
 
     Options stand in the URL's query or in the table ``options``. Where the URL names no password, ``auth`` is
-    the password.
+    the password. A ``hostless`` URL may name no host at all.
     """
     setting = f"destination {destination.name!r}: sink"
-    parts = urlsplit(destination.sink)
-    login, _, places = parts.netloc.rpartition("@")
+    login, places, path, query = _split(destination, setting)
     user, colon, password = login.partition(":")
     if destination.auth is not None and colon:
         raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    twice = sorted(given.keys() & destination.options.keys())
-    if twice:
-        raise ConfigError(f"{setting} and options both say {twice[0]!r}; keep one of them")
+    hosts = [] if hostless and not places else places.split(",")
     return Address(
-        tuple(_host(place, port, setting, destination) for place in places.split(",")),
+        tuple(_host(place, port, setting, destination) for place in hosts),
         unquote(user) or None,
         unquote(password) if colon else _revealed(destination),
-        unquote(parts.path.removeprefix("/")),
-        _options(destination, {**given, **destination.options}, options),
+        unquote(path.removeprefix("/")),
+        _options(destination, _given(destination, query, setting), options),
     )
 
 
+def _split(destination: Destination, setting: str) -> tuple[str, str, str, str]:
+    """The login, the hosts, the path and the query, still encoded."""
+    # As RFC 3986 takes a URL apart; urllib would have only one host in it.
+    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
+    if match is None or match[4]:
+        masked = mask_url(destination.sink).partition("#")[0]
+        raise ConfigError(f"{setting} = {masked!r} goes on after a '#'; write %23 where one is meant")
+    login, _, places = (match[1] or "").rpartition("@")
+    return login, places, match[2], match[3] or ""
+
+
+def _given(destination: Destination, query: str, setting: str) -> dict[str, Any]:
+    """The options of both places, none of them said twice."""
+    given: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in given:
+            raise ConfigError(f"{setting} says {name!r} twice; keep one of them")
+        given[name] = value
+    twice = sorted(given.keys() & destination.options.keys())
+    if twice:
+        raise ConfigError(f"{setting} and options both say {twice[0]!r}; keep one of them")
+    return {**given, **destination.options}
+
+
 def _host(place: str, port: int, setting: str, destination: Destination) -> tuple[str, int]:
-    host, number = urlsplit(f"//{place}").hostname, place.rpartition("]")[2].partition(":")[2]
-    if not host or (number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536)):
+    match = _HOST.fullmatch(place)
+    if match is None or not 0 < int(match[3] or port) < 65536:
         raise ConfigError(f"{setting} = {mask_url(destination.sink)!r}: write host:port, or a host alone")
-    return host, int(number or port)
+    return (match[1] or match[2]).lower(), int(match[3] or port)
 
 
 def _revealed(destination: Destination) -> str | None:
@@ -96,18 +122,18 @@ def text(value: str, setting: str) -> str:
 
 def count(value: str | int, setting: str) -> int:
     """An option that is a whole number, 1 or more; in a URL it is a text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value, re.ASCII):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, str):
         raise wrong(setting, value, "write a whole number, 1 or more")
-    return value
+    return parse_count(value, setting)
 
 
 def flag(value: str | bool, setting: str) -> bool:
     """An option that is on or off; in a URL it is a text."""
-    if value in (True, "true"):
+    if value is True or value == "true":
         return True
-    if value in (False, "false"):
+    if value is False or value == "false":
         return False
     raise wrong(setting, value, "write true or false")
 
@@ -180,7 +206,7 @@ def key_of(destination: Destination) -> KeyOf:
     def key(delivery: Delivery) -> str | None:
         own = delivery.ordering_key
         match destination.ordering:
-            case "aggregate" if own in (None, f"{delivery.aggregate_type}:{delivery.aggregate_id}"):
+            case "aggregate" if own in (None, fitting(f"{delivery.aggregate_type}:{delivery.aggregate_id}")):
                 return delivery.aggregate_id
             case "event_type" if own is None:
                 return delivery.event_type

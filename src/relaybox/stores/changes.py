@@ -39,8 +39,8 @@ WORDS = {
     "pause_set": """paused_at = {now}, paused_until = :until, paused_by = :actor, pause_reason = :reason,
     updated_at = {now}""",
     "copy": """copy, event_id, target, aggregate_type, aggregate_id, event_type, payload, payload_data,
-    payload_encoding, {replay_headers}, CASE WHEN keyed THEN ordering_key END, idempotency_key, max_attempts,
-    {now}""",
+    payload_encoding, {replay_headers}, CASE WHEN keyed THEN ordering_key END, idempotency_key,
+    max_attempts""",
     "audited": """audited AS (
     INSERT INTO {audit} (actor, action, details, affected)
     SELECT :actor, :action, CAST(:details AS jsonb), count(*) FROM changed HAVING count(*) > 0
@@ -49,7 +49,7 @@ WORDS = {
 
 POSTGRESQL_WORDS = {
     "records": """json_to_recordset(CAST(:records AS json))
-    AS s(id uuid, copy uuid, origin text, target text, keyed boolean)""",
+    AS s(id uuid, copy uuid, origin text, target text, keyed boolean, handed_over boolean)""",
     "replay_headers": "headers || jsonb_build_object('relaybox-replay', origin)",
 }
 MYSQL_WORDS = {
@@ -90,11 +90,14 @@ POSTGRESQL = {
     **{name: CHANGE_DESTINATION.replace("ACTION", name) for name in DESTINATIONS},
     "replay": """
 WITH s AS MATERIALIZED (SELECT * FROM {records}), final AS MATERIALIZED (
-    SELECT s.copy, s.origin, s.target, s.keyed, e.* FROM s, {event} AS e
+    SELECT s.copy, s.origin, s.target, s.keyed, s.handed_over, e.* FROM s, {event} AS e
     WHERE e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.status <> 'pending'
     ORDER BY e.id FOR UPDATE OF e
 ), changed AS (
-    INSERT INTO {event} ({inserted}) SELECT {copy} FROM final ORDER BY position RETURNING id
+    INSERT INTO {event} ({inserted}, status, delivered_at)
+    SELECT {copy}, CASE WHEN handed_over THEN NULL ELSE {now} END,
+        CASE WHEN handed_over THEN 'delivered' ELSE 'pending' END, CASE WHEN handed_over THEN {now} END
+    FROM final ORDER BY position RETURNING id
 ), {audited}
 SELECT id FROM changed""",
 }
@@ -107,7 +110,7 @@ STEPWISE = {
 SELECT s.copy FROM {records} {join} {event} e {by_id} ON e.id = s.id
 WHERE e.status <> 'pending' ORDER BY e.id {lock}""",
     "replay_write": """
-INSERT INTO {event} ({inserted}) SELECT {copy} FROM {records} {join} {event} e {by_id} ON e.id = s.id
+INSERT INTO {event} ({inserted}) SELECT {copy}, {now} FROM {records} {join} {event} e {by_id} ON e.id = s.id
 WHERE e.status <> 'pending' ORDER BY e.position""",
     "audit": """
 INSERT INTO {audit} (actor, action, details, affected) VALUES (:actor, :action, :details, :affected)""",

@@ -179,6 +179,7 @@ class SqlLedger:
                     "origin": str(entry.id),
                     "target": to or entry.destination,
                     "keyed": _lane(lanes, to or entry.destination).ordered,
+                    "handed_over": _lane(lanes, to or entry.destination).handed_over,
                 }
                 for copy, entry in copies.items()
             ]

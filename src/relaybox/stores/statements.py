@@ -223,6 +223,8 @@ POSTGRESQL = (
         # For one transaction, sent ahead in it; and for a session that nobody else has.
         "pin_plan": _settings(_PINNED, "true"),
         "pin_session": _settings(_PINNED | _OF_A_SESSION, "false"),
+        "insert_final": "INSERT INTO {event} ({inserted}, status, delivered_at) VALUES",
+        "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
         # What is not of the delivery path is planned for its own parameters.
         "unpin_plan": "SELECT set_config('plan_cache_mode', 'auto', true)",
         # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
@@ -318,9 +320,13 @@ class Statements:
         sql = " UNION ALL ".join(query.sql for query in queries)
         return Query(sql, tuple(value for query in queries for value in query.params))
 
-    def insert(self, rows: Sequence[tuple[Any, ...]]) -> Query:
-        """One INSERT of these rows, whose values are in the order of ``INSERTED``."""
-        sql = _insert(self._sql["insert"], self._sql["inserted_row"], len(rows), self.style)
+    def insert(self, rows: Sequence[tuple[Any, ...]], *, final: bool = False) -> Query:
+        """One INSERT of these rows, whose values are in the order of ``INSERTED``.
+
+        ``final``: as delivered, because no relay does it.
+        """
+        insert, row = ("insert_final", "final_row") if final else ("insert", "inserted_row")
+        sql = _insert(self._sql[insert], self._sql[row], len(rows), self.style)
         return Query(sql, rows[0] if len(rows) == 1 else tuple(value for row in rows for value in row))
 
 

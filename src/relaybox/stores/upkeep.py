@@ -24,6 +24,8 @@ FORGOTTEN = timedelta(days=1)
 OLDEST = 100 * 365 * 86_400.0
 """Seconds; every database can take them from its clock."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+KEYED = {"idempotency": ("find_keys", "forget_keys"), "inbox": ("find_marks", "forget_marks")}
+"""What callers write in transactions of their own, with the statements that find and remove it."""
 ROUTED = 100
 """Events given to their destinations in one transaction; all of them are read with their payloads."""
 # Every database reads a UUID from its 32 digits.
@@ -230,19 +232,19 @@ class SqlUpkeep:
         [led] = yield [self._fence(term)]
         if not led:
             return None
-        if history == "idempotency":
-            return (yield from self._prune_keys(words))
+        if history in KEYED:
+            return (yield from self._prune_keys(*KEYED[history], words))
         _, [[changed]] = yield [self._sql(history, **words), self._sql("changed")]
         return int(changed)
 
-    def _prune_keys(self, words: dict[str, Any]) -> Steps[int]:
-        """An emitter's transaction may hold a key for long: only those are removed that could be locked."""
-        [found] = yield [self._sql("find_keys", **words)]
+    def _prune_keys(self, find: str, forget: str, words: dict[str, Any]) -> Steps[int]:
+        """A caller's transaction may hold a key for long: only those are removed that could be locked."""
+        [found] = yield [self._sql(find, **words)]
         keys: dict[str, list[str]] = defaultdict(list)
-        for event_type, key in found:
-            keys[event_type].append(key)
-        for event_type, of in keys.items():
-            yield [self._sql("forget_keys", event_type=event_type, keys=of)]
+        for of, key in found:
+            keys[of].append(key)
+        for of, several in keys.items():
+            yield [self._sql(forget, of=of, keys=several)]
         return len(found)
 
     def _sweep(self, term: int, words: dict[str, Any]) -> Steps[Slice[int] | None]:
@@ -328,6 +330,7 @@ def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dic
             "line": line,
             "destination": target.destination,
             "max_attempts": target.max_attempts,
+            "final": target.final,
             # Left out where there is none: null is a text to some JSON functions.
             **({} if target.ordering_key is None else {"ordering_key": target.ordering_key}),
         }

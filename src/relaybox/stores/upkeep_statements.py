@@ -69,9 +69,15 @@ UNROUTED = """
 SELECT id, next_attempt_at, position, event_type FROM {event} {by_due}
 WHERE {due} = '' AND status = 'pending' AND {unleased}"""
 # What was emitted for later stays so; where there is an order, it is that of the routing.
-ROUTED = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
-    e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key, s.max_attempts,
+ROUTED = """{routed_event},
     CASE WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END, e.created_at"""
+# What no relay delivers is delivered from the start; such a destination needs PostgreSQL.
+ROUTED_OR_FINAL = """{routed_event},
+    CASE WHEN s.final THEN NULL WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END,
+    e.created_at, CASE WHEN s.final THEN 'delivered' ELSE 'pending' END, CASE WHEN s.final THEN {now} END"""
+ROUTED_EVENT = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggregate_id, e.event_type,
+    e.payload, e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key,
+    s.max_attempts"""
 
 REMOVE = """
 , gone AS (DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM old)))
@@ -101,6 +107,10 @@ DELETE FROM {attempt} WHERE delivery_id = ANY (CAST(:ids AS uuid[])) AND {led}""
 DELETE FROM {idempotency} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {idempotency} WHERE created_at < (SELECT {later}) AND {led}
     ORDER BY created_at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "inbox": """
+DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {inbox} WHERE processed_at < (SELECT {later}) AND {led}
+    ORDER BY processed_at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
         "stats": """
 DELETE FROM {stats} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {stats} WHERE minute < (SELECT {later}) AND {led}
@@ -118,8 +128,8 @@ WITH s AS MATERIALIZED (SELECT * FROM {targets}), taken AS MATERIALIZED (
     SELECT * FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM s)) AND {still_unrouted} AND {led}
     ORDER BY id FOR UPDATE OF {event_alias} NOWAIT
 ), copies AS (
-    INSERT INTO {event} ({inserted}, created_at)
-    SELECT {routed} FROM s JOIN taken e ON e.id = s.id ORDER BY e.position, s.line
+    INSERT INTO {event} ({inserted}, created_at, status, delivered_at)
+    SELECT {routed_or_final} FROM s JOIN taken e ON e.id = s.id ORDER BY e.position, s.line
 ), forgotten AS (
     DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM taken))
 )
@@ -146,6 +156,9 @@ WHERE id IN (:ids) AND status = 'discarded' AND updated_at < {later} {skip_locke
     "find_keys": """
 SELECT event_type, idempotency_key FROM {idempotency} WHERE created_at < {later}
 ORDER BY created_at LIMIT :limit {skip_locked}""",
+    "find_marks": """
+SELECT consumer, message_id FROM {inbox} WHERE processed_at < {later}
+ORDER BY processed_at LIMIT :limit {skip_locked}""",
     "make_heads_due": """
 SELECT e.id FROM ({heads_of_keys}) t {join} {event} e {by_id} ON e.id = t.id
 WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased} {skip_locked}""",
@@ -169,7 +182,8 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
         "remove": "DELETE FROM {event} WHERE id IN (:ids)",
         "forget_attempts": "DELETE FROM {attempt} WHERE delivery_id IN (:ids)",
         "forget_keys": """
-DELETE FROM {idempotency} WHERE event_type = :event_type AND idempotency_key IN (:keys)""",
+DELETE FROM {idempotency} WHERE event_type = :of AND idempotency_key IN (:keys)""",
+        "forget_marks": "DELETE FROM {inbox} WHERE consumer = :of AND message_id IN (:keys)",
         "stats": """
 DELETE FROM {stats} WHERE rowid IN (
     SELECT rowid FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
@@ -203,7 +217,8 @@ ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
     "remove": "DELETE e FROM {event} e {by_id} WHERE e.id IN (:ids)",
     "forget_attempts": "DELETE a FROM {attempt} a {by_id} WHERE a.delivery_id IN (:ids)",
     "forget_keys": """
-DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :event_type AND i.idempotency_key IN (:keys)""",
+DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :of AND i.idempotency_key IN (:keys)""",
+    "forget_marks": "DELETE i FROM {inbox} i {by_id} WHERE i.consumer = :of AND i.message_id IN (:keys)",
     "stats": "DELETE FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit",
     "audit": "DELETE FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit",
 }
@@ -214,6 +229,8 @@ WORDS = {
     "{unrouted}": UNROUTED,
     "{in_turn}": "ORDER BY next_attempt_at, position LIMIT :limit",
     "{routed}": ROUTED,
+    "{routed_or_final}": ROUTED_OR_FINAL,
+    "{routed_event}": ROUTED_EVENT,
     "{still_unrouted}": STILL_UNROUTED,
 }
 POSTGRESQL_WORDS = WORDS | {
@@ -221,7 +238,7 @@ POSTGRESQL_WORDS = WORDS | {
     "{beyond}": "(next_attempt_at, position) > (:since, :position)",
     "{listed_ids}": "id = ANY (CAST(:ids AS uuid[]))",
     "{targets}": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
-        ordering_key text, max_attempts int, line int)""",
+        ordering_key text, max_attempts int, final boolean, line int)""",
 }
 SQLITE_WORDS = POSTGRESQL_WORDS | {
     "{lock_now}": "",

@@ -45,7 +45,7 @@ class Bench:
         tables = self.tables
         every = (tables.event, tables.attempt, tables.idempotency, tables.destination)
         with self.engine.begin() as connection:
-            for table in (*every, tables.relay, tables.leader, tables.stats, tables.audit):
+            for table in (*every, tables.relay, tables.leader, tables.stats, tables.audit, tables.inbox):
                 connection.execute(sa.delete(table))
 
     def put(self, destination: str, status: str = "pending", *, age: float = 0, **values: Any) -> UUID:

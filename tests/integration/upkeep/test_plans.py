@@ -158,6 +158,8 @@ SIDE_TABLES = (
     FROM generate_series(1, 20000) AS n""",
     """INSERT INTO outbox_stats (minute, destination, relay, lag)
     SELECT now() - n * interval '1 minute', 'shop', 'r', '{}' FROM generate_series(1, 20000) AS n""",
+    """INSERT INTO inbox_message (consumer, message_id, processed_at)
+    SELECT 'c', n, now() - n * interval '1 minute' FROM generate_series(1, 20000) AS n""",
     """INSERT INTO outbox_audit (actor, action, details, at)
     SELECT 'me', 'retry', '{}', now() - n * interval '1 minute' FROM generate_series(1, 20000) AS n""",
 )
@@ -184,7 +186,7 @@ async def postgresql(
 async def test_postgresql_with_a_hundred_thousand_rows(postgresql: Bench) -> None:
     seen = await postgresql.do_all()
     term = await postgresql.lead()
-    for history in ("idempotency", "stats", "audit"):
+    for history in ("idempotency", "inbox", "stats", "audit"):
         assert await postgresql.upkeep.prune_history(term, history, 86_400.0, BATCH) == BATCH
         seen[history] = postgresql.driver.take()
     for explained in (one for several in seen.values() for one in several):

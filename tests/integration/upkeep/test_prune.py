@@ -93,14 +93,30 @@ async def test_the_side_tables_are_pruned_by_age(bench: Bench) -> None:
             keys = {"event_type": event_type, "idempotency_key": str(days), "event_id": uuid4()}
             bench.execute(sa.insert(bench.tables.idempotency).values(**keys, created_at=then))
         await upkeep.record([Minute(then, "shop", str(days), 1, 0, 0, {})])
+    for days in (6, 8):
+        for consumer in ("billing", "shipping"):
+            mark = {"consumer": consumer, "message_id": str(days)}
+            then = now - timedelta(days=days)
+            bench.execute(sa.insert(bench.tables.inbox).values(**mark, processed_at=then))
     for days in (364, 366):
         values = {"actor": str(days), "action": "retry", "details": {}, "at": now - timedelta(days=days)}
         bench.execute(sa.insert(bench.tables.audit).values(**values))
     round_ = await prune(upkeep)(await leading(upkeep))
-    assert round_.changed == 4
+    assert round_.changed == 6
+    assert bench.column(bench.tables.inbox.c.message_id) == ["6", "6"]
     assert bench.column(bench.tables.idempotency.c.idempotency_key) == ["29", "29"]
     assert bench.column(bench.tables.stats.c.relay) == ["29"]
     assert bench.column(bench.tables.audit.c.actor) == ["364"]
+
+
+async def test_the_inbox_remembers_for_its_window(bench: Bench) -> None:
+    upkeep, now = bench.upkeep(), datetime.now(UTC)
+    for hours in range(5):
+        values = {"consumer": "c", "message_id": str(hours), "processed_at": now - timedelta(hours=hours)}
+        bench.execute(sa.insert(bench.tables.inbox).values(**values))
+    pruned = Prune(upkeep, [], MonotonicClock(), go_on, inbox_window=2.5 * 3600)
+    assert (await pruned(await leading(upkeep))).changed == 2
+    assert sorted(bench.column(bench.tables.inbox.c.message_id)) == ["0", "1", "2"]
 
 
 async def test_a_batch_removes_no_more_than_its_limit_the_oldest_first(bench: Bench) -> None:
@@ -170,9 +186,9 @@ async def test_what_a_former_leader_does_has_no_effect(bench: Bench, everything:
     bench.age(bench.tables.leader.c.leads_until, 61)
     stuck = bench.park("shop", "other")
     before = snapshot(bench)
-    assert await tell_all(zombie, old) == [None] * 8, "its lease is over, though nobody followed"
+    assert await tell_all(zombie, old) == [None] * 9, "its lease is over, though nobody followed"
     assert await leading(upkeep, "new") > old
-    assert await tell_all(zombie, old) == [None] * 8, "another leads"
+    assert await tell_all(zombie, old) == [None] * 9, "another leads"
     assert not (await prune(zombie)(old)).led
     assert snapshot(bench) == before
     assert stuck in bench.parked()
@@ -185,6 +201,7 @@ async def tell_all(upkeep: SqlUpkeep, term: int) -> list[Any]:
         await prune_discarded(upkeep, term),
         await upkeep.prune_orphans(term, None, 10),
         await upkeep.prune_history(term, "idempotency", 0.0, 10),
+        await upkeep.prune_history(term, "inbox", 0.0, 10),
         await upkeep.prune_history(term, "stats", 0.0, 10),
         await upkeep.prune_history(term, "audit", 0.0, 10),
         await upkeep.sweep(term, "shop", True, None, 10),

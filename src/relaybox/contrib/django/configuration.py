@@ -45,6 +45,7 @@ def get_configuration() -> Configuration:
         unrouted=given.UNROUTED,
         notify=given.NOTIFY,
         max_payload=given.MAX_PAYLOAD,
+        inbox_window=given.INBOX_WINDOW,
     )
     return Configuration(settings, functions, RowBuilder(settings))
 

@@ -19,6 +19,7 @@ from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.enter import call, enter
 from relaybox.contrib.django.execute import get_tables
+from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import SignalObserver
 from relaybox.contrib.django.sink import CallersThread
 from relaybox.contrib.django.store import is_busy, open_store
@@ -182,7 +183,7 @@ def _tally(using: str) -> Iterator[Tally]:
 def _relay(
     using: str, patience: float, only: Rows | None, observers: Sequence[Observer], tally: Tally
 ) -> Relay:
-    settings, handlers, _ = get_configuration()
+    settings, handlers = in_atomic(using, *get_configuration()[:2])
     return open_relay(
         settings,
         get_tables(),

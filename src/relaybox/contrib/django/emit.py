@@ -9,14 +9,14 @@ from types import EllipsisType
 from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
-from django.db import Error, router, transaction
+from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.dispatch import after_commit
-from relaybox.contrib.django.execute import Row, execute, get_statements, translated_error
+from relaybox.contrib.django.execute import execute_ours, get_statements
 from relaybox.emit.drive import drive
 from relaybox.emit.driver import failed
 from relaybox.emit.emitter import Calls, as_calls, build
@@ -26,7 +26,6 @@ from relaybox.errors import NotInTransaction
 from relaybox.event import Emitted
 from relaybox.routing import UNROUTED
 from relaybox.stores.dialects import Dialect
-from relaybox.stores.statements import Query
 
 
 class Options(EmitOptions, total=False):
@@ -139,7 +138,7 @@ def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], diale
     writing = write(emissions, get_statements(dialect), dialect)
     # Some databases keep what a failed call had written; to commit that would lose an event to its own key.
     with transaction.mark_for_rollback_on_error(using=connection.alias):
-        emitted = drive(writing, functools.partial(_execute, connection))
+        emitted = drive(writing, functools.partial(execute_ours, connection))
     rows = [
         row
         for emission, one in zip(emissions, emitted, strict=True)
@@ -150,13 +149,3 @@ def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], diale
     if rows:
         after_commit(connection, [(row[2], row[0]) for row in rows])
     return emitted
-
-
-def _execute(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
-    try:
-        return execute(connection, query)
-    except Error as error:
-        ours = translated_error(error)
-        if ours is error:
-            raise
-        raise ours from error

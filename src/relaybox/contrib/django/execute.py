@@ -41,6 +41,17 @@ def execute(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
     return _execute(connection, query.sql, query.params)
 
 
+def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
+    """``execute``, which raises our own error where there is one."""
+    try:
+        return execute(connection, query)
+    except Error as error:
+        ours = translated_error(error)
+        if ours is error:
+            raise
+        raise ours from error
+
+
 def execute_text(connection: BaseDatabaseWrapper, sql: str) -> list[Row]:
     """Execute one statement that has no parameters, and in which no ``%`` is doubled."""
     return _execute(connection, sql, None)

@@ -55,13 +55,20 @@ def add(
         where = f"{before.function.__module__}.{before.function.__qualname__}"
         raise ConfigError(f"outbox_handler: {called!r} is the name of {where} already; give name=")
     # Refused here, where the traceback shows the decorator.
-    Destination(called, "handler:", **options)
+    if Destination(called, "handler:", **options).once and _is_async(function):
+        fix = "Django's transactions are synchronous; make it a plain function"
+        raise ConfigError(f"outbox_handler: {called!r}: once=True: it is an async function: {fix}")
     registered[called] = Handler(function, events, called, options)
     forget()
 
 
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    kinds = (function, getattr(function, "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
 
 
 def autodiscover() -> None:
@@ -76,9 +83,7 @@ def with_connections(function: Callable[..., Any]) -> Callable[..., Any]:
     from asgiref.sync import sync_to_async
     from django.db import close_old_connections
 
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004
-    ):
+    if _is_async(function):
 
         @functools.wraps(function)
         async def asynchronous(event: Any) -> None:

@@ -12,6 +12,7 @@ from relaybox.config import Settings
 from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.databases import url_of
 from relaybox.contrib.django.handlers import with_connections
+from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
 from relaybox.observe import Observer
 from relaybox.relay.relay import Relay
@@ -32,7 +33,7 @@ class ProjectOutbox(Outbox):
 
 def get_outbox(using: str = "default") -> Outbox:
     """The outbox in a database of ``DATABASES``, with the project's destinations, routes and handlers."""
-    settings, handlers, _ = get_configuration()
+    settings, handlers = in_atomic(using, *get_configuration()[:2])
     return _made(using, dataclasses.replace(settings, database=url_of(using)), tuple(handlers.items()))
 
 

@@ -1,0 +1,167 @@
+"""What the loops share: they run until stopped, connect again after a failure, and end on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from relaybox.config import Backoff
+from relaybox.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict
+from relaybox.retry import delay
+from relaybox.setting import Secret, mask_url, parse_secret
+from relaybox.sink import describe
+from relaybox.unpack import Malformed, Received, unpack
+
+log = logging.getLogger("relaybox.consumer")
+
+BACKOFF = Backoff(base=1, cap=60)
+PATIENCE = 30.0
+"""Seconds that handlers have to finish when the loop stops, or their messages go to another consumer."""
+
+
+class Loop(Consumer):
+    """A consumer that fetches its messages itself; subclasses say how."""
+
+    def __init__(
+        self, *, inbox: Once, transaction: Any, consumer: str, backoff: Backoff | Mapping[str, Any]
+    ) -> None:
+        super().__init__(inbox=inbox, transaction=transaction, consumer=consumer)
+        self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
+        self._stopping = asyncio.Event()
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Consume until ``stop()``. What the broker does is no reason to end: it is asked again."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self._consume()
+                except Exception as error:
+                    await self._wait_after(error)
+        finally:
+            # The next run may be in another loop.
+            self._stopping = asyncio.Event()
+
+    async def _wait_after(self, error: Exception) -> None:
+        if self._stopping.is_set():
+            return
+        self._failures += 1
+        seconds = delay(self._backoff, self._failures, random.random)
+        reason = mask_url(describe(error))
+        log.warning("%s: %s; connecting again in %.1fs", self._consumer, reason, seconds)
+        await pause(self._stopping, seconds)
+
+    def stop(self) -> None:
+        """Take no more messages; ``run`` returns when those in hand are finished. From the loop's thread."""
+        self._stopping.set()
+
+    def serve(self) -> None:
+        """Run in a process of its own until SIGTERM or SIGINT."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self.run()
+
+    async def _consume(self) -> None:
+        """Connect, and consume until stopped; raises where the connection is lost."""
+        raise NotImplementedError
+
+    def _connected(self) -> None:
+        self._failures = 0
+
+    async def _judge(self, message: Received) -> Verdict:
+        """Run the handlers of a message."""
+        try:
+            event = unpack(message)
+        except Malformed as error:
+            return Refused(str(error))
+        return await self.ahandle(event)
+
+    def _report(self, message: Received, verdict: Verdict, then: str) -> None:
+        """Say what went wrong, and what happens now."""
+        match verdict:
+            case Refused(reason) | Later(reason) | Crashed(reason):
+                told = (self._consumer, message.message_id or "without an id", reason, then)
+                log.warning("%s: message %s: %s; %s", *told)
+            case Done():
+                pass
+
+    def _delay(self, verdict: Later | Crashed, attempt: int) -> float:
+        """Seconds to wait: what the handler said, else the backoff."""
+        if isinstance(verdict, Later) and verdict.after is not None:
+            return verdict.after
+        return delay(self._backoff, attempt, random.random)
+
+
+class Work:
+    """The messages in hand: a task for each, which looks at ``ending`` before it begins anew."""
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin with a message."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def any(self) -> None:
+        """Wait until one of them is over."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def end(self) -> None:
+        """Finish them, if that does not take too long."""
+        self.ending.set()
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=PATIENCE)
+        for task in late:
+            log.warning("a handler did not finish in %gs; its message will be delivered again", PATIENCE)
+            task.cancel()
+
+
+def parse_url(url: str | Secret) -> Secret:
+    """A broker's URL: itself, ``env:NAME`` or ``file:PATH``, which has to be there."""
+    secret = parse_secret(url, "url")
+    secret.reveal()
+    return secret
+
+
+async def pause(ending: asyncio.Event, seconds: float) -> None:
+    """Wait, unless it is time to end."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ending.wait(), seconds)
+
+
+async def called(function: Callable[..., Any], *given: Any) -> None:
+    """Call a function of the application, in a thread if it is synchronous."""
+    if inspect.iscoroutinefunction(function):
+        await function(*given)
+        return
+    result = await asyncio.to_thread(function, *given)
+    if inspect.isawaitable(result):
+        await result
+
+
+def text_headers(headers: Mapping[str, Any] | None) -> dict[str, str]:
+    """The headers as texts; what is not text is left out."""
+    found: dict[str, str] = {}
+    for name, value in (headers or {}).items():
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, str):
+            found[name] = value
+    return found

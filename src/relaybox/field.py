@@ -1,0 +1,44 @@
+"""Checks of what a caller gives to be kept in a column of text: what any database keeps as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from relaybox.errors import InvalidField
+
+
+def text_field(field: str, value: Any, longest: int) -> str:
+    """The text, if it is one that fits; raises ``InvalidField``."""
+    if not isinstance(value, str):
+        raise InvalidField(field, value, "it must be text")
+    # Not all drivers know subclasses, and one may lie about itself.
+    text: str = value if type(value) is str else str.__str__(value)
+    if not text:
+        raise InvalidField(field, text, "it must not be empty")
+    if len(text) > longest:
+        raise InvalidField(field, text, f"it has {len(text)} characters and may have at most {longest}")
+    if not (text.isascii() and text.isprintable()) and not _storable(text):
+        raise InvalidField(field, text, "it holds a NUL or a lone surrogate; remove it")
+    return text
+
+
+def _storable(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def id_field(field: str, value: Any) -> str:
+    """An id as text, of text, an integer or a UUID; raises ``InvalidField``."""
+    if isinstance(value, str):
+        return text_field(field, value, 255)
+    if isinstance(value, UUID):
+        return UUID.__str__(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidField(field, value, "give text, an integer or a UUID")
+    value = int.__int__(value)
+    # Beyond some thousand digits Python refuses to print an integer at all.
+    if value.bit_length() > 800:
+        raise InvalidField(
+            field, f"an integer of {value.bit_length()} bits", "it may have at most 240 digits"
+        )
+    return str(value)

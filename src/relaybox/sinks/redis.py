@@ -1,0 +1,273 @@
+"""Redis Streams: a batch of deliveries is a pipeline of XADD commands, each with an answer of its own.
+
+Redis does not know duplicates: where a connection breaks before the answer, an event may be in its stream
+twice, with the same ``event-id``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC
+from functools import partial
+from typing import Any, TypeAlias
+
+from relaybox.config import Destination
+from relaybox.errors import ConfigError, MissingExtra
+from relaybox.event import Delivery
+from relaybox.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.setting import Parse, mask_url
+from relaybox.sink import DELIVERED, Answer, InBatches, answer_of, being_cancelled
+from relaybox.sinks.broker import Address, Messages, Template, count, explain, flag, parse_address, text
+from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+
+try:
+    from redis import exceptions
+    from redis.asyncio import Connection, SSLConnection
+except ImportError:
+    raise MissingExtra("redis", "redis") from None
+
+PORT = 6379
+DEFAULT_STREAM = "{aggregate_type}-events"
+BATCH = 200
+"""Commands in a pipeline."""
+CONNECTIONS = 4
+"""More of them do not speed up a server that runs one command at a time."""
+LARGEST_VALUE = 512 * 1024 * 1024
+"""Bytes: what a server takes that does not tell its ``proto-max-bulk-len``."""
+
+OPTIONS: dict[str, Parse[Any]] = {"stream": text, "maxlen": count, "approximate": flag}
+
+Command: TypeAlias = list[str | bytes | int]
+
+_SERVERS_TROUBLE = (
+    exceptions.ReadOnlyError,
+    exceptions.NoPermissionError,
+    exceptions.ClusterDownError,
+    exceptions.AskError,
+    exceptions.TryAgainError,
+)
+_CODES_OF_TROUBLE = ("WRONGTYPE", "MISCONF", "NOREPLICAS", "BUSY", "unknown command")
+
+
+def open_sink(destination: Destination) -> RedisSink:
+    """The sink of a destination whose URL begins with ``redis://`` or ``rediss://``."""
+    return RedisSink(destination)
+
+
+class RedisSink(InBatches):
+    """Adds deliveries to streams.
+
+    Raises ``ConfigError`` where the URL or an option is wrong, or a file that it names cannot be read.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(min(destination.concurrency, CONNECTIONS), BATCH)
+        encrypted = destination.sink.lower().startswith("rediss:")
+        known = {**OPTIONS, **(TLS_OPTIONS if encrypted else {})}
+        self._address = parse_address(destination, PORT, known)
+        options = self._address.options
+        self._open = _opener(self._address, destination, encrypted=encrypted)
+        self._where = ":".join(map(str, self._address.hosts[0]))
+        stream = options.get("stream")
+        self._stream = Template(stream or DEFAULT_STREAM, destination, "stream", lower=stream is None)
+        self._trim = _trim(options, destination)
+        self._messages = Messages(destination)
+        self._timeout = destination.timeout
+        self._deadline = Deadline(destination.timeout)
+        self._idle: list[Connection] = []
+        self._writers: dict[Connection, asyncio.StreamWriter | None] = {}
+        self._limit = LARGEST_VALUE
+
+    def limit(self, concurrency: int) -> None:
+        """From now on have no more than so many pipelines under way at once, and never more than four."""
+        super().limit(min(concurrency, CONNECTIONS))
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
+        """Add them all; each is answered as its own command was."""
+        answers: dict[int, Answer] = {}
+        try:
+            with self._deadline():
+                async with self._lent() as connection:
+                    await self._ask(connection, self._commands(deliveries, answers), answers)
+        except (OSError, exceptions.RedisError, Unavailable) as error:
+            otherwise: Answer = self._explained(error)
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            otherwise = Retry(f"{self._where} was given up: the sink is closed")
+        else:
+            return [answers[at] for at in range(len(deliveries))]
+        return [answers.get(at, otherwise) for at in range(len(deliveries))]
+
+    async def check(self) -> None:
+        """Reach the server; raises ``Unavailable`` with the reason."""
+        try:
+            async with asyncio.timeout(self._timeout), self._lent() as connection:
+                await connection.send_command("PING", check_health=False)
+                await connection.read_response()
+        except (OSError, exceptions.RedisError, Unavailable) as error:
+            raise self._explained(error) from None
+
+    async def close(self) -> None:
+        """Give up the connections, also those that wait for an answer."""
+        self._idle.clear()
+        for connection in list(self._writers):
+            self._drop(connection)
+        # A socket is closed in the next turn of the loop.
+        await asyncio.sleep(0)
+
+    def command(self, delivery: Delivery) -> Command:
+        """The XADD of a delivery; raises ``Reject`` where no server takes it."""
+        message = self._messages(delivery)
+        if len(message.body) > self._limit:
+            raise Reject(f"the body has {len(message.body)} bytes; proto-max-bulk-len is {self._limit}")
+        fields: dict[str, str | bytes] = {
+            **message.headers,
+            "content-type": message.content_type,
+            "timestamp": delivery.created_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+            "data": message.body,
+        }
+        return [
+            "XADD",
+            self._stream(delivery),
+            *self._trim,
+            "*",
+            *(part for pair in fields.items() for part in pair),
+        ]
+
+    def _commands(self, deliveries: Sequence[Delivery], answers: dict[int, Answer]) -> dict[int, Command]:
+        commands = {}
+        for at, delivery in enumerate(deliveries):
+            try:
+                commands[at] = self.command(delivery)
+            except Exception as error:
+                answers[at] = answer_of(error)
+        return commands
+
+    async def _ask(
+        self, connection: Connection, commands: Mapping[int, Command], answers: dict[int, Answer]
+    ) -> None:
+        """Send the commands in one piece and note each answer as it comes."""
+        await connection.send_packed_command(connection.pack_commands(commands.values()), check_health=False)
+        for at, command in commands.items():
+            try:
+                await connection.read_response()
+            except exceptions.ResponseError as error:
+                answers[at] = self._refused(error, command)
+            else:
+                answers[at] = DELIVERED
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[Connection]:
+        connection = await self._take()
+        try:
+            yield connection
+        except BaseException:
+            # There may be answers under way on it that nobody waits for any more.
+            self._drop(connection)
+            raise
+        self._idle.append(connection)
+
+    async def _take(self) -> Connection:
+        """A connection that nobody uses and the server has not closed."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection._reader is not None and not connection._reader.at_eof():
+                return connection
+            self._drop(connection)
+        connection = self._open()
+        self._writers[connection] = None
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            self._writers[connection] = connection._writer
+            self._limit = await _largest_value(connection)
+        except BaseException as error:
+            self._drop(connection)
+            if isinstance(error, exceptions.ConnectionError):
+                raise self._explained(error, connecting=True) from None
+            raise
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        """End a connection, and forget what it has not sent yet."""
+        # Not the connection's own, which forgets it in trouble and lets it go on to send what is left.
+        writer = self._writers.pop(connection, None) or connection._writer
+        connection._writer = connection._reader = None
+        if writer is not None:
+            writer.transport.abort()
+
+    def _refused(self, error: exceptions.ResponseError, command: Command) -> Answer:
+        reason = f"{self._where} refuses it for the stream {command[1]!r}: {explain(error, self._address)}"
+        if isinstance(error, exceptions.OutOfMemoryError):
+            return Throttled(reason)
+        if isinstance(error, _SERVERS_TROUBLE) or str(error).startswith(_CODES_OF_TROUBLE):
+            return Unavailable(reason)
+        return Retry(reason)
+
+    def _explained(self, error: Exception, *, connecting: bool = False) -> Unavailable:
+        """Why there is no connection, or no more."""
+        reason = explain(error, self._address)
+        match error:
+            case Unavailable():
+                return error
+            case TimeoutError():
+                return Unavailable(f"no answer from {self._where} within {self._timeout:g}s")
+            case exceptions.AuthenticationError() | exceptions.AuthorizationError():
+                return Unavailable(f"{self._where} refuses the credentials: {reason}")
+            case exceptions.ConnectionError() if "max number of clients" in reason:
+                return Throttled(f"{self._where}: {reason}")
+            case exceptions.BusyLoadingError():
+                return Unavailable(f"{self._where} is starting: {reason}")
+            case exceptions.ConnectionError() if connecting:
+                return Unreachable(f"cannot connect to {self._where}: {reason}")
+        return Unavailable(f"{self._where}: {reason}")
+
+
+async def _largest_value(connection: Connection) -> int:
+    """What the server's ``proto-max-bulk-len`` says: it ends the connection of whoever sends more."""
+    try:
+        await connection.send_command("CONFIG", "GET", "proto-max-bulk-len", check_health=False)
+        answer: list[bytes] = await connection.read_response()
+    except exceptions.ResponseError:
+        return LARGEST_VALUE
+    return int(answer[1]) if len(answer) == 2 else LARGEST_VALUE
+
+
+def _opener(address: Address, destination: Destination, *, encrypted: bool) -> Callable[[], Connection]:
+    """Makes connections, which are not connected yet."""
+    setting = f"destination {destination.name!r}: sink = {mask_url(destination.sink)!r}"
+    if len(address.hosts) > 1:
+        raise ConfigError(f"{setting} names more than one host; keep one")
+    if address.path and not re.fullmatch(r"[0-9]{1,9}", address.path, re.ASCII):
+        raise ConfigError(f"{setting}: the path is the database's number, as in redis://host:6379/0")
+    [(host, port)] = address.hosts
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "db": int(address.path or 0),
+        "username": address.user,
+        "password": address.password,
+        # What it takes is bounded by the destination's timeout.
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        "protocol": 2,
+    }
+    if not encrypted:
+        return partial(Connection, **settings)
+    files = {name: address.options.get(name) for name in TLS_OPTIONS}
+    tls_context(address.options, destination)
+    settings |= {"ssl_ca_certs": files["ca"], "ssl_check_hostname": True}
+    settings |= {"ssl_certfile": files["certificate"], "ssl_keyfile": files["key"]}
+    return partial(SSLConnection, **settings)
+
+
+def _trim(options: Mapping[str, Any], destination: Destination) -> Command:
+    if "maxlen" in options:
+        return ["MAXLEN", "~" if options.get("approximate", True) else "=", options["maxlen"]]
+    if "approximate" in options:
+        raise ConfigError(f"destination {destination.name!r}: approximate is of no use without maxlen")
+    return []

@@ -1,0 +1,78 @@
+"""One client of aiobotocore for all requests of a sink."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+
+from relaybox.sinks.sqs_answer import bad_credentials
+from relaybox.sinks.sqs_place import Place
+
+
+class Client:
+    """Makes the client when it is needed, and another where its credentials are no good.
+
+    A client keeps what it found, and never looks again whether there are others.
+    """
+
+    def __init__(self, place: Place, *, connections: int, timeout: float) -> None:
+        self._place = place
+        self._config = AioConfig(
+            # Whether and when to try again, the relay decides.
+            retries={"total_max_attempts": 1},
+            connect_timeout=timeout,
+            read_timeout=timeout,
+            max_pool_connections=connections,
+        )
+        self._making = asyncio.Lock()
+        self._current: _Opened | None = None
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Any]:
+        """The client, for one request."""
+        async with self._making:
+            if self._current is None:
+                self._current = await self._open()
+            opened = self._current
+        opened.users += 1
+        try:
+            yield opened.client
+        except Exception as error:
+            if bad_credentials(error) and opened is self._current:
+                self._current = None
+            raise
+        finally:
+            opened.users -= 1
+            if opened is not self._current and not opened.users:
+                await opened.stack.aclose()
+
+    async def close(self) -> None:
+        """Give up the connections, also those in use."""
+        opened, self._current = self._current, None
+        if opened is not None:
+            await opened.stack.aclose()
+
+    async def _open(self) -> _Opened:
+        place = self._place
+        stack = AsyncExitStack()
+        making = AioSession(profile=place.profile).create_client(
+            place.service,
+            region_name=place.region,
+            endpoint_url=place.endpoint,
+            aws_access_key_id=place.address.user,
+            aws_secret_access_key=place.address.password,
+            config=self._config,
+        )
+        return _Opened(await stack.enter_async_context(making), stack)
+
+
+class _Opened:
+    def __init__(self, client: Any, stack: AsyncExitStack) -> None:
+        self.client = client
+        self.stack = stack
+        self.users = 0

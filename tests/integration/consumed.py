@@ -1,0 +1,137 @@
+"""What consumers are tested with: a database with an inbox and a table for effects, and messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import sqlalchemy as sa
+
+from relaybox import Event, Outbox
+from relaybox.envelope import Envelope, packer
+from relaybox.event import Delivery
+from relaybox.signature import parse_keys, sign
+
+SECRET = "whsec_" + "c2VjcmV0" * 4
+OTHER_SECRET = "whsec_" + "b3RoZXJz" * 4
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
+ASYNC_DRIVERS = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
+
+METADATA = sa.MetaData()
+EFFECT = sa.Table(
+    "effect",
+    METADATA,
+    sa.Column("n", sa.Integer, primary_key=True),
+    sa.Column("event_id", sa.String(36)),
+    sa.Column("note", sa.String(200)),
+)
+
+
+def driven(url: str, drivers: dict[str, str]) -> sa.URL:
+    """The URL as SQLAlchemy takes it."""
+    made = sa.make_url(url)
+    return made.set(drivername=drivers[made.drivername])
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A database with an inbox and ``effect``."""
+
+    url: str
+    engine: sa.Engine
+
+    def effects(self) -> list[tuple[str, str]]:
+        """What handlers left, in the order they did."""
+        with self.engine.begin() as connection:
+            rows = connection.execute(sa.select(EFFECT.c.event_id, EFFECT.c.note).order_by(EFFECT.c.n))
+            return [(row[0], row[1]) for row in rows]
+
+    def marks(self, consumer: str = "books") -> int:
+        """How many messages the inbox remembers for a consumer."""
+        count = sa.text("SELECT count(*) FROM inbox_message WHERE consumer = :consumer")
+        with self.engine.begin() as connection:
+            return connection.scalar(count, {"consumer": consumer}) or 0
+
+
+@contextmanager
+def ground(url: str) -> Iterator[Ground]:
+    """Make the tables."""
+    Outbox(url).migrate()
+    engine = sa.create_engine(driven(url, DRIVERS))
+    METADATA.create_all(engine)
+    try:
+        yield Ground(url, engine)
+    finally:
+        engine.dispose()
+
+
+def insert(event: Event, note: str | None = None) -> sa.Insert:
+    """The effect of an event."""
+    return EFFECT.insert().values(event_id=str(event.id), note=event.type if note is None else note)
+
+
+def delivery(event_type: str = "order.paid", payload: str | None = '{"total":42}', **given: Any) -> Delivery:
+    """A delivery as a relay has it."""
+    event_id = given.pop("event_id", None) or uuid4()
+    fields: dict[str, Any] = {
+        "payload_data": None,
+        "payload_encoding": None,
+        "headers": "{}",
+        "aggregate_type": "Order",
+        "aggregate_id": "7",
+        **given,
+    }
+    return Delivery(
+        id=uuid4(),
+        event_id=event_id,
+        event_type=event_type,
+        payload=payload,
+        ordering_key=None,
+        position=1,
+        idempotency_key=str(event_id),
+        attempts=1,
+        max_attempts=5,
+        crashes=0,
+        created_at=datetime(2026, 11, 15, 6, 15, 12, tzinfo=UTC),
+        destination="books",
+        lease_token=uuid4(),
+        lease_owner="test",
+        **fields,
+    )
+
+
+def packed(event_type: str = "order.paid", format: Any = "json", **given: Any) -> tuple[UUID, Envelope]:
+    """An event in a format."""
+    made = delivery(event_type, **given)
+    return made.event_id, packer(format)(made)
+
+
+def request(
+    event_type: str = "order.paid", format: Any = "json", *, secret: str = SECRET, at: float = 0, **given: Any
+) -> tuple[dict[str, str], bytes]:
+    """A signed request, made ``at`` seconds from now."""
+    event_id, (body, content_type, headers) = packed(event_type, format, **given)
+    return signed(str(event_id), body, secret, at) | {"content-type": content_type, **headers}, body
+
+
+def signed(message_id: str, body: bytes, secret: str = SECRET, at: float = 0) -> dict[str, str]:
+    """The headers that vouch for a body."""
+    timestamp = int(time.time() + at)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": sign(parse_keys(secret), message_id, timestamp, body),
+    }
+
+
+def until(met: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for a condition of another process or thread."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,71 @@
+"""What stands in the topics of a Kafka broker, read by a plain consumer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+SECONDS = 30.0
+_log = logging.getLogger("tests.kafka")
+
+
+def make_topic(bootstrap: str, name: str | None = None, partitions: int = 1, **config: str) -> str:
+    """Make a topic, of settings such as ``cleanup_policy="compact"``, and say its name."""
+    name = name or f"topic-{uuid4()}"
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    admin = AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
+    [made] = admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values()
+    made.result(SECONDS)
+    return name
+
+
+def read(
+    bootstrap: str, topic: str, until: Callable[[list[Message]], bool] = lambda _: True
+) -> list[Message]:
+    """All messages of a topic, those of each partition in order, once there is what is waited for."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"reader-{uuid4()}",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
+        },
+        logger=_log,
+    )
+    try:
+        partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+        return _to_the_end(consumer, set(partitions), until)
+    finally:
+        consumer.close()
+
+
+def _to_the_end(
+    consumer: Consumer, partitions: set[int], until: Callable[[list[Message]], bool]
+) -> list[Message]:
+    found: list[Message] = []
+    ended: set[int] = set()
+    deadline = time.monotonic() + SECONDS
+    while ended != partitions or not until(found):
+        assert time.monotonic() < deadline, f"{len(found)} messages after {SECONDS:g} s"
+        for message in consumer.consume(1000, 0.05):
+            error = message.error()
+            if error is None:
+                found.append(message)
+                ended.discard(message.partition())
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                _log.warning("%s", error)
+    return found
+
+
+def headers(message: Message) -> dict[str, str]:
+    """The headers as texts."""
+    return {name: value.decode() for name, value in message.headers() or ()}

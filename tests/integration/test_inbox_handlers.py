@@ -1,0 +1,200 @@
+"""``@outbox.handler(..., once=True)``: handler and mark in one transaction of the outbox's database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from relaybox import Destination, Event, Outbox, Reject
+from relaybox.errors import ConfigError
+from relaybox.inboxes import handler
+from tests.integration.shop import Shop, until
+
+KINDS = ("postgresql-18", "postgresql-15", "mariadb", "sqlite")
+EVENTS = 5
+
+effect = sa.Table("effect", sa.MetaData(), sa.Column("n", sa.Integer))
+
+
+class Books:
+    """A shop whose handlers write into a table of their own."""
+
+    def __init__(self, url: str) -> None:
+        self.shop = Shop(url)
+        self.outbox = self.shop.outbox
+        self.calls: list[int] = []
+        self.trouble: list[Exception] = []
+        effect.metadata.create_all(self.shop.engine)
+
+    def register(self, asynchronous: bool) -> None:
+        options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1ms", "jitter": 0}}
+
+        def write(event: Event, connection: sa.Connection) -> None:
+            self.calls.append(event.payload["n"])
+            connection.execute(sa.insert(effect).values(n=event.payload["n"]))
+            if self.trouble:
+                raise self.trouble.pop()
+
+        async def awrite(event: Event, connection: AsyncConnection) -> None:
+            await connection.run_sync(lambda inner: write(event, inner))
+
+        self.outbox.handler("*", **options)(awrite if asynchronous else write)
+
+    def effects(self) -> list[int]:
+        with self.shop.engine.connect() as connection:
+            return sorted(connection.scalars(sa.select(effect.c.n)))
+
+    def marks(self) -> list[str]:
+        with self.shop.engine.connect() as connection:
+            return list(connection.scalars(sa.select(self.outbox.tables.inbox.c.consumer)))
+
+    def deliver_again(self) -> None:
+        """As if the relay had died before it could write that they are delivered."""
+        event = self.outbox.tables.event
+        again = {"status": "pending", "delivered_at": None, "next_attempt_at": event.c.created_at}
+        with self.shop.engine.begin() as connection:
+            connection.execute(sa.update(event).values(**again))
+
+
+@pytest.fixture(params=KINDS)
+def books(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Books]:
+    made = Books(fresh_database(request.param))
+    yield made
+    made.shop.engine.dispose()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+async def test_a_delivery_that_comes_again_is_acknowledged_without_a_call(
+    books: Books, asynchronous: bool
+) -> None:
+    books.register(asynchronous)
+    books.shop.emit(EVENTS)
+    await books.outbox.adrain()
+    assert books.effects() == sorted(books.calls) == list(range(EVENTS))
+    assert books.marks() == ["books"] * EVENTS
+    books.deliver_again()
+    await books.outbox.adrain()
+    assert books.shop.states() == {"delivered": EVENTS}
+    assert books.effects() == sorted(books.calls) == list(range(EVENTS))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+async def test_what_a_handler_wrote_goes_with_its_failure_and_the_next_attempt_does_it(
+    books: Books, asynchronous: bool
+) -> None:
+    books.register(asynchronous)
+    books.trouble = [ZeroDivisionError("no luck")]
+    books.shop.emit(1)
+    await books.outbox.adrain()
+    while books.shop.states() != {"delivered": 1}:
+        assert (books.effects(), books.marks()) == ([], [])
+        await asyncio.sleep(0.01)
+        await books.outbox.adrain()
+    assert books.calls == [0, 0]
+    assert (books.effects(), books.marks()) == ([0], ["books"])
+    assert [row[1:] for row in books.shop.rows()] == [(2, "ZeroDivisionError: no luck")]
+
+
+async def test_a_rejection_rolls_back_too(books: Books) -> None:
+    books.register(asynchronous=True)
+    books.trouble = [Reject("never")]
+    books.shop.emit(1)
+    await books.outbox.adrain()
+    assert books.shop.states() == {"failed": 1}
+    assert (books.effects(), books.marks()) == ([], [])
+
+
+# One database is enough
+
+
+@pytest.fixture
+def postgres(fresh_database: Callable[[str], str]) -> Iterator[Books]:
+    made = Books(fresh_database("postgresql-18"))
+    yield made
+    made.shop.engine.dispose()
+
+
+async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) -> None:
+    seen = []
+
+    @postgres.outbox.handler("*", name="one", once=True)
+    def one(event: Event) -> None:
+        seen.append(event.payload["n"])
+
+    @postgres.outbox.handler("*", name="other", once=True)
+    async def other(event: Event) -> None:
+        seen.append(event.payload["n"])
+
+    postgres.shop.emit(1)
+    await postgres.outbox.adrain()
+    assert seen == [0, 0]
+    assert sorted(postgres.marks()) == ["one", "other"]
+
+
+async def test_no_connection_is_left_behind(postgres: Books) -> None:
+    postgres.register(asynchronous=False)
+    postgres.outbox.handler("*", name="other", once=True)(_nothing)
+    postgres.shop.emit(20)
+    await postgres.outbox.adrain()
+    count = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    with postgres.shop.engine.connect() as connection:
+        await until(lambda: connection.scalar(count) == 1, "the connections closed")
+    assert postgres.shop.states() == {"delivered": 40}
+
+
+async def _nothing(event: Event, connection: AsyncConnection) -> None:
+    assert connection.in_transaction()
+
+
+async def test_a_call_that_is_late_and_the_one_after_it_have_one_effect(postgres: Books) -> None:
+    """The thread of the first runs on; the second waits for its transaction, and does nothing."""
+    calls, go_on = [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @postgres.outbox.handler(
+        "*", name="slow", once=True, timeout="300ms", lease="1s", backoff={"base": "1ms", "jitter": 0}
+    )
+    def slow(event: Event, connection: sa.Connection) -> None:
+        calls.append(event.payload["n"])
+        connection.execute(sa.insert(effect).values(n=event.payload["n"]))
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
+
+    postgres.shop.emit(1)
+    async with postgres.outbox.relay():
+        await until(lambda: postgres.shop.rows()[0][1] == 2, "a second attempt")
+        go_on.set()
+        await until(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
+    assert calls == [0]
+    assert postgres.effects() == [0]
+
+
+async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: Books) -> None:
+    @postgres.outbox.handler("*", name="late", once=True)
+    def late(event: Event, connection: Any) -> Any:
+        return _nothing(event, connection)
+
+    postgres.shop.emit(1)
+    await postgres.outbox.adrain()
+    [(status, _, error)] = postgres.shop.rows()
+    assert (status, postgres.marks()) == ("failed", [])
+    assert "write async def" in str(error)
+
+
+def test_only_a_function_can_run_once() -> None:
+    with pytest.raises(ConfigError, match=r"'runner': once = True: only functions"):
+        Destination("runner", "https://example.org/", once=True)
+    with pytest.raises(ConfigError, match="write true or false"):
+        Outbox("sqlite://").handler("*", once="yes")(print)
+
+
+def test_mariadb_without_a_synchronous_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "find_spec", lambda name: None)
+    outbox = Outbox("mysql://localhost/x", notify=False)
+    outbox.handler("*", name="books", once=True)(lambda event: None)
+    with pytest.raises(ConfigError, match=r"'books': once = true.*PyMySQL or mysqlclient"):
+        outbox.relay()

@@ -1,0 +1,306 @@
+"""Events as messages in a real stream of NATS, and a server that refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import nats
+import pytest
+from nats.js.api import DiscardPolicy
+
+from relaybox import Destination
+from relaybox.errors import ConfigError
+from relaybox.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
+from relaybox.sinks.nats import LONGEST_SUBJECT, NatsSink
+from relaybox.testing.sink_contract import make_delivery
+from tests.conftest import available
+from tests.integration.jetstream import Place, send, sink_to, stream
+from tests.integration.test_http_exchange import certificate
+from tests.servers import base
+from tests.servers import nats as server
+
+
+@pytest.fixture
+async def place(nats_url: str) -> AsyncIterator[Place]:
+    async with stream(nats_url) as place:
+        yield place
+
+
+async def test_an_event_is_a_message_with_its_headers(place: Place) -> None:
+    delivery = make_delivery('{"total": 42}', headers='{"tenant": "acme", "of": 7, "note": "grün"}')
+    assert await send(place.url, delivery) == [Delivered()]
+    [message] = await place.messages()
+    assert message.subject == f"{place.name}.order.paid"
+    assert json.loads(message.data)["data"] == {"total": 42}
+    assert message.headers == {
+        "Nats-Msg-Id": str(delivery.event_id),
+        "event-id": str(delivery.event_id),
+        "event-type": "order.paid",
+        "aggregate-type": "Order",
+        "aggregate-id": "1",
+        "content-type": "application/json",
+        "tenant": "acme",
+        "of": "7",
+        "note": "grün",
+    }
+
+
+async def test_the_subject_is_made_of_the_event_and_the_bare_payload_of_bytes_is_the_body(
+    nats_url: str, place: Place
+) -> None:
+    url = f"{nats_url}/{place.name}.{{tenant}}.{{aggregate_type}}.{{aggregate_id}}"
+    delivery = make_delivery(data=b"\xff\x00", headers='{"tenant": "acme"}')
+    assert await send(url, delivery, format="payload") == [Delivered()]
+    [message] = await place.messages()
+    assert (message.subject, message.data) == (f"{place.name}.acme.Order.1", b"\xff\x00")
+
+
+async def test_what_arrives_twice_is_stored_once_and_delivered(place: Place) -> None:
+    delivery = make_delivery()
+    again = msgspec.structs.replace(delivery, attempts=2)
+    assert await send(place.url, delivery, again) == [Delivered()] * 2
+    assert len(await place.messages()) == 1
+
+
+async def test_two_destinations_may_put_an_event_into_one_stream_under_two_subjects(
+    nats_url: str, place: Place
+) -> None:
+    delivery = make_delivery()
+    other = msgspec.structs.replace(delivery, id=uuid4())
+    assert await send(f"{nats_url}/{place.name}.a", delivery) == [Delivered()]
+    for _ in range(2):
+        assert await send(f"{nats_url}/{place.name}.b", other) == [Delivered()]
+    messages = await place.messages()
+    assert [message.subject for message in messages] == [f"{place.name}.a", f"{place.name}.b"]
+    assert [message.headers["event-id"] for message in messages] == [str(delivery.event_id)] * 2
+
+
+@pytest.mark.parametrize("mark", ["relaybox-replay", "relaybox-dead-letter-from"])
+async def test_a_copy_that_was_asked_for_is_no_duplicate(place: Place, mark: str) -> None:
+    first = make_delivery()
+    copy = msgspec.structs.replace(first, id=uuid4(), headers=json.dumps({mark: "shop"}))
+    assert await send(place.url, first, copy, copy) == [Delivered()] * 3
+    assert [message.headers["event-id"] for message in await place.messages()] == [str(first.event_id)] * 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "a b",
+        "a\tb",
+        "a\r\nPUB x 0\r\n",
+        "a\u2003b",
+        "*",
+        "a*",
+        ">",
+        "a.>",
+        ".a",
+        "a.",
+        "a..b",
+        "a\x00",
+        "\x7f",
+    ],
+)
+async def test_what_makes_no_subject_is_rejected_and_says_so(place: Place, nats_url: str, value: str) -> None:
+    bad = msgspec.structs.replace(make_delivery(), aggregate_id=value)
+    [rejected, passed] = await send(f"{nats_url}/{place.name}.{{aggregate_id}}", bad, make_delivery())
+    assert isinstance(rejected, Reject)
+    assert "is no subject" in rejected.reason
+    assert passed == Delivered()
+    assert len(await place.messages()) == 1
+
+
+async def test_no_event_leads_to_the_servers_own_subjects(nats_url: str, place: Place) -> None:
+    bad = msgspec.structs.replace(
+        make_delivery(), aggregate_type="$JS", event_type=f"API.STREAM.DELETE.{place.name}"
+    )
+    [answer] = await send(nats_url, bad)
+    assert isinstance(answer, Reject)
+    assert "the server's own" in answer.reason
+    assert await place.messages() == []
+
+
+async def test_a_subject_has_a_length(nats_url: str, place: Place) -> None:
+    url = f"{nats_url}/{place.name}.{{tenant}}"
+    room = LONGEST_SUBJECT - len(place.name) - 1
+    fits, over = (make_delivery(headers=json.dumps({"tenant": "x" * size})) for size in (room, room + 1))
+    [passed, rejected] = await send(url, fits, over)
+    assert passed == Delivered()
+    assert isinstance(rejected, Reject)
+    assert f"the limit is {LONGEST_SUBJECT}" in rejected.reason
+
+
+@pytest.mark.parametrize("header", ["a b", "a:b", "größe", "", "a\r\nb", "Nats-Rollup", "nats-msg-id"])
+async def test_a_header_that_nats_does_not_take_is_rejected_by_name(place: Place, header: str) -> None:
+    bad, good = make_delivery(headers=json.dumps({header: "all"})), make_delivery()
+    [rejected, passed] = await send(place.url, bad, good)
+    assert isinstance(rejected, Reject)
+    assert repr(header) in rejected.reason
+    assert passed == Delivered()
+
+
+async def test_a_line_break_in_a_header_is_rejected(place: Place) -> None:
+    [answer] = await send(place.url, make_delivery(headers=json.dumps({"note": "a\r\nb: c"})))
+    assert isinstance(answer, Reject)
+    assert "'note' has a line break" in answer.reason
+
+
+async def test_without_a_stream_it_is_unavailable_and_names_the_subject(nats_url: str) -> None:
+    name = f"s{uuid4().hex}"
+    async with sink_to(f"{nats_url}/{name}") as sink, await nats.connect(nats_url) as client:
+        [answer] = await sink.send([make_delivery()])
+        assert isinstance(answer, Unavailable)
+        assert f"takes the subject '{name}'" in answer.reason
+        await client.jetstream().add_stream(name=name, subjects=[name])
+        assert await sink.send([make_delivery()]) == [Delivered()]
+        await client.jetstream().delete_stream(name)
+
+
+async def test_an_answer_that_is_not_from_a_stream_is_no_acknowledgement(nats_url: str) -> None:
+    subject = f"s{uuid4().hex}"
+    async with await nats.connect(nats_url) as client:
+
+        async def answer(message: Any) -> None:
+            await message.respond(b"thank you")
+
+        await client.subscribe(subject, cb=answer)
+        await client.flush()
+        [said] = await send(f"{nats_url}/{subject}", make_delivery())
+    assert isinstance(said, Unavailable)
+    assert "is no stream" in said.reason
+
+
+async def test_the_largest_message_passes_and_one_byte_more_is_rejected_with_the_limit(place: Place) -> None:
+    limit = place.client.max_payload
+    probe = make_delivery(data=b"")
+    async with sink_to(place.url, format="payload") as sink:
+        assert await sink.send([probe]) == [Delivered()]
+        [stored] = await place.messages()
+        room = limit - 12 - sum(len(name) + len(value) + 4 for name, value in stored.headers.items())
+        fits, over = make_delivery(data=b"x" * room), make_delivery(data=b"x" * (room + 1))
+        [passed, rejected, other] = await sink.send([fits, over, make_delivery()])
+    assert (passed, other) == (Delivered(), Delivered())
+    assert isinstance(rejected, Reject)
+    assert f"max_payload is {limit}" in rejected.reason
+
+
+async def test_a_message_over_the_streams_limit_is_rejected_with_the_limit(nats_url: str) -> None:
+    async with stream(nats_url, max_msg_size=2000) as place:
+        large, small = make_delivery(data=b"x" * 2000), make_delivery()
+        [rejected, passed] = await send(place.url, large, small)
+    assert isinstance(rejected, Reject)
+    assert "max_msg_size" in rejected.reason
+    assert "is 2000" in rejected.reason
+    assert passed == Delivered()
+
+
+async def test_headers_over_the_servers_limit_are_rejected(place: Place) -> None:
+    [answer] = await send(place.url, make_delivery(headers=json.dumps({"note": "x" * 70_000})))
+    assert isinstance(answer, Reject)
+    assert "64k" in answer.reason
+
+
+async def test_a_stream_that_is_full_takes_more_when_there_is_room(nats_url: str) -> None:
+    async with stream(nats_url, max_msgs=1, discard=DiscardPolicy.NEW) as place, sink_to(place.url) as sink:
+        assert await sink.send([make_delivery()]) == [Delivered()]
+        [full] = await sink.send([make_delivery()])
+        assert isinstance(full, Throttled)
+        assert "maximum messages exceeded" in full.reason
+        await place.client.jetstream().purge_stream(place.name)
+        assert await sink.send([make_delivery()]) == [Delivered()]
+
+
+async def test_what_another_stream_would_take_is_not_given_to_it(nats_url: str, place: Place) -> None:
+    [answer] = await send(place.url, make_delivery(), options={"stream": "orders"})
+    assert isinstance(answer, Unavailable)
+    assert "'orders'" in answer.reason
+    assert await place.messages() == []
+    assert await send(place.url, make_delivery(), options={"stream": place.name}) == [Delivered()]
+
+
+@pytest.mark.parametrize(
+    ("rules", "login", "settings"),
+    [
+        ('user: "shop", password: "s3cret word"', "shop:s3cret%20word", {}),
+        ('user: "shop", password: "s3cret word"', "shop", {"auth": "s3cret word"}),
+        ('token: "s3cret word"', "s3cret%20word", {}),
+        ('token: "s3cret word"', "", {"auth": "s3cret word"}),
+    ],
+)
+async def test_credentials_are_checked_and_never_shown(
+    rules: str, login: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with available("NATS", server.broker(f"authorization {{ {rules} }}")) as started:
+        url = server.url_of(started)
+        async with sink_to(f"{server.url_of(started, login)}/orders", **settings) as sink:
+            [answer] = await sink.send([make_delivery()])
+            assert isinstance(answer, Unavailable)
+            assert "no stream" in answer.reason
+            assert "s3cret" not in f"{answer}{sink!r}"
+        for wrong in ("shop:wr0ng", "wr0ng"):
+            [refused] = await send(f"{url.replace('//', f'//{wrong}@')}/orders", make_delivery())
+            assert isinstance(refused, Unavailable)
+            assert "refuses the credentials" in refused.reason
+            assert "wr0ng" not in refused.reason
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_a_subject_that_is_not_permitted_is_answered_at_once_and_holds_up_no_other() -> None:
+    allowed = '{publish: ["Order.ok", "$JS.API.STREAM.CREATE.>"], subscribe: "_INBOX.>"}'
+    user = f"{{user: a, password: b, permissions: {allowed}}}"
+    with available("NATS", server.broker(f"authorization {{ users: [{user}] }}")) as started:
+        url = server.url_of(started, "a:b")
+        async with await nats.connect(url) as client, sink_to(url) as sink:
+            await client.jetstream().add_stream(name="orders", subjects=["Order.>"])
+            good = msgspec.structs.replace(make_delivery(), event_type="ok")
+            begun = time.monotonic()
+            [refused, passed] = await sink.send([make_delivery(), good])
+            assert time.monotonic() - begun < 5
+            # It may not look at what the stream has, and takes its word for a duplicate.
+            assert await sink.send([good]) == [Delivered()]
+    assert isinstance(refused, Unavailable)
+    assert "permissions violation" in refused.reason
+    assert passed == Delivered()
+
+
+async def test_tls_is_verified_and_insisted_on(nats_url: str) -> None:
+    with base.workspace() as directory:
+        file = certificate(directory / "server.pem")
+        tls = f'tls {{ cert_file: "{file}", key_file: "{file}" }}'
+        with available("NATS", server.broker(tls)) as started:
+            url = f"{server.url_of(started)}/orders"
+            [trusted] = await send(url, make_delivery(), options={"ca": str(file)})
+            [unknown] = await send(url, make_delivery())
+    assert isinstance(trusted, Unavailable)
+    assert "no stream" in trusted.reason
+    assert isinstance(unknown, Unreachable)
+    assert "TLS with" in unknown.reason
+    [plain] = await send(f"{nats_url}/orders", make_delivery(), options={"tls": True})
+    assert isinstance(plain, Unavailable)
+    assert "does not offer TLS" in plain.reason
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("nats://h/a.>", {}, "wildcards"),
+        ("nats://h/a..b", {}, "empty parts"),
+        ("nats://h/{order}.a", {}, "names 'order'"),
+        ("nats://h/a?steram=x", {}, "did you mean 'stream'"),
+        ("nats://h/a?stream=", {}, "write a text"),
+        ("nats://h:x/a", {}, "host:port"),
+        ("nats://h/a", {"key": "x"}, "without certificate"),
+        ("nats://h/a", {"ca": "/nowhere"}, "cannot be read"),
+        ("nats://h/a", {"creds": "/nowhere"}, "creds"),
+        ("nats://h/a?tls=yes", {}, "true or false"),
+    ],
+)
+def test_settings_that_are_wrong_are_told(url: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NatsSink(Destination("shop", url, options=options))

@@ -1,0 +1,207 @@
+"""Deliveries as messages in queues and topics of moto's server, and a service that is in trouble."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from relaybox import Destination
+from relaybox.event import Delivery
+from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
+from relaybox.parts import open_sink
+from relaybox.sink import Answer
+from relaybox.testing.sink_contract import make_delivery, type_of
+from tests.integration.amazon import Amazon, sink_at
+from tests.integration.receivers import answer, answering
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def amazon(moto_url: str) -> Iterator[Amazon]:
+    with Amazon(moto_url) as amazon:
+        yield amazon
+
+
+async def send(sink: str, *deliveries: Delivery, **options: Any) -> list[Answer]:
+    opened = open_sink(Destination("shop", sink, **options), {})
+    try:
+        return list(await opened.send(deliveries))
+    finally:
+        await opened.close()
+
+
+async def test_a_message_is_the_event_and_says_what_it_is(amazon: Amazon) -> None:
+    queue = amazon.queue()
+    headers = {"tenant": "acme", "traceparent": TRACEPARENT, "event-id": "forged", "retry": [1]}
+    delivery = make_delivery(headers=json.dumps(headers))
+    assert await send(amazon.sink(queue.name), delivery) == [Delivered()]
+
+    [message] = amazon.take(queue)
+    assert (message.json["id"], message.json["data"]) == (str(delivery.event_id), {"total": 42})
+    assert message.attributes == {
+        "event-id": str(delivery.event_id),
+        "event-type": "order.paid",
+        "aggregate-type": "Order",
+        "aggregate-id": "1",
+        "content-type": "application/json",
+        "traceparent": TRACEPARENT,
+        "retry": "[1]",
+        "tenant": "acme",
+    }
+
+
+async def test_of_the_emitters_headers_there_are_as_many_as_there_is_room_for(amazon: Amazon) -> None:
+    queue = amazon.queue()
+    headers = {f"h{number}": str(number) for number in range(9)} | {"a": ""}
+    assert await send(amazon.sink(queue.name), make_delivery(headers=json.dumps(headers))) == [Delivered()]
+
+    [message] = amazon.take(queue)
+    assert len(message.attributes) == 10
+    assert sorted(message.attributes.keys() & headers) == ["h0", "h1", "h2", "h3", "h4"]
+
+
+async def test_bytes_are_base64_and_say_so(amazon: Amazon) -> None:
+    queue = amazon.queue()
+    delivery = make_delivery(data=b"\xff\x00")
+    assert await send(amazon.sink(queue.name), delivery, format="payload") == [Delivered()]
+
+    [message] = amazon.take(queue)
+    assert base64.b64decode(message.body) == b"\xff\x00"
+    assert message.attributes["content-type"] == "application/octet-stream"
+    assert message.attributes["content-transfer-encoding"] == "base64"
+
+
+async def test_a_character_that_sqs_refuses_is_escaped_in_a_body_of_json(amazon: Amazon) -> None:
+    queue = amazon.queue()
+    delivery = make_delivery('{"text": "\ufffe\uffff\U0001f600\x7f"}')
+    assert await send(amazon.sink(queue.name), delivery, format="payload") == [Delivered()]
+
+    [message] = amazon.take(queue)
+    assert message.body == '{"text": "\\ufffe\\uffff\U0001f600\x7f"}'
+    assert message.json == {"text": "\ufffe\uffff\U0001f600\x7f"}
+
+
+async def test_in_a_fifo_queue_the_group_is_the_key_and_a_second_delivery_is_none(amazon: Amazon) -> None:
+    queue = amazon.queue(".fifo")
+    first = make_delivery(key="Order:1")
+    again = msgspec.structs.replace(first, attempts=2)
+    assert await send(amazon.sink(queue.name), first) == [Delivered()]
+    assert await send(amazon.sink(queue.name), again, make_delivery()) == [Delivered()] * 2
+
+    messages = amazon.take(queue)
+    assert sorted(str(message.group) for message in messages) == ["1", "Order:1"]
+    assert str(first.event_id) in {message.deduplication for message in messages}
+
+
+async def test_keys_that_are_no_name_of_a_group_are_told_apart_by_a_digest(amazon: Amazon) -> None:
+    queue = amazon.queue(".fifo")
+    keys = ["Order:ü", "Order: 2", "x" * 200, "x" * 201, "x" * 128]
+    assert await send(amazon.sink(queue.name), *(make_delivery(key=key) for key in keys)) == [Delivered()] * 5
+
+    groups = [str(message.group) for message in amazon.take(queue)]
+    assert len(set(groups)) == 5
+    assert sum(re.fullmatch(r"sha256:[0-9a-f]{64}", group) is not None for group in groups) == 4
+    assert "x" * 128 in groups
+
+
+@pytest.mark.parametrize(
+    ("delivery", "reason"),
+    [
+        (make_delivery(headers='{"my header": "1"}'), "'my header' is no name of an attribute"),
+        (make_delivery(headers='{"AWS.trace": "1"}'), "'AWS.trace' is no name"),
+        (make_delivery(headers='{"a..b": "1"}'), "'a..b' is no name"),
+        (make_delivery(headers='{"%s": "1"}' % ("a" * 257)), "is no name"),
+        (make_delivery(headers='{"note": "\\u0007"}'), r"'note' holds '\\x07'"),
+        (make_delivery('"%s"' % ("x" * 1_048_576)), "no more than 1048576"),
+        (make_delivery(data=b""), "empty"),
+    ],
+)
+async def test_what_sqs_would_refuse_is_rejected_and_spoils_nothing(
+    amazon: Amazon, delivery: Delivery, reason: str
+) -> None:
+    queue = amazon.queue()
+    format = "payload" if delivery.payload_data is not None else "json"
+    others = [make_delivery() for _ in range(9)]
+    answers = await send(amazon.sink(queue.name), *others[:4], delivery, *others[4:], format=format)
+    assert [type_of(one) for one in answers] == [*[Delivered] * 4, Reject, *[Delivered] * 5]
+    rejected = answers[4]
+    assert isinstance(rejected, Reject)
+    assert re.search(reason, rejected.reason)
+    assert len(amazon.take(queue)) == 9
+
+
+async def test_large_messages_are_spread_over_requests(amazon: Amazon) -> None:
+    queue = amazon.queue()
+    batch = [make_delivery('"%s"' % (str(number) * 200_000)) for number in range(10)]
+    assert await send(amazon.sink(queue.name), *batch) == [Delivered()] * 10
+    assert sorted(message.json["data"][0] for message in amazon.take(queue)) == list("0123456789")
+
+
+async def test_a_queue_with_a_lower_limit_says_so_of_the_message_that_is_over_it(amazon: Amazon) -> None:
+    queue = amazon.queue(MaximumMessageSize="2048")
+    batch = [make_delivery(), make_delivery('"%s"' % ("x" * 4_000)), make_delivery()]
+    answers = await send(amazon.sink(queue.name), *batch)
+    assert [type_of(one) for one in answers] == [Delivered, Reject, Delivered]
+    assert "2048" in str(answers[1])
+
+
+async def test_events_go_to_the_queue_of_their_fields_and_a_missing_one_is_alone(
+    amazon: Amazon,
+) -> None:
+    there, also = amazon.queue(), amazon.queue()
+    names = [there.name, also.name, "missing", "no name", there.name]
+    batch = [make_delivery(headers=json.dumps({"tenant": name})) for name in names]
+    answers = await send(amazon.sink("{tenant}"), *batch, make_delivery())
+    assert [type_of(one) for one in answers] == [Delivered, Delivered, Unavailable, Reject, Delivered, Reject]
+    assert "'no name' is no name of an SQS queue" in str(answers[3])
+    assert "needs a tenant" in str(answers[5])
+    assert (len(amazon.take(there)), len(amazon.take(also))) == (2, 1)
+
+
+async def test_a_queue_of_another_account_is_asked_for_there(amazon: Amazon) -> None:
+    queue = amazon.queue()
+    account = queue.url.split("/")[-2]
+    assert await send(amazon.sink(f"{account}/{queue.name}"), make_delivery()) == [Delivered()]
+    arn = f"arn:aws:sqs:eu-west-1:{account}:{queue.name}"
+    assert await send(amazon.sink(arn), make_delivery()) == [Delivered()]
+    assert len(amazon.take(queue)) == 2
+    # moto answers for every account.
+    async with answering(answer("400 Bad Request", b"{}")) as service:
+        sink = sink_at(f"http://127.0.0.1:{service.port}", "999999999999/orders")
+        assert isinstance((await send(sink, make_delivery()))[0], Retry)
+    asked = json.loads(service.requests[0].body)
+    assert asked == {"QueueName": "orders", "QueueOwnerAWSAccountId": "999999999999"}
+
+
+@pytest.mark.parametrize("suffix", ["", ".fifo"])
+async def test_a_topic_gets_messages_and_hands_them_on(amazon: Amazon, suffix: str) -> None:
+    arn, queue = amazon.topic(suffix)
+    batch = [make_delivery(key="Order:1", headers='{"tenant": "acme"}') for _ in range(12)]
+    assert await send(amazon.sink(arn), *batch) == [Delivered()] * 12
+    messages = amazon.take(queue)
+    ids = [message.attributes["event-id"] for message in messages]
+    assert ids == [str(delivery.event_id) for delivery in batch]
+    assert {message.attributes["tenant"] for message in messages} == {"acme"}
+    assert {message.group for message in messages} == ({"Order:1"} if suffix else {None})
+
+
+async def test_a_topic_that_is_missing_is_named(amazon: Amazon) -> None:
+    arn, _ = amazon.topic()
+    [missing] = await send(amazon.sink(f"{arn}-later"), make_delivery())
+    assert isinstance(missing, Unavailable)
+    assert "no SNS topic 'shop-" in missing.reason
+
+
+async def test_the_rest_of_a_key_waits_for_a_message_that_did_not_arrive(amazon: Amazon) -> None:
+    queue = amazon.queue(".fifo")
+    run = [make_delivery(key="a") for _ in range(3)]
+    run[1] = msgspec.structs.replace(run[1], headers='{"my header": "1"}')
+    answers = await send(amazon.sink(queue.name), *run, make_delivery(key="b"))
+    assert [type_of(one) for one in answers] == [Delivered, Reject, Released, Delivered]
