@@ -25,10 +25,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
 from relaybox.config import Route
 from relaybox.errors import ConfigError, shorten
 from relaybox.event import Event
-from relaybox.outcome import Reject, Retry, Unavailable, wait
+from relaybox.outcome import Reject, Retry, Unavailable, unfinished, wait
 from relaybox.routing import Routes
 from relaybox.setting import parse_name
 from relaybox.sink import describe
@@ -163,11 +167,11 @@ class Consumer:
             ):
                 began = True
                 for handler in handlers if first else ():
-                    handler(event, connection)
+                    finished(handler(event, connection))
                 ended = True
         except Exception as error:
             return self._failed(event, error, began)
-        return Done(duplicate=not first) if ended else _SWALLOWED
+        return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
 
     async def ahandle(self, event: Event) -> Verdict:
         """Run the handlers of an event: asynchronous ones in this loop, others in a thread."""
@@ -187,12 +191,12 @@ class Consumer:
                     await handler(event, connection)
                 ended = True
         except asyncio.CancelledError as error:
-            if _cancelled():
+            if cancelled():
                 raise
             return self._failed(event, error, began)
         except Exception as error:
             return self._failed(event, error, began)
-        return Done(duplicate=not first) if ended else _SWALLOWED
+        return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
 
     def _failed(self, event: Event, error: BaseException, began: bool) -> Verdict:
         match error:
@@ -210,7 +214,7 @@ class Consumer:
         return Crashed(describe(error)) if began else Later("the receiver's database is not ready")
 
 
-_SWALLOWED = Crashed("a handler failed, and the context manager of transaction swallowed its exception")
+SWALLOWED = "a handler failed, and the context manager of transaction swallowed its exception"
 _FIX_SYNC = (
     "handlers that are no async functions need a context manager (`with`): give a sessionmaker, an Engine or "
     "a function made with contextlib.contextmanager"
@@ -244,6 +248,9 @@ def opened(begin: Callable[[], Any]) -> AbstractContextManager[Any]:
     block = begin()
     if not hasattr(type(block), "__enter__"):
         raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_SYNC}")
+    if isinstance(block, (Connection, Session)):
+        block.close()
+        raise _uncommitted(block)
     return block  # type: ignore[no-any-return]
 
 
@@ -252,11 +259,30 @@ def aopened(begin: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
     block = begin()
     if not hasattr(type(block), "__aenter__"):
         raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_ASYNC}")
+    if isinstance(block, (AsyncConnection, AsyncSession)):
+        raise _uncommitted(block)
     return block  # type: ignore[no-any-return]
 
 
-def _cancelled() -> bool:
-    """Whether whoever waits has given up; else it is a handler that cancelled itself."""
+def _uncommitted(block: Any) -> ConfigError:
+    return ConfigError(
+        f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
+        "sessionmaker itself, or its begin"
+    )
+
+
+def finished(result: Any) -> Any:
+    """What a plain handler returned; raises ``ConfigError`` where its work would run after the commit."""
+    if unfinished(result):
+        raise ConfigError(
+            "the handler returned an awaitable, which would run after the commit; write async def, or wait "
+            "for it"
+        )
+    return result
+
+
+def cancelled() -> bool:
+    """Whether whoever waits has given up; else it is a handler or a client that cancelled itself."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -6,10 +6,11 @@ one of the values ``Delivered``, ``Retried``, ``Failed`` and ``Released``, and a
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 class Retry(Exception):
@@ -80,6 +81,14 @@ class Released:
 
 
 Outcome: TypeAlias = Delivered | Retried | Failed | Released
+
+
+def unfinished(result: Any) -> bool:
+    """Whether a handler returned an awaitable: its work has yet to run. A coroutine is given up."""
+    if inspect.iscoroutine(result):
+        result.close()
+    return inspect.isawaitable(result)
+
 
 LONGEST_WAIT = 10 * 365 * 86_400.0
 """Seconds; every database can add them to its clock."""

@@ -93,9 +93,11 @@ def open_relay(
         for name, destination in destinations.items()
         if not destination.handed_over and (only is None or name in only)
     ]
-    marking = _once_handlers([destinations[name] for name in served], handlers, settings.database, tables)
-    handlers = {**handlers, **marking}
-    sinks = _open_sinks([destinations[name] for name in served], handlers, sink_of or open_sink, left_out)
+    marking = _once_handlers(
+        [destinations[name] for name in served], handlers, settings.database, tables, left_out
+    )
+    opening = [destinations[name] for name in served if not destinations[name].once or name in marking]
+    sinks = _open_sinks(opening, {**handlers, **marking}, sink_of or open_sink, left_out)
     opened: list[Store | Wake] = []
     if wake is None:
         opened.append(wake := open_wake(settings))
@@ -156,15 +158,26 @@ def _open_lane(
 
 
 def _once_handlers(
-    destinations: Sequence[Destination], handlers: Handlers, database: str, tables: Tables
+    destinations: Sequence[Destination],
+    handlers: Handlers,
+    database: str,
+    tables: Tables,
+    left_out: LeftOut | None,
 ) -> dict[str, OnceHandler | AsyncOnceHandler]:
     """The functions of destinations that say ``once``, by name."""
-    wanted = [destination for destination in destinations if destination.once]
-    if not wanted:
-        return {}
-    from relaybox.inboxes.handler import once_handler
+    marking: dict[str, OnceHandler | AsyncOnceHandler] = {}
+    for one in destinations:
+        if not one.once:
+            continue
+        from relaybox.inboxes.handler import once_handler
 
-    return {one.name: once_handler(one, handler_of(one, handlers), database, tables) for one in wanted}
+        try:
+            marking[one.name] = once_handler(one, handler_of(one, handlers), database, tables)
+        except RelayboxError as error:
+            if left_out is None:
+                raise
+            left_out(one.name, error)
+    return marking
 
 
 def _open_sinks(

@@ -72,9 +72,7 @@ def verify(
     keys = parse_keys(secrets)
     found = _our_headers(headers)
     message_id, timestamp, signatures = (found.get(name, "") for name in (ID, TIMESTAMP, SIGNATURE))
-    if not message_id or not re.fullmatch(r"[0-9]{1,15}", timestamp, re.ASCII):
-        return False
-    if abs(now - int(timestamp)) > tolerance:
+    if not message_id or not is_recent(timestamp, tolerance, now):
         return False
     content = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
     message = _message(message_id, timestamp, content)
@@ -84,6 +82,13 @@ def verify(
             # No early return: the time taken does not tell which of them matched.
             matched |= version == key.version and key.check(message, signature)
     return matched
+
+
+def is_recent(timestamp: str, tolerance: float, now: float) -> bool:
+    """Whether it is a number of seconds since 1970, and no more than ``tolerance`` off."""
+    if not re.fullmatch(r"[0-9]{1,15}", timestamp, re.ASCII):
+        return False
+    return abs(now - int(timestamp)) <= tolerance
 
 
 def _base64(signature: bytes) -> str:

@@ -34,13 +34,14 @@ from relaybox.consumer import Crashed, Done, Later, Refused, Verdict
 from relaybox.errors import ConfigError
 from relaybox.event import Event
 from relaybox.setting import Duration, Secret, parse_duration, parse_secret, parse_size
-from relaybox.signature import ID, SIGNATURE, TIMESTAMP, parse_keys, verify
+from relaybox.signature import ID, SIGNATURE, TIMESTAMP, is_recent, parse_keys, verify
 from relaybox.unpack import CONTENT_TYPES, Malformed, Received, media_type, unpack
 
 _SIGNED = (ID, TIMESTAMP, SIGNATURE)
 _TOLD = ("traceparent", "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
 """The headers that are the event's; the others are the request's."""
 _LONGEST_REASON = 500
+READ_AGAIN_SECONDS = 1.0
 
 
 class Answer(NamedTuple):
@@ -72,8 +73,8 @@ class Webhooks:
     """Reads signed requests.
 
     ``secret`` is one or several with spaces between them, as for a destination: a value, ``env:NAME`` or
-    ``file:PATH``, which is read again after a signature that does not fit. ``tolerance`` is how far the
-    sender's clock may be off, either way.
+    ``file:PATH``, which is read again after a signature that does not fit, at most once a second.
+    ``tolerance`` is how far the sender's clock may be off, either way.
     """
 
     def __init__(self, secret: str | Secret, tolerance: Duration, max_body: str | int) -> None:
@@ -81,6 +82,7 @@ class Webhooks:
         self._tolerance = parse_duration(tolerance, "tolerance")
         self.max_body = parse_size(max_body, "max_body")
         self._revealed = self._reveal()
+        self._read_again = -math.inf
 
     def _reveal(self) -> str:
         try:
@@ -125,13 +127,25 @@ class Webhooks:
         signed = {name: headers[name] for name in _SIGNED if name in headers}
         if self._fits(signed, body):
             return True
+        return self._may_have_changed(signed) and self._changed() and self._fits(signed, body)
+
+    def _may_have_changed(self, signed: Mapping[str, str]) -> bool:
+        """Whether another secret could fit, and it is not too soon: anybody can send what does not fit."""
+        if len(signed) < len(_SIGNED):
+            return False
+        if not is_recent(signed[TIMESTAMP].strip(), self._tolerance, time.time()):
+            return False
+        return time.monotonic() - self._read_again >= READ_AGAIN_SECONDS
+
+    def _changed(self) -> bool:
+        self._read_again = time.monotonic()
         try:
             now = self._reveal()
         except ConfigError:
             # A file that is just being replaced: what was read before is the best there is.
             return False
         changed, self._revealed = now != self._revealed, now
-        return changed and self._fits(signed, body)
+        return changed
 
     def _fits(self, signed: Mapping[str, str], body: bytes) -> bool:
         return verify(body, signed, self._revealed, tolerance=self._tolerance, now=time.time())

@@ -42,8 +42,8 @@ KEYS = ["k" * 255 + end for end in ("-first", "-second")]
 
 def cut_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of any length are let through, and INSERT IGNORE makes them fit."""
-    checked = row._text
-    monkeypatch.setattr(row, "_text", lambda field, value, longest: checked(field, value, 10_000))
+    checked = row.text_field
+    monkeypatch.setattr(row, "text_field", lambda field, value, longest: checked(field, value, 10_000))
     ignore = ("INSERT INTO", "INSERT IGNORE INTO")
     rewrite(monkeypatch, statements.MYSQL, "insert", ignore)
     rewrite(monkeypatch, statements.MYSQL, "remember_key", ignore, ("{or_nothing_but_the_key}", ""))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -86,6 +88,42 @@ def test_what_fails_leaves_nothing(app: Celery, place: Ground, error: str, raise
     assert notes(place, note) == 1
 
 
+def test_a_function_that_returns_its_work_fails_and_leaves_no_mark(app: Celery, place: Ground) -> None:
+    async def later() -> None: ...
+
+    @inbox_task(inbox=Inbox(), transaction=place.engine, app=app, shared=False, consumer="test.returning")
+    def returning(connection: Any) -> Any:
+        return later()
+
+    result = returning.delay()
+    assert isinstance(result.result, ConfigError)
+    assert "awaitable" in str(result.result)
+    assert place.marks("test.returning") == 0
+
+
+def test_a_transaction_that_swallows_the_failure_is_no_success(app: Celery, place: Ground) -> None:
+    @contextmanager
+    def swallowing() -> Iterator[Any]:
+        with suppress(OSError), place.engine.begin() as connection:
+            yield connection
+
+    @inbox_task(inbox=Inbox(), transaction=swallowing, app=app, shared=False, consumer="test.swallowing")
+    def failing(connection: Any) -> None:
+        raise OSError("x")
+
+    result = failing.delay()
+    assert result.state == "FAILURE"
+    assert "swallowed" in str(result.result)
+    assert place.marks("test.swallowing") == 0
+
+
+def test_a_block_that_does_not_commit_is_refused(app: Celery, place: Ground) -> None:
+    @inbox_task(inbox=Inbox(), transaction=place.engine.connect, app=app, shared=False)
+    def unwritten(connection: Any) -> None: ...
+
+    assert "does not commit" in str(unwritten.delay().result)
+
+
 def test_messages_stay_until_the_commit_unless_told_otherwise(app: Celery, place: Ground) -> None:
     task = task_of(app, place)
     assert (task.acks_late, task.reject_on_worker_lost) == (True, True)
@@ -93,6 +131,15 @@ def test_messages_stay_until_the_commit_unless_told_otherwise(app: Celery, place
     assert task_of(Celery("other", set_as_current=False), place, acks_late=False).acks_late is False
 
 
+@pytest.fixture
+def kept_log_level() -> Iterator[None]:
+    """A worker in this process sets that of everybody."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
+
+
+@pytest.mark.usefixtures("kept_log_level")
 def test_a_worker_runs_it(app: Celery, place: Ground) -> None:
     app.conf.task_always_eager = False
     task = task_of(app, place)

@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from relaybox import Destination, Event, Outbox, Reject
 from relaybox.errors import ConfigError
 from relaybox.inboxes import handler
+from relaybox.parts import open_relay
+from relaybox.wakes.open import open_bell
 from tests.integration.shop import Shop, until
 
 KINDS = ("postgresql-18", "postgresql-15", "mariadb", "sqlite")
@@ -198,3 +200,20 @@ def test_mariadb_without_a_synchronous_driver_says_what_to_install(monkeypatch: 
     outbox.handler("*", name="books", once=True)(lambda event: None)
     with pytest.raises(ConfigError, match=r"'books': once = true.*PyMySQL or mysqlclient"):
         outbox.relay()
+
+
+async def test_a_function_that_is_not_there_leaves_the_others_running(
+    fresh_database: Callable[[str], str],
+) -> None:
+    url, told = fresh_database("sqlite"), []
+    missing = Destination("missing", "handler:nowhere:nothing", once=True)
+    outbox = Outbox(url, destinations=[missing, Destination("there", "memory:")], routes=[])
+    open_relay(
+        outbox.settings,
+        outbox.tables,
+        outbox.handlers,
+        open_bell(outbox.settings),
+        patience=1.0,
+        left_out=lambda name, error: told.append(name),
+    )
+    assert told == ["missing"]

@@ -110,7 +110,8 @@ class Seen(NamedTuple):
 
 def work(database: Database, steps: StoreSteps) -> Seen:
     """Everything a store does: on a destination without order, one of many keys and one of a single key."""
-    claimed, claim = watch(database, steps.claim(Want("plain", "me", limit=BATCH)))
+    whole, with_suspects = watch(database, steps.claim(Want("plain", "me", limit=BATCH)))
+    claimed, claim = watch(database, steps.claim(Want("plain", "me", limit=BATCH, suspects=False)))
     first, ordered = watch(database, steps.claim(Want("keys", "me", limit=BATCH, ordered=True)))
     _, one_key = watch(database, steps.claim(Want("one", "me", limit=BATCH, ordered=True)))
     nothing, parking = watch(database, steps.claim(Want("one", "me", limit=BATCH, ordered=True)))
@@ -123,7 +124,12 @@ def work(database: Database, steps: StoreSteps) -> Seen:
     lost, settle = watch(database, steps.settle(outcomes, "block", DeadLetter("grave")))
     assert not lost
     _, go_on = watch(database, steps.go_on(steps.to_go_on(outcomes), "block"))
-    return Seen(claim, ordered, one_key, parking, extend, [*settle, *go_on])
+    delivered = [Settlement(delivery, Delivered()) for delivery in whole.deliveries]
+    lost, settle_lease = watch(database, steps.settle(delivered, "block"))
+    assert len(delivered) == BATCH
+    assert not lost
+    settles = [*settle, *go_on, *settle_lease]
+    return Seen([*with_suspects, *claim], ordered, one_key, parking, extend, settles)
 
 
 class Postgres:
@@ -313,6 +319,7 @@ def test_a_plan_kept_from_a_tiny_table_serves_a_large_one(
         connection.execute("ALTER TABLE outbox_event SET (autovacuum_enabled = off)")
     database = postgres(url, tables, cached=True)
     fill_all(url, BATCH)
+    fill(url, "plain", BATCH)
     fill(url, "one", BATCH, keys=1)
     work(database, database.steps)
     with psycopg.connect(url) as connection:

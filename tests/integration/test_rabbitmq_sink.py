@@ -25,6 +25,7 @@ from relaybox.outcome import Delivered, Reject, Unavailable, Unreachable
 from relaybox.parts import open_sink
 from relaybox.sink import Answer
 from relaybox.sinks.rabbitmq import RabbitMqSink
+from relaybox.sinks.rabbitmq_connection import Link
 from relaybox.testing.sink_contract import make_delivery
 from tests.integration.test_http_exchange import certificate
 from tests.servers import rabbitmq
@@ -193,6 +194,22 @@ async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
     assert await sink.send([delivery(aggregate_type=desk.exchange)] * 5) == [Delivered()] * 5
     assert isinstance((await refused)[0], Unavailable)
     assert sink._link.connection is connection, "a message on a closed channel ends the connection"
+    await sink.close()
+
+
+async def test_a_confirmation_that_the_client_cancels_costs_no_attempt(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def give_up(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    await desk.bind()
+    sink = RabbitMqSink(desk.at())
+    with monkeypatch.context() as broken:
+        broken.setattr(Link, "publish", give_up)
+        [answer] = await sink.send([make_delivery()])
+    assert isinstance(answer, Unavailable)
+    assert await sink.send([make_delivery()]) == [Delivered()]
     await sink.close()
 
 

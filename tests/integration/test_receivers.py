@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 
-from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
+from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable, webhook
 from relaybox.contrib.asgi import Receiver
 from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
@@ -352,7 +352,10 @@ async def test_any_of_several_secrets_lets_in(shared: Ground, engine: AsyncEngin
         assert effects(shared, headers) == 1
 
 
-async def test_a_secret_in_a_file_is_read_again(shared: Ground, engine: AsyncEngine, tmp_path: Path) -> None:
+async def test_a_secret_in_a_file_is_read_again(
+    shared: Ground, engine: AsyncEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "READ_AGAIN_SECONDS", 0)
     file = tmp_path / "secret"
     file.write_text(SECRET)
     made = receiver(engine, secret=f"file:{file}")
@@ -668,6 +671,34 @@ async def test_a_context_manager_that_swallows_exceptions_does_not_count_as_done
 
     headers, body = request()
     assert (await post(made, headers, body)).status == 500
+
+
+@pytest.mark.parametrize("opens", ["connect", "session"])
+async def test_a_block_that_does_not_commit_is_refused_before_it_acknowledges_anything(
+    shared: Ground, opens: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    form = shared.engine.connect if opens == "connect" else lambda: Session(shared.engine)
+    made = Receiver(secret=SECRET, inbox=Inbox(), transaction=form, consumer="uncommitted")
+
+    @made.on("order.*")
+    def effect(event: Event, connection: Any) -> None:
+        connection.execute(insert(event))
+
+    headers, body = request()
+    assert (await post(made, headers, body)).status == 503
+    assert "does not commit" in caplog.text
+
+
+async def test_a_handler_that_returns_its_work_leaves_no_mark(shared: Ground, engine: AsyncEngine) -> None:
+    made = Receiver(secret=SECRET, inbox=Inbox(), transaction=shared.engine, consumer="returning")
+
+    @made.on("order.*")
+    def effect(event: Event, connection: Any) -> Any:
+        return asyncio.sleep(0)
+
+    headers, body = request()
+    assert (await post(made, headers, body)).status == 500
+    assert shared.marks("returning") == 0
 
 
 # --- mounted, and sent to by a relay ---

@@ -100,6 +100,16 @@ async def test_in_a_fifo_queue_the_group_is_the_key_and_a_second_delivery_is_non
     assert str(first.event_id) in {message.deduplication for message in messages}
 
 
+@pytest.mark.parametrize("mark", ["relaybox-replay", "relaybox-dead-letter-from"])
+async def test_a_copy_that_was_asked_for_is_no_duplicate(amazon: Amazon, mark: str) -> None:
+    queue = amazon.queue(".fifo")
+    first = make_delivery(key="Order:1")
+    copy = msgspec.structs.replace(first, id=make_delivery().id, headers=json.dumps({mark: "shop"}))
+    assert await send(amazon.sink(queue.name), first) == [Delivered()]
+    assert await send(amazon.sink(queue.name), copy) == [Delivered()]
+    assert len(amazon.take(queue)) == 2
+
+
 async def test_keys_that_are_no_name_of_a_group_are_told_apart_by_a_digest(amazon: Amazon) -> None:
     queue = amazon.queue(".fifo")
     keys = ["Order:ü", "Order: 2", "x" * 200, "x" * 201, "x" * 128]

@@ -113,7 +113,7 @@ def measure(url: str, want: Want, *, keep: bool) -> dict[str, tuple[Touched, flo
     return {phase: (touched, wal / EVENTS) for phase, (touched, wal) in meter.totals.items()}
 
 
-PLAIN = Want("plain", "me", limit=100)
+PLAIN = Want("plain", "me", limit=100, suspects=False)
 KEYS = Want("keys", "me", limit=100, ordered=True)
 # For each event, as measured: rows that an index led to, and bytes of log without full-page images, which
 # depend on when the last checkpoint was.

@@ -32,6 +32,7 @@ from relaybox.sinks.kafka_settings import KafkaSettings
         ("kafka://h/{tenant}/x", {}, "1 to 249 letters"),
         ("kafka://h/{agregate_type}", {}, "did you mean 'aggregate_type'"),
         ("kafka://", {}, "write host:port"),
+        ("kafka://h/x?partitioner=random", {"ordered": True}, "would be in several partitions"),
         ("kafka://u:p@h/x", {"auth": "p"}, "keep one of them"),
     ],
 )

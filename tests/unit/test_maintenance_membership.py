@@ -268,15 +268,27 @@ async def test_who_goes_on_too_late_has_to_join_again() -> None:
     await joined(world, me)
 
     async def hangs(member: Member, live: float, *, joins: bool) -> Beat:
-        assert not joins
+        if joins:
+            return Beat(("a", "b"), datetime(2026, 1, 1, tzinfo=UTC))
         world.time += live - 1
         return Beat(("a",), datetime(2026, 1, 1, tzinfo=UTC))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world, "beat", hangs)
-        world.time += INTERVAL
-        await me.beat()
-    assert me.share(TOTAL) == 0
-    world.rows["b"] = world.time
-    await beaten(world, me)
+    world.beat = hangs  # type: ignore[method-assign]
+    world.time += INTERVAL
+    await me.beat()
     assert me.share(TOTAL) == 0, "the other may not have seen it yet"
+
+
+async def test_who_goes_on_too_late_and_is_alone_does_not_stand_still() -> None:
+    world = World()
+    me = membership(world, "a")
+    await joined(world, me)
+
+    async def hangs(member: Member, live: float, *, joins: bool) -> Beat:
+        world.time += 0.0 if joins else live - 1
+        return Beat(("a",), datetime(2026, 1, 1, tzinfo=UTC))
+
+    world.beat = hangs  # type: ignore[method-assign]
+    world.time += INTERVAL
+    await me.beat()
+    assert me.share(TOTAL) == TOTAL

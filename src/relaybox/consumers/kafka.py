@@ -15,13 +15,13 @@ the database and that of the offset a message can come twice, here or to another
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from relaybox.config import Backoff
-from relaybox.consumer import Crashed, Done, Later, Once, Refused
+from relaybox.consumer import Crashed, Done, Once, Refused, Verdict
 from relaybox.consumers.kafka_membership import Membership
 from relaybox.consumers.loop import BACKOFF, Loop, called, pause, text_headers
 from relaybox.envelope import JSON
@@ -75,43 +75,53 @@ class KafkaConsumer(Loop):
         attempt = 0
         while not ending.is_set():
             attempt += 1
-            received = _received(message, attempt)
-            verdict = await self._judge(received)
-            if isinstance(verdict, Refused):
-                verdict = await self._refuse(message, received, verdict)
-            if isinstance(verdict, Done):
+            verdict = await self._guard(self._decide(message, attempt))
+            if isinstance(verdict, Done | Refused):
                 self._connected()
                 return True
             seconds = self._delay(verdict, attempt)
-            self._report(received, verdict, f"its partition waits {seconds:.1f}s")
+            self._report(_id(message), verdict, f"its partition waits {seconds:.1f}s")
             await pause(ending, seconds)
         return False
 
-    async def _refuse(self, message: Any, received: Received, verdict: Refused) -> Done | Later | Crashed:
+    async def _decide(self, message: Any, attempt: int) -> Verdict:
+        verdict = await self._judge(_received(message, attempt))
+        return await self._refuse(message, verdict) if isinstance(verdict, Refused) else verdict
+
+    async def _refuse(self, message: Any, verdict: Refused) -> Refused | Crashed:
         if self._dead_letter is None:
-            self._report(received, verdict, "passed over")
-            return Done()
+            self._report(_id(message), verdict, "passed over")
+            return verdict
         try:
             await called(self._dead_letter, message, verdict.reason)
         except Exception as error:
             return Crashed(f"dead_letter failed with {describe(error)}")
-        self._report(received, verdict, "given to dead_letter")
-        return Done()
+        self._report(_id(message), verdict, "given to dead_letter")
+        return verdict
+
+
+def _id(message: Any) -> str:
+    return text_headers(dict(message.headers() or ())).get("event-id", "")
 
 
 def _received(message: Any, attempt: int) -> Received:
     headers = text_headers(dict(message.headers() or ()))
-    kind, milliseconds = message.timestamp()
-    # No kind: the message has no time of its own.
-    seconds = milliseconds / 1000 if kind else time.time()
     return Received(
         headers.get("event-id", ""),
         message.value() or b"",
         headers.pop("content-type", JSON),
         headers,
-        datetime.fromtimestamp(seconds, UTC),
+        _sent_at(*message.timestamp()),
         attempt,
     )
+
+
+def _sent_at(kind: int, milliseconds: int) -> datetime:
+    # No kind: the message has no time of its own. Producers may also write one that no calendar has.
+    with suppress(ValueError, OverflowError, OSError):
+        if kind:
+            return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return datetime.now(UTC)
 
 
 _OWN_SETTINGS = ("bootstrap.servers", "group.id", "enable.auto.commit", "enable.auto.offset.store")

@@ -126,10 +126,11 @@ class Membership:
         self._assigned: dict[Partition, object] = {}
         """What is ours, as the client's thread knows it; the values tell one assignment from the next."""
         self._loop = asyncio.get_running_loop()
-        self._thread = Thread()
         self._moved = asyncio.Event()
         self._said: set[int] = set()
         self._client = kafka.Consumer({**settings, "error_cb": self._on_error, "on_commit": self._on_commit})
+        # After the client, which refuses settings: nobody would end the thread.
+        self._thread = Thread()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Consume until it is time to stop; raises where the client is of no more use."""

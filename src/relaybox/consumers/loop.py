@@ -7,12 +7,12 @@ import inspect
 import logging
 import random
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
 from relaybox.config import Backoff
-from relaybox.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict
+from relaybox.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict, cancelled
 from relaybox.retry import delay
 from relaybox.setting import Secret, mask_url, parse_secret
 from relaybox.sink import describe
@@ -42,13 +42,18 @@ class Loop(Consumer):
             while not self._stopping.is_set():
                 try:
                     await self._consume()
+                except asyncio.CancelledError as error:
+                    # A client that gives up its connection may cancel what waits for an answer.
+                    if cancelled():
+                        raise
+                    await self._wait_after(error)
                 except Exception as error:
                     await self._wait_after(error)
         finally:
             # The next run may be in another loop.
             self._stopping = asyncio.Event()
 
-    async def _wait_after(self, error: Exception) -> None:
+    async def _wait_after(self, error: BaseException) -> None:
         if self._stopping.is_set():
             return
         self._failures += 1
@@ -86,11 +91,24 @@ class Loop(Consumer):
             return Refused(str(error))
         return await self.ahandle(event)
 
-    def _report(self, message: Received, verdict: Verdict, then: str) -> None:
+    async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
+        """How it ended, whatever it raised; only whoever waits can cancel it."""
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            if cancelled():
+                raise
+            raised: BaseException = error
+        except Exception as error:
+            raised = error
+        log.error("%s: %s", self._consumer, describe(raised), exc_info=raised)
+        return Crashed(describe(raised))
+
+    def _report(self, message_id: str, verdict: Verdict, then: str) -> None:
         """Say what went wrong, and what happens now."""
         match verdict:
             case Refused(reason) | Later(reason) | Crashed(reason):
-                told = (self._consumer, message.message_id or "without an id", reason, then)
+                told = (self._consumer, message_id or "without an id", reason, then)
                 log.warning("%s: message %s: %s; %s", *told)
             case Done():
                 pass

@@ -144,15 +144,15 @@ class NatsConsumer(Loop):
         try:
             async with _kept(message, ack_wait / 3):
                 received = _received(message)
-                verdict = await self._judge(received)
+                verdict = await self._guard(self._judge(received))
             if isinstance(verdict, Done):
                 await message.ack()
             elif isinstance(verdict, Refused):
-                self._report(received, verdict, "terminated: it will not be delivered again")
+                self._report(received.message_id, verdict, "terminated: it will not be delivered again")
                 await message.term()
             else:
                 seconds = self._delay(verdict, received.attempt)
-                self._report(received, verdict, f"delivered again in {seconds:.1f}s")
+                self._report(received.message_id, verdict, f"delivered again in {seconds:.1f}s")
                 await message.nak(seconds)
         except (NatsError, OSError) as error:
             # The server delivers it again, and the inbox knows whether it was done.

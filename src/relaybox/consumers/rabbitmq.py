@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from relaybox.config import Backoff
-from relaybox.consumer import Done, Once, Refused
+from relaybox.consumer import Done, Once, Refused, cancelled
 from relaybox.consumers.loop import BACKOFF, Loop, Work, parse_url, pause, text_headers
 from relaybox.envelope import JSON
 from relaybox.errors import MissingExtra
@@ -45,6 +45,8 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 HOLD_SECONDS = 900.0
 """Half of what RabbitMQ allows by default before it closes the channel of a consumer that says nothing."""
+_LOST = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError, OSError)
+"""What an acknowledgement raises where the channel or its connection is gone."""
 
 
 class RabbitmqConsumer(Loop):
@@ -83,15 +85,18 @@ class RabbitmqConsumer(Loop):
                     await connection.close()
 
     async def _consume_from(self, connection: AbstractConnection, work: Work) -> None:
-        channel = await connection.channel(publisher_confirms=False)
-        await channel.set_qos(prefetch_count=self._prefetch)
-        queue = await channel.get_queue(self._queue, ensure=True)
-        lost = await _lost(channel)
-
         async def take(message: AbstractIncomingMessage) -> None:
             work.start(self._attend(message, work.ending))
 
-        tag = await queue.consume(take)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                channel = await connection.channel(publisher_confirms=False)
+                await channel.set_qos(prefetch_count=self._prefetch)
+                queue = await channel.get_queue(self._queue, ensure=True)
+                lost = await _lost(channel)
+                tag = await queue.consume(take)
+        except TimeoutError:
+            raise ConnectionError(f"RabbitMQ did not answer in {CONNECT_SECONDS:g}s") from None
         self._connected()
         stopping = asyncio.create_task(self._stopping.wait())
         waited: list[asyncio.Future[Any]] = [stopping, lost]
@@ -107,25 +112,31 @@ class RabbitmqConsumer(Loop):
     async def _attend(self, message: AbstractIncomingMessage, ending: asyncio.Event) -> None:
         try:
             await self._decide(message, ending)
-        except (aio_pika.exceptions.AMQPError, OSError) as error:
+        except _LOST as error:
             # The queue delivers it again, and the inbox knows whether it was done.
             log.warning("%s: a message was not acknowledged: %s", self._consumer, describe(error))
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and cancelled():
+                raise
+            log.error("%s: a message is given back: %s", self._consumer, describe(error), exc_info=error)
+            with suppress(*_LOST):
+                await message.nack(requeue=True)
 
     async def _decide(self, message: AbstractIncomingMessage, ending: asyncio.Event) -> None:
         since, attempt = time.monotonic(), 0
         while not ending.is_set() and time.monotonic() - since < HOLD_SECONDS:
             attempt += 1
             received = _received(message, attempt)
-            verdict = await self._judge(received)
+            verdict = await self._guard(self._judge(received))
             if isinstance(verdict, Done):
                 await message.ack()
                 return
             if isinstance(verdict, Refused):
-                self._report(received, verdict, "rejected: dead-lettered where the queue says so")
+                self._report(received.message_id, verdict, "rejected: dead-lettered where the queue says so")
                 await message.reject(requeue=False)
                 return
             seconds = min(self._delay(verdict, attempt), HOLD_SECONDS)
-            self._report(received, verdict, f"tried again in {seconds:.1f}s")
+            self._report(received.message_id, verdict, f"tried again in {seconds:.1f}s")
             await pause(ending, seconds)
         await message.nack(requeue=True)
 

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from relaybox.consumer import Once, is_asynchronous, opened, opener, seconds_of
+from relaybox.consumer import SWALLOWED, Once, finished, is_asynchronous, opened, opener, seconds_of
 from relaybox.errors import ConfigError, MissingExtra, shorten
 from relaybox.outcome import Retry, Unavailable
 from relaybox.setting import parse_name
@@ -51,13 +51,19 @@ def inbox_task(
         @functools.wraps(function)
         def run(task: Task, *args: Any, **kwargs: Any) -> Any:
             message_id = _message_id(task, args, kwargs)
+            result, ended = None, False
             try:
                 with opened(begin) as connection, inbox.once(connection, message_id, consumer=name) as first:
                     if first:
-                        return function(connection, *args, **kwargs)
-                log.debug("%s: message %s was done before", name, message_id)
+                        result = finished(function(connection, *args, **kwargs))
+                    ended = True
             except (Retry, Unavailable) as error:
                 raise task.retry(exc=error, countdown=seconds_of(error.after)) from error
+            if not ended:
+                raise RuntimeError(SWALLOWED)
+            if not first:
+                log.debug("%s: message %s was done before", name, message_id)
+            return result
 
         make = shared_task if app is None else app.task
         return make(**{"acks_late": True, "reject_on_worker_lost": True, **options, "bind": True})(run)

@@ -21,7 +21,7 @@ from relaybox.connect import BUSY
 from relaybox.errors import ConfigError
 from relaybox.event import Event
 from relaybox.inboxes.sql import Inbox
-from relaybox.outcome import Reject
+from relaybox.outcome import Reject, unfinished
 from relaybox.schema import Tables
 from relaybox.sinks.handler import is_async
 
@@ -105,11 +105,9 @@ def with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]
 
 def check_done(result: Any) -> None:
     """Refuse what has yet to run when the transaction ends."""
-    if not inspect.isawaitable(result):
-        return
-    if inspect.iscoroutine(result):
-        result.close()
-    raise Reject("once: the handler returned an awaitable, which would run after the commit; write async def")
+    if unfinished(result):
+        reason = "the handler returned an awaitable, which would run after the commit; write async def"
+        raise Reject(f"once: {reason}")
 
 
 def _backend(url: str) -> str:

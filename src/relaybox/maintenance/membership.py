@@ -76,7 +76,10 @@ class Membership:
         beat = await self._bury(await self._upkeep.beat(self._member, self.live, joins=joins))
         ended = self._clock.now()
         late = ended - self._began >= self.live
-        if self._member.name not in beat.alive or (late and not joins):
+        if late and not joins:
+            # The row may have been too old for a while before this beat was committed.
+            return await self.join()
+        if self._member.name not in beat.alive:
             # The commit took so long that this was no sign of life for anybody.
             began, self._starts = -math.inf, math.inf
         elif beat.alive == (self._member.name,):

@@ -12,6 +12,7 @@ from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
+from relaybox.outcome import Retried, wait
 from relaybox.relay.shared import Shared
 from relaybox.store import DeadLetter, Settlement
 
@@ -96,6 +97,16 @@ class Settler:
                 self._observer.trouble(destination.name, "settle", error)
                 await self._clock.sleep(self._pause())
             else:
+                if self.in_trouble or self._has_short_waits(settlements):
+                    self._made_due()
                 self.in_trouble = False
                 self._observer.settled(destination.name, settlements, lost)
                 return
+
+    def _has_short_waits(self, settlements: Sequence[Settlement]) -> bool:
+        """Whether a key is to be tried again sooner than the lane would look by itself."""
+        destination = self._destination
+        return destination.ordered and any(
+            isinstance(outcome, Retried) and wait(outcome.after) < destination.poll_interval
+            for _, outcome in settlements
+        )

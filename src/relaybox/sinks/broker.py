@@ -217,12 +217,19 @@ def key_of(destination: Destination) -> KeyOf:
     return key
 
 
+_COPIES = ("relaybox-replay", "relaybox-dead-letter-from")
+
+
 class Message(NamedTuple):
     """What every broker is given of a delivery."""
 
     body: bytes
     content_type: str
     headers: dict[str, str]
+
+    def deduplicated_by(self, delivery: Delivery) -> str:
+        """The event's id; for a copy that was asked for its own, lest it be dropped as a duplicate."""
+        return str(delivery.id) if any(mark in self.headers for mark in _COPIES) else self.headers["event-id"]
 
 
 class Messages:

@@ -69,6 +69,9 @@ class KafkaSettings:
         self.address = parse_address(destination, PORT, OPTIONS)
         self._where = f"destination {destination.name!r}: the kafka sink"
         self._options = self.address.options
+        if destination.ordered and self._options.get("partitioner") == "random":
+            fix = "events of one key would be in several partitions; choose another, or ordered = false"
+            raise wrong(f"{self._where}: partitioner", "random", fix)
         self.max_message: int = self._options.get("max_message", LARGEST_MESSAGE)
         self.configuration = {
             "bootstrap.servers": hosts(self.address),

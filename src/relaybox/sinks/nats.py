@@ -50,7 +50,6 @@ _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
 _BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", "traceparent"))
-_COPIES = ("relaybox-replay", "relaybox-dead-letter-from")
 
 
 def open_sink(destination: Destination) -> NatsSink:
@@ -163,12 +162,10 @@ class NatsSink(OneByOne):
                 raise Reject(f"NATS takes no header {name!r} of an event; give it another name")
             if "\n" in value or "\r" in value:
                 raise Reject(f"the header {name!r} has a line break, which NATS does not take")
-        # A copy that was asked for is not to be dropped as a duplicate of the first.
-        copy = any(mark in message.headers for mark in _COPIES)
         headers = {
             **message.headers,
             "content-type": message.content_type,
-            "Nats-Msg-Id": str(delivery.id) if copy else message.headers["event-id"],
+            "Nats-Msg-Id": message.deduplicated_by(delivery),
         }
         if self._stream is not None:
             headers["Nats-Expected-Stream"] = self._stream

@@ -28,7 +28,7 @@ from relaybox.config import Destination
 from relaybox.event import Delivery
 from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.setting import Parse, wrong
-from relaybox.sink import OneByOne, Places
+from relaybox.sink import OneByOne, Places, being_cancelled
 from relaybox.sinks.broker import Messages, Template, count, parse_address, text
 from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.excerpt import clean
@@ -101,6 +101,11 @@ class RabbitMqSink(OneByOne):
                 await self._send(message)
         except TimeoutError:
             raise self._late(began) from None
+        except asyncio.CancelledError:
+            # The client's own word for a connection that it gave up, with all that waited for it.
+            if being_cancelled():
+                raise
+            raise Unavailable(f"the connection to {self._where} broke before it was confirmed") from None
         except _ERRORS as error:
             self._heard = loop.time()
             raise self._explained(error, message) from None

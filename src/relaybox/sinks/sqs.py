@@ -69,8 +69,7 @@ class SqsSink(InBatches):
         name = self._place.fixed or _NOBODY
         try:
             with self._deadline():
-                async with self._client.use() as client:
-                    await self._look(client, name)
+                await self._client.ask(lambda client: self._look(client, name))
         except Exception as error:
             if name is _NOBODY and isinstance(error, ClientError) and Said.of_error(error).missing:
                 return
@@ -86,8 +85,10 @@ class SqsSink(InBatches):
         name = next(iter(entries.values())).name
         try:
             with self._deadline():
-                async with self._client.use() as client:
-                    return self._read(await self._send(client, name, entries), name, entries)
+                sent = await self._client.ask(lambda client: self._send(client, name, entries))
+                return self._read(sent, name, entries)
+        except Retry as closed:
+            return dict.fromkeys(entries, closed)
         except Exception as error:
             refused = isinstance(error, ClientError) and Said.of_error(error).about_contents
             if refused and len(entries) > 1:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 
+from relaybox.outcome import Retry
+from relaybox.sink import being_cancelled
 from relaybox.sinks.sqs_answer import bad_credentials
 from relaybox.sinks.sqs_place import Place
+
+T = TypeVar("T")
 
 
 class Client:
@@ -32,30 +36,40 @@ class Client:
         self._making = asyncio.Lock()
         self._current: _Opened | None = None
 
-    @asynccontextmanager
-    async def use(self) -> AsyncIterator[Any]:
-        """The client, for one request."""
+    async def ask(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What the work, one request, makes of the client."""
         async with self._making:
             if self._current is None:
                 self._current = await self._open()
             opened = self._current
-        opened.users += 1
+        task = asyncio.ensure_future(work(opened.client))
+        opened.under_way.add(task)
         try:
-            yield opened.client
+            return await task
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            raise Retry("the sink was closed before the answer came") from None
         except Exception as error:
             if bad_credentials(error) and opened is self._current:
                 self._current = None
             raise
         finally:
-            opened.users -= 1
-            if opened is not self._current and not opened.users:
+            opened.under_way.discard(task)
+            if opened is not self._current and not opened.under_way:
                 await opened.stack.aclose()
 
     async def close(self) -> None:
-        """Give up the connections, also those in use."""
-        opened, self._current = self._current, None
-        if opened is not None:
-            await opened.stack.aclose()
+        """Give up the connections, also those in use or just being made."""
+        async with self._making:
+            opened, self._current = self._current, None
+        if opened is None:
+            return
+        # A request that has not come to its connection yet would make one anew.
+        for task in opened.under_way:
+            task.cancel()
+        await asyncio.gather(*opened.under_way, return_exceptions=True)
+        await opened.stack.aclose()
 
     async def _open(self) -> _Opened:
         place = self._place
@@ -75,4 +89,4 @@ class _Opened:
     def __init__(self, client: Any, stack: AsyncExitStack) -> None:
         self.client = client
         self.stack = stack
-        self.users = 0
+        self.under_way: set[asyncio.Task[Any]] = set()

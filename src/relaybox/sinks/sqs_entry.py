@@ -66,7 +66,7 @@ class Entries:
         if name.endswith(".fifo"):
             group = delivery.ordering_key or self._key(delivery) or str(delivery.event_id)
             fields["MessageGroupId"] = _group(group)
-            fields["MessageDeduplicationId"] = str(delivery.event_id)
+            fields["MessageDeduplicationId"] = message.deduplicated_by(delivery)
         return Entry(name, size, fields)
 
 

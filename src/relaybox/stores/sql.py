@@ -68,7 +68,8 @@ class SqlStore:
             lost |= await self.driver.run(partial(self.steps.settle, part, on_failed, dead_letter))
             for destination, keys in self.steps.to_go_on(part).items():
                 self._waiting.setdefault((destination, on_failed), {}).update(keys)
-        due = False
+        # Between two parts somebody else may have let the keys of the first go on.
+        due = len(settlements) > ROWS_PER_SETTLE
         for destination in keys_of(settlements):
             try:
                 due |= await self._go_on(destination, on_failed)

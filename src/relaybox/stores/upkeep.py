@@ -143,7 +143,8 @@ class SqlUpkeep:
         return self._sql("be_seen", **words)
 
     def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
-        *_, rows, [[moment]] = yield [*first, self._sql("members"), self._sql("now")]
+        # The time first: between two round trips a member may be seen anew, and must not count as too old.
+        *_, [[moment]], rows = yield [*first, self._sql("now"), self._sql("members")]
         now = self._dialect.from_time(moment)
         ages = {name: now - self._dialect.from_time(seen_at) for name, seen_at in rows}
         gone = [name for name, age in ages.items() if age > FORGOTTEN]

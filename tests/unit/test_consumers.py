@@ -1,0 +1,405 @@
+"""What consumers do where a client, a handler or a message behaves as it should not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import aio_pika
+import pytest
+
+from relaybox import Event
+from relaybox.consumer import Crashed, Done
+from relaybox.consumers import kafka, kafka_membership, rabbitmq
+from relaybox.consumers.kafka import KafkaConsumer
+from relaybox.consumers.loop import Loop
+from relaybox.consumers.rabbitmq import RabbitmqConsumer
+from relaybox.errors import ConfigError
+from tests.integration.consuming import running, until
+
+SOON = {"base": "10ms", "cap": "20ms"}
+
+
+class EveryTime:
+    """An inbox that has seen nothing, and remembers nothing."""
+
+    consumer: str | None = "books"
+
+    def once(self, *_: Any, **__: Any) -> AbstractContextManager[bool]:
+        return opened()
+
+    def aonce(self, *_: Any, **__: Any) -> AbstractAsyncContextManager[bool]:
+        return aopened()
+
+
+@contextmanager
+def opened() -> Iterator[bool]:
+    yield True
+
+
+@asynccontextmanager
+async def aopened() -> AsyncIterator[bool]:
+    yield True
+
+
+class FakeMessage:
+    """One of Kafka, of an event ``order.paid``."""
+
+    def __init__(self, timestamp: tuple[int, int] = (0, 0)) -> None:
+        self._timestamp = timestamp
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return [("event-id", str(uuid4()).encode()), ("event-type", b"order.paid")]
+
+    def timestamp(self) -> tuple[int, int]:
+        return self._timestamp
+
+    def value(self) -> bytes:
+        return b"{}"
+
+    def offset(self) -> int:
+        return 7
+
+
+class FakeDelivery:
+    """One of RabbitMQ, and what it was answered with."""
+
+    message_id = None
+    body = b"{}"
+    content_type = None
+    timestamp = None
+
+    def __init__(self, ack: BaseException | None = None) -> None:
+        self.headers = {"event-id": str(uuid4()), "event-type": "order.paid"}
+        self.answers: list[str] = []
+        self._ack = ack
+
+    async def ack(self) -> None:
+        if self._ack is not None:
+            raise self._ack
+        self.answers.append("ack")
+
+    async def nack(self, requeue: bool) -> None:
+        self.answers.append(f"nack {requeue=}")
+
+
+def kafka_consumer(**options: Any) -> KafkaConsumer:
+    given: dict[str, Any] = {"inbox": EveryTime(), "transaction": opened, "backoff": SOON}
+    return KafkaConsumer("127.0.0.1:1", "topic", group="g", **(given | options))
+
+
+def rabbitmq_consumer(**options: Any) -> RabbitmqConsumer:
+    given: dict[str, Any] = {"inbox": EveryTime(), "transaction": opened, "backoff": SOON}
+    return RabbitmqConsumer("amqp://127.0.0.1:1/", "q", **(given | options))
+
+
+def event() -> Event:
+    return Event(
+        id=uuid4(),
+        type="order.paid",
+        aggregate_type="Order",
+        aggregate_id="7",
+        payload={},
+        headers={},
+        created_at=datetime.now(UTC),
+        attempt=1,
+    )
+
+
+# --- what has yet to run is not done ---
+
+
+@pytest.mark.parametrize("entry", ["handle", "ahandle"])
+async def test_a_plain_handler_that_returns_an_awaitable_is_not_done(entry: str) -> None:
+    consumer = kafka_consumer()
+
+    async def work() -> None:
+        pytest.fail("it runs after the commit")
+
+    @consumer.on("order.*")
+    def on_order(event: Event) -> Awaitable[None]:
+        return work()
+
+    verdict = consumer.handle(event()) if entry == "handle" else await consumer.ahandle(event())
+    assert isinstance(verdict, Crashed)
+    assert "awaitable" in verdict.reason
+
+
+# --- Kafka: a partition never stops ---
+
+
+@pytest.mark.parametrize("milliseconds", [2**63 - 1, -(2**63), 10**15])
+async def test_a_timestamp_that_no_calendar_has_is_taken_for_now(milliseconds: int) -> None:
+    consumer, seen = kafka_consumer(), []
+
+    @consumer.on("order.*")
+    def on_order(event: Event) -> None:
+        seen.append(event.created_at)
+
+    before = datetime.now(UTC)
+    attending = consumer._attend(FakeMessage((1, milliseconds)), asyncio.Event())
+    assert await asyncio.wait_for(attending, 10) is True
+    assert before <= seen[0] <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+async def test_a_partition_goes_on_whatever_is_raised(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, fails = kafka_consumer(), [error]
+
+    @consumer.on("order.*")
+    def on_order(event: Event) -> None: ...
+
+    read = kafka._received
+
+    def failing(message: Any, attempt: int) -> Any:
+        if fails:
+            raise fails.pop()
+        return read(message, attempt)
+
+    monkeypatch.setattr(kafka, "_received", failing)
+    lane = kafka_membership.Lane(consumer._attend, asyncio.Event())
+    lane.put(FakeMessage())
+    await until(lambda: lane.next_offset == 8, 10)
+    assert type(error).__name__ in caplog.text
+    assert "its partition waits" in caplog.text
+
+
+async def test_a_synchronous_handler_that_raises_a_cancellation_is_tried_again() -> None:
+    consumer, attempts = kafka_consumer(), []
+
+    @consumer.on("order.*")
+    def on_order(event: Event) -> None:
+        attempts.append(event.attempt)
+        if event.attempt == 1:
+            raise asyncio.CancelledError
+
+    assert await asyncio.wait_for(consumer._attend(FakeMessage(), asyncio.Event()), 10) is True
+    assert attempts == [1, 2]
+
+
+async def test_a_dead_letter_function_that_cancels_itself_is_called_again() -> None:
+    calls: list[str] = []
+
+    async def bury(message: Any, reason: str) -> None:
+        calls.append(reason)
+        if len(calls) == 1:
+            raise asyncio.CancelledError
+
+    consumer, message = kafka_consumer(dead_letter=bury), FakeMessage()
+    message.headers = list  # type: ignore[method-assign]
+    assert await asyncio.wait_for(consumer._attend(message, asyncio.Event()), 10) is True
+    assert len(calls) == 2
+
+
+async def test_whoever_gives_up_is_obeyed() -> None:
+    consumer, begun = kafka_consumer(transaction=aopened), asyncio.Event()
+
+    @consumer.on("order.*")
+    async def on_order(event: Event) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(consumer._attend(FakeMessage(), asyncio.Event()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 10)
+
+
+async def test_settings_that_the_client_refuses_leave_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    def threads() -> int:
+        return sum(thread.name == "relaybox-kafka" for thread in threading.enumerate())
+
+    before = threads()
+    async with running(kafka_consumer(settings={"security.protocol": "nonsense"})):
+        await until(lambda: caplog.text.count("connecting again") > 3, 10)
+    assert threads() <= before
+
+
+# --- RabbitMQ: a message is always answered, and the loop goes on ---
+
+
+async def attended(delivery: Any, consumer: RabbitmqConsumer) -> None:
+    await asyncio.wait_for(consumer._attend(delivery, asyncio.Event()), 10)
+
+
+def paid(consumer: Loop) -> Any:
+    @consumer.on("order.*")
+    def on_order(event: Event) -> None: ...
+
+    return consumer
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+async def test_a_message_whose_end_fails_is_given_back(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivery = FakeDelivery(ack=error)
+    await attended(delivery, paid(rabbitmq_consumer()))
+    assert delivery.answers == ["nack requeue=True"]
+    assert type(error).__name__ in caplog.text
+
+
+async def test_a_channel_that_is_gone_is_told_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    delivery = FakeDelivery(ack=aio_pika.exceptions.ChannelInvalidStateError("closed"))
+    await attended(delivery, paid(rabbitmq_consumer()))
+    assert delivery.answers == []
+    assert "was not acknowledged: ChannelInvalidStateError" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+async def test_what_fails_around_the_handlers_is_tried_again(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, verdicts = rabbitmq_consumer(), [error, Done()]
+
+    async def ahandle(event: Event) -> Any:
+        if isinstance(verdict := verdicts.pop(0), BaseException):
+            raise verdict
+        return verdict
+
+    monkeypatch.setattr(consumer, "ahandle", ahandle)
+    delivery = FakeDelivery()
+    await attended(delivery, consumer)
+    assert delivery.answers == ["ack"]
+
+
+async def test_a_client_that_cancels_its_waiting_calls_is_connected_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, calls = rabbitmq_consumer(), []
+
+    async def consume() -> None:
+        calls.append("consume")
+        if len(calls) < 3:
+            raise asyncio.CancelledError
+        await consumer._stopping.wait()
+
+    monkeypatch.setattr(consumer, "_consume", consume)
+    with caplog.at_level(logging.WARNING, "relaybox.consumer"):
+        async with running(consumer):
+            await until(lambda: len(calls) == 3, 10)
+    assert caplog.text.count("connecting again") == 2
+
+
+async def test_a_run_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, begun = rabbitmq_consumer(), asyncio.Event()
+
+    async def consume() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(consumer, "_consume", consume)
+    task = asyncio.create_task(consumer.run())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Silent:
+        async def channel(self, **_: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def close(self) -> None: ...
+
+    async def connect(*_: Any, **__: Any) -> Silent:
+        return Silent()
+
+    monkeypatch.setattr(rabbitmq.aio_pika, "connect", connect)
+    monkeypatch.setattr(rabbitmq, "CONNECT_SECONDS", 0.05)
+    async with running(rabbitmq_consumer()):
+        await until(lambda: "RabbitMQ did not answer in 0.05s; connecting again" in caplog.text, 10)
+    assert "did not answer" in caplog.text
+
+
+# --- what opens a transaction has to commit it ---
+
+
+@pytest.fixture
+def forms(tmp_path: Any) -> Iterator[dict[str, Any]]:
+    """What may open a transaction of SQLAlchemy, and what does not commit it."""
+    import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+    from sqlalchemy.orm import Session, sessionmaker
+
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/a.db")
+    aengine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/b.db")
+    yield {
+        "connect": engine.connect,
+        "Session": lambda: Session(engine),
+        "sessionmaker()": lambda: sessionmaker(engine)(),
+        "async connect": aengine.connect,
+        "AsyncSession": lambda: AsyncSession(aengine),
+        "async_sessionmaker()": lambda: async_sessionmaker(aengine)(),
+        "engine": engine,
+        "begin": engine.begin,
+        "sessionmaker": sessionmaker(engine),
+        "sessionmaker.begin": sessionmaker(engine).begin,
+        "async engine": aengine,
+        "async begin": aengine.begin,
+        "async_sessionmaker": async_sessionmaker(aengine),
+        "async_sessionmaker.begin": async_sessionmaker(aengine).begin,
+    }
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    engine.dispose()
+    asyncio.run(aengine.dispose())
+
+
+def handled(form: Any, name: str) -> Any:
+    consumer = kafka_consumer(transaction=form)
+    if "async" in name.lower():
+
+        @consumer.on("order.*")
+        async def aon_order(event: Event, connection: Any) -> None: ...
+
+    else:
+
+        @consumer.on("order.*")
+        def on_order(event: Event, connection: Any) -> None: ...
+
+    return asyncio.run(consumer.ahandle(event()))
+
+
+@pytest.mark.parametrize(
+    "name", ["connect", "Session", "sessionmaker()", "async connect", "AsyncSession", "async_sessionmaker()"]
+)
+def test_what_does_not_commit_is_refused(
+    forms: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not isinstance(handled(forms[name], name), Done)
+    assert ConfigError.__name__ in caplog.text
+    assert "does not commit" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "engine",
+        "begin",
+        "sessionmaker",
+        "sessionmaker.begin",
+        "async engine",
+        "async begin",
+        "async_sessionmaker",
+        "async_sessionmaker.begin",
+    ],
+)
+def test_what_commits_is_taken(forms: dict[str, Any], name: str) -> None:
+    assert handled(forms[name], name) == Done()
