@@ -194,11 +194,15 @@ async def accepted(listener: socket.socket) -> socket.socket:
 
 async def test_a_service_that_says_nothing_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        url = sink_at(endpoint, "orders")
+        url = sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders")
         answers = await send(url, make_delivery(), make_delivery(), timeout=0.2)
         assert [type(one) for one in answers] == [Unavailable] * 2
         assert "no answer" in str(answers[0])
+
+
+async def test_a_sink_that_is_closed_gives_up_what_is_not_answered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders")
         sink = open_sink(Destination("shop", url), {})
         sending = asyncio.ensure_future(sink.send([make_delivery()]))
         with await accepted(silent):
