@@ -81,7 +81,7 @@ def delivery(attempts: int = 1, age: float = 0.05, event_id: UUID | None = None)
 
 
 def test_work_is_told_soon_after_quiet_and_then_every_ten_seconds(relay: Relay) -> None:
-    relay.settle(*[Delivered()] * 1240, age=90)
+    relay.settle(*[Delivered()] * 1240, age=89.6)
     assert relay.poll(0.5) == []
     assert relay.poll(0.5) == [
         "runner  delivered 1,240  retried 0  failed 0  lag p50 1 min 30 s  p99 1 min 30 s"

@@ -105,8 +105,9 @@ class Settler:
 
     def _has_short_waits(self, settlements: Sequence[Settlement]) -> bool:
         """Whether a key is to be tried again sooner than the lane would look by itself."""
-        destination = self._destination
-        return destination.ordered and any(
-            isinstance(outcome, Retried) and wait(outcome.after) < destination.poll_interval
-            for _, outcome in settlements
-        )
+        if self._destination.ordered:
+            for _, outcome in settlements:
+                # Without a call: this is asked for every event.
+                if outcome.__class__ is Retried and wait(outcome.after) < self._destination.poll_interval:
+                    return True
+        return False
