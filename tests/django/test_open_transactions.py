@@ -99,7 +99,7 @@ def test_a_database_without_autocommit_is_busy_before_it_is_connected(using: str
 
 def test_what_an_error_cut_short_cannot_be_committed(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key without its event would make every later try a duplicate."""
-    execute = emit.execute
+    execute = emit.execute_ours
 
     def refuse_rows(connection: Any, query: Any) -> Any:
         if "aggregate_type" in query.sql:
@@ -109,7 +109,7 @@ def test_what_an_error_cut_short_cannot_be_committed(using: str, monkeypatch: py
     def try_twice() -> None:
         with transaction.atomic(using=using):
             with monkeypatch.context() as patch:
-                patch.setattr(emit, "execute", refuse_rows)
+                patch.setattr(emit, "execute_ours", refuse_rows)
                 with pytest.raises(OperationalError):
                     emit_event("order", 1, "order.placed", {}, idempotency_key="one", using=using)
             emit_event("order", 1, "order.placed", {}, idempotency_key="one", using=using)
