@@ -7,7 +7,6 @@ those, so that the list looks through as many rows as it ever does.
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 
-from benchmarks.harness import PAYLOAD, Sample, report, run, take_turns
+from benchmarks.harness import Sample, report, run, take_turns
+from benchmarks.many import refill
 from relaybox.ledger import CAP
 
 ALLOWED_MS = 300.0
@@ -34,30 +34,6 @@ CASES = {
     "a destination of the oldest rows": {"destination": "legacy"},
     "a state of the oldest rows": {"status": "discarded"},
 }
-
-# Ten rows a second until now, with the ids that they would have.
-FILL = """
-WITH numbered AS (
-    SELECT n, md5(n::text) AS noise, n %% 1000 AS share, n < 100 AS old,
-           now() - (%(rows)s - n) * interval '0.1 second' AS at
-    FROM generate_series(0, %(rows)s - 1) AS n
-), stated AS (
-    SELECT *, (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(noise, 1, 3)
-               || '8' || substr(noise, 4, 15))::uuid AS id,
-           CASE WHEN old AND n %% 2 = 0 THEN 'discarded' WHEN share < 10 THEN 'failed'
-                WHEN share < 30 THEN 'pending' ELSE 'delivered' END AS status
-    FROM numbered
-)
-INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type, payload,
-                          headers, ordering_key, idempotency_key, status, attempts, next_attempt_at,
-                          created_at, updated_at, delivered_at, error_message)
-SELECT id, id, CASE WHEN old THEN 'legacy' ELSE (ARRAY['runner', 'billing', 'search'])[1 + n %% 3] END,
-       'Order', (n %% 100000)::text, 'order.paid', %(payload)s, '{}',
-       CASE WHEN share %% 2 = 0 THEN 'Order:' || n %% 100000 END, id::text, status,
-       CASE status WHEN 'failed' THEN 5 WHEN 'pending' THEN share %% 3 ELSE 1 END,
-       CASE WHEN status = 'pending' AND share %% 4 <> 0 THEN at + (share %% 3) * interval '1 day' END, at, at,
-       CASE status WHEN 'delivered' THEN at END, CASE status WHEN 'failed' THEN 'answered 500' END
-FROM stated ORDER BY n"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +56,6 @@ class Looked:
 
     queries: int
     plans: tuple[Plan, ...]
-
-
-def refill(url: str, rows: int) -> None:
-    """Have so many rows in the table."""
-    run(url, "TRUNCATE outbox_event")
-    run(url, FILL, {"rows": rows, "payload": json.dumps(PAYLOAD)})
-    run(url, "VACUUM ANALYZE outbox_event")
-    run(url, "CHECKPOINT")
 
 
 def milliseconds(client: Client, query: dict[str, str]) -> float:

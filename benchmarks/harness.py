@@ -92,7 +92,9 @@ WITH line AS (
 ), new AS MATERIALIZED (SELECT n, at, destination, {uuid7} AS id FROM line)
 INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type, payload,
                           headers, ordering_key, idempotency_key)
-SELECT id, event_id, destination, 'Order', n::text, 'order.paid', %(payload)s, '{{}}',
+SELECT id, event_id, destination, 'Order', n::text, 'order.paid', %(payload)s,
+       CASE WHEN %(traced)s::int IS NULL THEN '{{}}' ELSE jsonb_build_object('traceparent',
+           format('00-%%s-%%s-0%%s', md5(n::text), left(md5(n::text), 16), (n %% 100 < %(traced)s)::int)) END,
        CASE WHEN n %% 100 < %(hot)s THEN 'hot' ELSE 'Order:' || n %% nullif(%(keys)s, 0) END, event_id::text
 FROM (SELECT *, first_value(id) OVER (PARTITION BY n ORDER BY at) AS event_id FROM new) AS event
 ORDER BY event.n, event.at"""
@@ -107,12 +109,15 @@ def insert(
     hot: int = 0,
     first: int = 0,
     payload: Mapping[str, Any] = PAYLOAD,
+    traced: int | None = None,
 ) -> None:
     """Insert due rows with the ids that emit gives, those of an event one after the other.
 
-    With ``keys`` they are ordered by that many keys in turns; ``hot`` per cent are of one more.
+    With ``keys`` they are ordered by that many keys in turns; ``hot`` per cent are of one more. With
+    ``traced`` each has a trace context, which is sampled in so many per cent of them.
     """
     values = {"rows": events, "keys": keys, "hot": hot, "destinations": list(destinations), "first": first}
+    values["traced"] = traced
     with psycopg.connect(url) as connection:
         built_in = connection.info.server_version >= 180000
         if not built_in:

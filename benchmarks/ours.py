@@ -46,6 +46,10 @@ class Plan:
     destinations: int = 1
     keep: bool = True
     relays: int = 1
+    contexts: int | None = None
+    """Where events have a trace context: of how many per cent it is sampled."""
+    metrics: bool = False
+    traces: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -59,6 +63,31 @@ class Plan:
         for name in self.names:
             outbox.handler("order.*", name=name, ordered=self.ordered, **options)(handle)
         return outbox
+
+    def observers(self) -> list[Observer]:
+        """Those that are measured themselves."""
+        if self.traces:
+            _trace()
+        if not self.metrics:
+            return []
+        from relaybox.observers.metrics import MetricsObserver
+
+        return [MetricsObserver()]
+
+
+def _trace() -> None:
+    """Have spans exported to nowhere."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    trace.set_tracer_provider(provider)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +146,8 @@ async def drain(url: str, rows: int, plan: Plan) -> Drained:
     """Fill the table with ``rows`` rows and let the relays deliver them."""
     run(url, "TRUNCATE outbox_event")
     keys = KEYS if plan.ordered else 0
-    insert(url, rows // plan.destinations, destinations=plan.names, keys=keys, hot=plan.hot)
+    events = rows // plan.destinations
+    insert(url, events, destinations=plan.names, keys=keys, hot=plan.hot, traced=plan.contexts)
     settle_down(url)
     board = Board.of(plan.relays)
     expected = rows // plan.destinations * plan.destinations
@@ -193,7 +223,7 @@ async def deliver(url: str, plan: Plan, number: int, board: Board, rows: int) ->
         outbox.handlers,
         open_bell(outbox.settings),
         patience=30.0,
-        observers=[counting],
+        observers=[counting, *plan.observers()],
         store=store,
     )
     # A peer's pool is open before its time begins, too.

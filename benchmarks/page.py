@@ -70,6 +70,7 @@ TITLES = {
     "store": "The store against its own statements",
     "inbox": "The inbox",
     "django": "Django",
+    "instrumentation": "Metrics and traces",
 }
 
 

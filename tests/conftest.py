@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NoReturn
 
 import pytest
 
@@ -129,6 +131,24 @@ def available(name: str, server: AbstractContextManager[str]) -> Iterator[str]:
         try:
             url = stack.enter_context(server)
         except base.Unavailable as reason:
-            give_up = pytest.fail if os.environ.get("RELAYBOX_REQUIRE_SERVERS") == "1" else pytest.skip
-            give_up(f"no {name}: {reason}")
+            give_up(name, reason)
         yield url
+
+
+def give_up(name: str, reason: object) -> NoReturn:
+    """Skip the test, or fail it where every server is required."""
+    end = pytest.fail if os.environ.get("RELAYBOX_REQUIRE_SERVERS") == "1" else pytest.skip
+    end(f"no {name}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def clean_logging() -> Iterator[None]:
+    """What a command in this process makes of the loggers is undone."""
+    loggers = [logging.getLogger(name) for name in (None, "relaybox", "psycopg")]
+    before = [(one.handlers[:], one.level, one.propagate) for one in loggers]
+    raises = logging.raiseExceptions
+    yield
+    logging.raiseExceptions = raises
+    for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)

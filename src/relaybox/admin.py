@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from typing import Any, TypeAlias
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+from relaybox.actions import NAMED, Action, Actions, Done, Named, Progress, Stop, What, no_progress
 from relaybox.config import Destination
-from relaybox.errors import ConfigError, did_you_mean
+from relaybox.errors import ConfigError, StoreError
+from relaybox.failures import AT_ONCE, LOOKED_AT, FailureGroup, Failures, group_failures
+from relaybox.health import Health, Problem, judge, patience
+from relaybox.journal import Counted, Journal, Operation
 from relaybox.ledger import (
     EVERYTHING,
     Attempt,
-    Audit,
+    AuditRow,
     Choice,
     Content,
     Counts,
     Entry,
     Filter,
     Lane,
-    Ledger,
     Mark,
     Page,
     Place,
     Relay,
     State,
 )
+from relaybox.series import Point, Series, make_series, step_of
 from relaybox.why import Reason, explain
 
-Progress: TypeAlias = Callable[[int], None]
-Change: TypeAlias = Callable[[Sequence[Entry], Audit], Awaitable[Collection[UUID]]]
+__all__ = [
+    "NAMED",
+    "Action",
+    "Admin",
+    "Audits",
+    "Counted",
+    "DeadLetterRow",
+    "DeadLetters",
+    "DestinationStats",
+    "Detail",
+    "Done",
+    "FailureGroup",
+    "Failures",
+    "Health",
+    "Named",
+    "Operation",
+    "Point",
+    "Problem",
+    "Progress",
+    "Series",
+    "Stats",
+    "Stop",
+    "What",
+    "no_progress",
+]
 
-WINDOWS = 20
+WINDOWS = 12
 """How many windows of rows one page of a search looks through before it answers with what it has."""
 
-NAMED = 100
-"""How many ids an audit row names; it counts all of them."""
+MOST = 10_000
+"""Rows of one page, at most."""
 
-FAILED: tuple[Choice, ...] = ("failed",)
-FINAL: tuple[Choice, ...] = ("delivered", "completed", "failed", "discarded")
-WAITING: tuple[Choice, ...] = ("failed", "pending", "due", "scheduled", "parked")
+IN_DEAD_LETTERS: tuple[Choice, ...] = ("pending", "sending", "failed", "delivered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,57 +100,45 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The deliveries of these ids, an event's being that of all of its; or only those for a destination.
+class DeadLetterRow:
+    """A delivery that another destination gave up: which, and why, as its headers say."""
 
-    ``exact``: only the deliveries whose own ids these are, though an event may have the same.
-    """
-
-    ids: Sequence[UUID]
-    destination: str | None = None
-    exact: bool = False
-
-
-What: TypeAlias = Filter | Named | Sequence[UUID]
+    entry: Entry
+    origin: str | None
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What an action did, or with ``dry_run`` would have done.
+class DeadLetters:
+    """Dead letters, newest first, and where the list goes on; ``None``: it is at its end."""
 
-    ``skipped`` rows were named but are not in a state for it (leased, or final). The rest is about ids:
-    ``unknown`` ones are nowhere, for ``idle`` ones every row was skipped, and ``shared`` ones name several
-    rows; ``destinations`` are those of the rows affected.
-    """
-
-    affected: int = 0
-    skipped: int = 0
-    unknown: tuple[UUID, ...] = ()
-    idle: tuple[UUID, ...] = ()
-    shared: tuple[UUID, ...] = ()
-    destinations: tuple[str, ...] = ()
+    rows: tuple[DeadLetterRow, ...]
+    cursor: UUID | None
 
 
-def no_progress(count: int) -> None:
-    """For callers that do not want to know how far it is."""
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """What operators did, newest first, and where the list goes on."""
+
+    rows: tuple[AuditRow, ...]
+    cursor: int | None
 
 
-class Admin:
+class Admin(Actions):
     """Questions and actions of one operator, on a ledger and with the destinations that are configured."""
 
-    def __init__(self, ledger: Ledger, destinations: Iterable[Destination], actor: str) -> None:
-        self._ledger = ledger
-        self._destinations = {destination.name: destination for destination in destinations}
-        self._lanes = {
-            name: Lane(
-                destination.ordered or destination.handed_over,
-                destination.on_failed == "block",
-                destination.handed_over,
-            )
-            for name, destination in self._destinations.items()
-        }
-        self._handed_over = frozenset(name for name, lane in self._lanes.items() if lane.handed_over)
-        self._actor = actor
+    def acting_as(self, actor: str) -> Admin:
+        """The same for another operator, on the same connections."""
+        return Admin(self._ledger, self._destinations.values(), actor)
+
+    @property
+    def journal(self) -> Journal:
+        """What is on record besides the rows, for whoever runs operations."""
+        return self._ledger
+
+    async def destinations(self) -> Mapping[str, Destination]:
+        """The destinations as they are configured, by name."""
+        return self._destinations
 
     async def names(self) -> tuple[str, ...]:
         """Every destination that is configured, or has rows."""
@@ -152,7 +166,7 @@ class Admin:
         windows: int = WINDOWS,
     ) -> Page:
         """Deliveries, newest first. A page with a cursor may be short: there was more to look through."""
-        await self._check_filter(filter)
+        filter = await self._check_filter(filter)
         found: list[Entry] = []
         for _ in range(windows):
             page = await self._ledger.search(filter, limit - len(found), cursor)
@@ -203,186 +217,71 @@ class Admin:
             reasons.append(explain(entry, places, known, relays, head, shared, self._handed_over))
         return tuple(reasons)
 
-    async def retry(self, what: What, *, dry_run: bool = False, progress: Progress = no_progress) -> Done:
-        """Failed deliveries start anew, with all their attempts, at their old place in the order.
+    async def series(self, hours: float, destination: str | None = None) -> Series:
+        """What happened in the last hours, in at most 180 points; emitted rows are known of the whole."""
+        if destination is not None:
+            await self._check_known(destination)
+        step = step_of(hours)
+        return make_series(await self._ledger.history(hours * 3600, step, destination), hours, step)
 
-        A filter is about failed ones. An id may also name one that backs off: it becomes due now.
-        """
+    async def failures(self, destination: str | None = None, *, limit: int = 50) -> Failures:
+        """Failed deliveries by what went wrong, of the newest 10,000."""
+        _check_limit(limit)
+        if destination is not None:
+            await self._check_known(destination)
+        rows = await self._ledger.failed_rows(destination, LOOKED_AT)
+        if len(rows.failures) > AT_ONCE:
+            return await asyncio.to_thread(group_failures, rows, limit)
+        return group_failures(rows, limit)
 
-        def ready(entry: Entry) -> bool:
-            return entry.state is State.FAILED or entry.backing_off
+    async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> DeadLetters:
+        """What was given up and copied to a dead-letter destination, newest first; not what was discarded."""
+        _check_limit(limit)
+        names = {one.dead_letter for one in self._destinations.values() if one.dead_letter is not None}
+        pages = [
+            await self._ledger.search(Filter(status=status, destination=name), limit, cursor)
+            for name in sorted(names)
+            for status in IN_DEAD_LETTERS
+        ]
+        page = _merged(pages, limit)
+        contents = await self._ledger.contents([entry.id for entry in page.entries])
+        return DeadLetters(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
 
-        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            return await self._ledger.retry(entries, self._lanes, audit)
+    async def audits(self, limit: int = 50, cursor: int | None = None) -> Audits:
+        """What operators did, newest first."""
+        _check_limit(limit)
+        rows = await self._ledger.audits(limit, cursor)
+        return Audits(rows, rows[-1].id if len(rows) == limit else None)
 
-        return await self._act("retry", what, FAILED, ready, change, dry_run, progress)
+    async def operations(self, limit: int = 50) -> tuple[Operation, ...]:
+        """Bulk actions that run, or ran, in the background, newest first."""
+        _check_limit(limit)
+        return await self._ledger.operations(limit)
 
-    async def discard(self, what: What, *, dry_run: bool = False, progress: Progress = no_progress) -> Done:
-        """Failed and pending deliveries are given up; the next one of each key becomes due.
+    async def operation(self, id_: UUID) -> Operation | None:
+        """One of them."""
+        return await self._ledger.operation(id_)
 
-        A filter is about failed ones unless its status says otherwise.
-        """
+    async def cancel(self, id_: UUID) -> bool:
+        """Let an operation end after the batch it is at; whether it was running."""
+        cancelled = await self._ledger.cancel(id_)
+        if cancelled:
+            await self.note("cancel", {"operation": id_})
+        return cancelled
 
-        def ready(entry: Entry) -> bool:
-            return entry.status in ("pending", "failed") and entry.state is not State.SENDING
-
-        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            return await self._ledger.discard(entries, self._lanes, audit)
-
-        return await self._act("discard", what, WAITING, ready, change, dry_run, progress)
-
-    async def replay(
-        self,
-        what: What,
-        *,
-        to: str | None = None,
-        dry_run: bool = False,
-        progress: Progress = no_progress,
-    ) -> Done:
-        """Final deliveries are sent again, each as a new row of the same event, with a header that says so.
-
-        A filter is about delivered ones unless its status says otherwise.
-        """
-        if to is not None:
-            self._check_configured(to)
-            self._check_relayed(to, "replay its own deliveries without it, or emit the events again")
-
-        def ready(entry: Entry) -> bool:
-            return entry.status != "pending" and (to or entry.destination) in self._destinations
-
-        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            return await self._ledger.replay(entries, to, self._lanes, audit)
-
-        details = {} if to is None else {"to": to}
-        return await self._act("replay", what, FINAL, ready, change, dry_run, progress, **details)
-
-    async def move(
-        self, from_: str, to: str, *, dry_run: bool = False, progress: Progress = no_progress
-    ) -> Done:
-        """Pending and failed deliveries of a destination go to another; failed ones stay failed there.
-
-        What is being sent stays where it is, and is counted as skipped.
-        """
-        await self._check_known(from_)
-        self._check_configured(to)
-        self._check_relayed(to, "name another destination, or emit the events again")
-        if from_ == to:
-            raise ConfigError(f"to = {to!r}: the rows are there already; name another destination")
-
-        async def change(entries: Sequence[Entry], audit: Audit) -> int:
-            return len(await self._ledger.move(entries, to, self._lanes, audit))
-
-        affected = skipped = 0
-        # The failed ones first: where they block their keys, nothing of those keys must get ahead of them.
-        statuses: tuple[Choice, ...] = ("failed", "pending")
-        for status in statuses:
-            filter = Filter(status=status, destination=from_)
-            audit = Audit(self._actor, "move", {"from": from_, "to": to, "status": status})
-            async for entries in self.walk(filter):
-                changed = len(entries) if dry_run else await change(entries, audit)
-                affected += changed
-                skipped += len(entries) - changed
-                progress(affected)
-        sending = (await self._ledger.counts([from_]))[from_].sending
-        return Done(affected, max(skipped, sending))
-
-    async def pause(self, destination: str, reason: str, until: datetime | None = None) -> None:
-        """Keep every relay from sending there, until that moment or until somebody resumes it."""
-        await self._check_known(destination)
-        if destination in self._handed_over:
-            fix = "pause the connector instead"
-            raise ConfigError(f"destination {destination!r} is read by Debezium, no relay sends there; {fix}")
-        details = {"destination": destination, "reason": reason, "until": until}
-        await self._ledger.pause(destination, reason, until, Audit(self._actor, "pause", details))
-
-    async def resume(self, destination: str) -> bool:
-        """End a pause and close an open circuit, so that the next claim goes through; whether one was."""
-        await self._check_known(destination)
-        return await self._ledger.resume(
-            destination, Audit(self._actor, "resume", {"destination": destination})
-        )
-
-    async def _act(
-        self,
-        action: str,
-        what: What,
-        statuses: Sequence[Choice],
-        ready: Callable[[Entry], bool],
-        change: Change,
-        dry_run: bool,
-        progress: Progress,
-        **details: Any,
-    ) -> Done:
-        """Do it to what is ready for it: to what a filter finds batch by batch, to what ids name at once."""
-
-        async def act(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            chosen = [entry for entry in entries if ready(entry)]
-            if dry_run or not chosen:
-                return [entry.id for entry in chosen]
-            return await change(chosen, audit)
-
-        if not isinstance(what, Filter):
-            named = what if isinstance(what, Named) else Named(what)
-            done = await self._act_on_named(action, named, act, details)
-            progress(done.affected)
-            return done
-        filter = await self._checked(action, what, statuses)
-        given = {name: value for name, value in asdict(filter).items() if value is not None}
-        audit = Audit(self._actor, action, {"filter": given, **details})
-        affected = skipped = 0
-        async for entries in self.walk(filter):
-            changed = len(await act(entries, audit))
-            affected += changed
-            skipped += len(entries) - changed
-            progress(affected)
-        return Done(affected, skipped)
-
-    async def _act_on_named(self, action: str, what: Named, act: Change, details: Mapping[str, Any]) -> Done:
-        about: dict[str, Any] = {"ids": list(what.ids[:NAMED])}
-        if what.destination is not None:
-            await self._check_known(what.destination)
-            about["destination"] = what.destination
-        found = {
-            id_: [
-                entry
-                for entry in await self._ledger.find(id_, exact=what.exact)
-                if what.destination in (None, entry.destination)
-            ]
-            for id_ in what.ids
-        }
-        entries = {entry.id: entry for of_one in found.values() for entry in of_one}
-        audit = Audit(self._actor, action, {**about, **details})
-        changed = frozenset(await act(tuple(entries.values()), audit))
-        return Done(
-            affected=len(changed),
-            skipped=len(entries) - len(changed),
-            unknown=tuple(id_ for id_, named in found.items() if not named),
-            idle=tuple(
-                id_ for id_, named in found.items() if named and changed.isdisjoint(e.id for e in named)
-            ),
-            shared=tuple(id_ for id_, named in found.items() if len(named) > 1),
-            destinations=tuple(sorted({entries[id_].destination for id_ in changed})),
-        )
-
-    async def walk(self, filter: Filter) -> AsyncIterator[Sequence[Entry]]:
-        """Everything that the filter is true of, each once, oldest first; not what comes in the meantime."""
-        last = await self._ledger.newest()
-        cursor: UUID | None = None
-        while last is not None:
-            page = await self._ledger.walk(filter, cursor, last)
-            if page.entries:
-                yield page.entries
-            if page.cursor is None:
-                break
-            cursor = page.cursor
-
-    async def _checked(self, action: str, filter: Filter, statuses: Sequence[Choice]) -> Filter:
-        await self._check_filter(filter)
-        if filter.status is None:
-            return replace(filter, status=statuses[0])
-        if filter.status not in statuses:
-            raise ConfigError(f"status = {filter.status!r}: {action} takes {', '.join(statuses)}")
-        return filter
+    async def health(self, stalled_after: float = 60.0) -> Health:
+        """Whether deliveries flow; a database that does not answer is a problem too, and raises nothing."""
+        try:
+            relayed = {
+                name: patience(one.rate_limit, stalled_after)
+                for name, one in self._destinations.items()
+                if name not in self._handed_over
+            }
+            flows = await self._ledger.flows(relayed)
+            places, relays = await self._ledger.places(), await self._ledger.relays()
+        except (StoreError, OSError) as error:
+            return Health(False, (Problem(None, f"the database does not answer: {error}", None),))
+        return judge(flows, places, relays, relayed)
 
     async def _head(self, entry: Entry) -> Entry | None:
         """The first open row of a delivery's key, where that matters."""
@@ -393,29 +292,32 @@ class Admin:
             return None
         return await self._ledger.head(entry.destination, entry.ordering_key, block=lane.block)
 
-    async def _check_filter(self, filter: Filter) -> None:
-        if filter.destination is not None:
-            await self._check_known(filter.destination)
 
-    async def _check_known(self, name: str) -> None:
-        """A destination that is configured, or has rows."""
-        if name not in self._destinations:
-            known = self._destinations.keys() | await self._ledger.names()
-            if name not in known:
-                raise _no_destination(name, known)
-
-    def _check_configured(self, name: str) -> None:
-        if name not in self._destinations:
-            raise _no_destination(name, self._destinations)
-
-    def _check_relayed(self, to: str, fix: str) -> None:
-        """Debezium sees what is inserted, not what is changed, and its message's key is made by emit."""
-        if to in self._handed_over:
-            raise ConfigError(f"to = {to!r}: Debezium takes only what is emitted to it; {fix}")
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= MOST:
+        raise ConfigError(f"limit = {limit}: use 1 to {MOST:,}")
 
 
-def _no_destination(name: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")
+def _merged(pages: Sequence[Page], limit: int) -> Page:
+    """The newest of several searches. Behind the cursor of one of them nothing is known of its rows."""
+    known = max((page.cursor for page in pages if page.cursor is not None), default=None)
+    found = {e.id: e for page in pages for e in page.entries if known is None or e.id >= known}
+    newest = sorted(found.values(), key=lambda entry: entry.id, reverse=True)
+    if len(newest) > limit:
+        return Page(tuple(newest[:limit]), newest[limit - 1].id)
+    return Page(tuple(newest), known)
+
+
+def _dead_letter(entry: Entry, content: Content | None) -> DeadLetterRow:
+    try:
+        headers: Any = {} if content is None else json.loads(content.headers)
+    except (ValueError, RecursionError):
+        headers = {}
+    values = headers if isinstance(headers, dict) else {}
+    origin, reason = (values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason"))
+    return DeadLetterRow(
+        entry, origin if isinstance(origin, str) else None, reason if isinstance(reason, str) else None
+    )
 
 
 def _total(counts: Iterable[Counts]) -> Counts:

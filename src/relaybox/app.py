@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from relaybox.setting import known_only, reveal_database
 from relaybox.wakes.open import open_bell
 
 if TYPE_CHECKING:
+    from relaybox.admin import Admin
     from relaybox.emit.event_source import Recorder
     from relaybox.inboxes.sql import Inbox
     from relaybox.observe import Observer
@@ -274,6 +276,23 @@ class Outbox:
         from relaybox.migrations import migrate
 
         return migrate(self.settings.database, schema=self.settings.schema, prefix=self.settings.prefix)
+
+    @asynccontextmanager
+    async def admin(self, actor: str = "application", *, connections: int = 2) -> AsyncIterator[Admin]:
+        """The operators' service, ``async with outbox.admin("ann") as admin:``.
+
+        ``actor`` is who the audit names; ``admin.acting_as`` is the same for another. At most so many
+        connections to the database are held, until the end of the block.
+        """
+        from relaybox.admin import Admin
+        from relaybox.parts import open_store
+        from relaybox.stores.ledger import SqlLedger
+
+        store = open_store(self.settings.database, self.tables, connections=connections)
+        try:
+            yield Admin(SqlLedger(store), self.settings.destinations, actor)
+        finally:
+            await store.close()
 
     async def amigrate(self) -> list[int]:
         """``migrate``, without holding up the event loop."""

@@ -107,6 +107,7 @@ def normalize_url(url: str, setting: str = "database") -> str:
     if dialect == "sqlite":
         _check_file(normal, place, setting)
     else:
+        _check_user(normal, place, setting)
         _check_port(normal, place, setting)
     return normal
 
@@ -128,6 +129,14 @@ def _check_file(url: str, place: str, setting: str) -> None:
         masked = mask_url(url)
         fix = f"write {masked.replace('://', ':///', 1)} (three slashes; four for an absolute path)"
         raise ConfigError(f"{setting} = {masked!r}: {fix}")
+
+
+def _check_user(url: str, place: str, setting: str) -> None:
+    """Drivers repeat what they cannot read, and here that would be a password."""
+    user = place.partition("?")[0].rpartition("@")[0]
+    if re.search(r"\s|%(?![0-9A-Fa-f]{2})", user):
+        fix = "its user or password holds a space or a lone %; write %20 for a space and %25 for a %"
+        raise ConfigError(f"{setting} = {mask_url(url)!r}: {fix}")
 
 
 def _check_port(url: str, place: str, setting: str) -> None:
@@ -322,7 +331,11 @@ class Settings:
     notify: Setting[bool, bool] = Setting(parse_flag, True)
     max_payload: Setting[str | int, int] = Setting(parse_size, 1_048_576)
     inbox_window: Setting[Duration, float] = Setting(duration_from(1), 604_800.0)
+    namespace: Setting[str, str] = Setting(_prefix, "")
+    canary: Setting[Duration | None, float | None] = Setting(optional(duration_from(1)), None)
+    canary_destination: Setting[str | None, str | None] = Setting(optional(parse_name), None)
     app: Setting[str | None, str | None] = Setting(optional(parse_name), None)
+    web: Setting[Mapping[str, Any], Mapping[str, Any]] = Setting(parse_table, Table({}))
 
     _where = ""
 
@@ -336,6 +349,19 @@ class Settings:
                 _check_exists(f"{route._where}to", name, names)
         for destination in self.destinations:
             self._check_dead_letter(destination, names)
+        self._check_canary(names)
+
+    def _check_canary(self, names: list[str]) -> None:
+        if self.canary_destination is None:
+            if self.canary is not None:
+                raise ConfigError("canary has no destination; name one with canary_destination = '…'")
+            return
+        if self.canary is None:
+            fix = "say also how often, as in canary = '60s'"
+            raise wrong("canary_destination", self.canary_destination, fix)
+        # One that a handler is may be registered later than the settings are read.
+        if any(one.handed_over for one in self.destinations if one.name == self.canary_destination):
+            raise wrong("canary_destination", self.canary_destination, "no relay sees what Debezium sends")
 
     def _check_dead_letter(self, destination: Destination, names: list[str]) -> None:
         setting = f"destination {destination.name!r}: dead_letter"
@@ -435,12 +461,12 @@ def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
 def _table(path: Path) -> dict[str, Any]:
     """Our settings in a file, with ``destinations`` and ``routes`` among them."""
     data = read_toml(path)
-    general = {item.name for item in fields(Settings)} - {"destinations", "routes"}
+    general = {item.name for item in fields(Settings)} - {"destinations", "routes", "web"}
     if path.name == "pyproject.toml":
         given = _tools(data).get("relaybox")
         if given is None:
             raise ConfigError(f"{path} has no [tool.relaybox] table; add one, or write relaybox.toml")
-        return known_only(given, general | {"destinations", "routes"}, "[tool.relaybox]")
+        return known_only(given, general | {"destinations", "routes", "web"}, "[tool.relaybox]")
     misplaced = dict.fromkeys(general, "write it under [relaybox]")
-    tables = known_only(data, ("relaybox", "destinations", "routes"), str(path), misplaced)
+    tables = known_only(data, ("relaybox", "destinations", "routes", "web"), str(path), misplaced)
     return {**known_only(tables.pop("relaybox", {}), general, "[relaybox]"), **tables}

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from relaybox.errors import ConfigError, MissingExtra, StoreError
-from relaybox.setting import mask_url
+from relaybox.setting import mask_url, without_password
 
 Row: TypeAlias = Sequence[Any]
 Execute: TypeAlias = Callable[[str], list[Row]]
@@ -68,8 +68,7 @@ def _reason(url: str, error: Exception) -> str:
     text = _message(error)
     if text == "unable to open database file":
         text = f"{text}: {_why_not_opened(_parsed(url).database or '')}"
-    # libpq repeats a URL that it cannot read.
-    return " ".join(text.replace(url, mask_url(url)).split())
+    return " ".join(without_password(text, url).split())
 
 
 def _message(error: Exception) -> str:

@@ -36,6 +36,7 @@ from relaybox.outcome import Reject, Retry, Unavailable, unfinished, wait
 from relaybox.routing import Routes
 from relaybox.setting import parse_name
 from relaybox.sink import describe
+from relaybox.tracing import processing
 
 log = logging.getLogger("relaybox.consumer")
 
@@ -90,7 +91,9 @@ class Refused:
 Verdict: TypeAlias = Done | Later | Crashed | Refused
 
 
-class _Registered(NamedTuple):
+class Registered(NamedTuple):
+    """A handler, and whether it has a second parameter."""
+
     function: Callable[..., Any]
     takes_connection: bool
 
@@ -111,7 +114,7 @@ class Consumer:
         self._inbox = inbox
         self._begin = opener(transaction)
         self._consumer = _name(consumer, inbox)
-        self._handlers: list[_Registered] = []
+        self._handlers: list[Registered] = []
         self._patterns: list[Route] = []
         self._routes = Routes([])
         self._asynchronous = False
@@ -132,7 +135,7 @@ class Consumer:
         return register
 
     def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
-        registered = _Registered(function, _takes_connection(function))
+        registered = Registered(function, _takes_connection(function))
         asynchronous = is_asynchronous(function)
         if self._handlers and asynchronous != self._asynchronous:
             raise ConfigError(
@@ -145,7 +148,7 @@ class Consumer:
         self._patterns.append(route)
         self._routes = Routes(self._patterns)
 
-    def _of(self, event: Event) -> list[_Registered]:
+    def _of(self, event: Event) -> list[Registered]:
         return [self._handlers[int(place)] for place in self._routes.destinations(event.type)]
 
     def _unwanted(self, event: Event) -> Verdict:
@@ -166,8 +169,10 @@ class Consumer:
                 self._inbox.once(connection, event, consumer=self._consumer) as first,
             ):
                 began = True
-                for handler in handlers if first else ():
-                    finished(handler(event, connection))
+                if first:
+                    with processing(event, self._consumer):
+                        for handler in handlers:
+                            finished(handler(event, connection))
                 ended = True
         except Exception as error:
             return self._failed(event, error, began)
@@ -178,8 +183,12 @@ class Consumer:
         handlers = self._of(event)
         if not handlers:
             return self._unwanted(event)
-        if not self._asynchronous:
-            return await asyncio.to_thread(self.handle, event)
+        return await (self._in_loop(event, handlers) if self._asynchronous else self._in_thread(event))
+
+    async def _in_thread(self, event: Event) -> Verdict:
+        return await asyncio.to_thread(self.handle, event)
+
+    async def _in_loop(self, event: Event, handlers: list[Registered]) -> Verdict:
         began = ended = False
         try:
             async with (
@@ -187,8 +196,10 @@ class Consumer:
                 self._inbox.aonce(connection, event, consumer=self._consumer) as first,
             ):
                 began = True
-                for handler in handlers if first else ():
-                    await handler(event, connection)
+                if first:
+                    with processing(event, self._consumer):
+                        for handler in handlers:
+                            await handler(event, connection)
                 ended = True
         except asyncio.CancelledError as error:
             if cancelled():
@@ -201,9 +212,10 @@ class Consumer:
     def _failed(self, event: Event, error: BaseException, began: bool) -> Verdict:
         match error:
             case Reject():
-                return Refused(error.reason or "the handler rejected it")
+                return Refused(_noted(error.reason or "the handler rejected it", error))
             case Retry() | Unavailable():
-                return Later(error.reason or "the handler asks to try again", seconds_of(error.after))
+                reason = error.reason or "the handler asks to try again"
+                return Later(_noted(reason, error), seconds_of(error.after))
         doing = "the handler failed" if began else "the transaction could not be begun"
         log.error(
             "%s: event %s (%s): %s: %s",
@@ -223,6 +235,11 @@ _FIX_ASYNC = (
     "async handlers need an asynchronous context manager (`async with`): give an async_sessionmaker, an "
     "AsyncEngine or a function made with contextlib.asynccontextmanager"
 )
+
+
+def _noted(reason: str, error: BaseException) -> str:
+    """With what the inbox has to say of it."""
+    return "; ".join((reason, *getattr(error, "__notes__", ())))
 
 
 def _name(consumer: str | None, inbox: Once) -> str:

@@ -34,6 +34,7 @@ CLOUDEVENTS = "application/cloudevents+json"
 
 _LONGEST_MARK = 200
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE = re.compile(r"[!-~](?:[ -~]{0,510}[!-~])?")
 _ENCODE = json.Encoder().encode
 
 
@@ -128,6 +129,7 @@ class _CloudEvent(Struct, gc=False):
     aggregatetype: str
     datacontenttype: str
     traceparent: str | UnsetType
+    tracestate: str | UnsetType
     data: Raw | UnsetType
     data_base64: bytes | UnsetType
 
@@ -146,6 +148,7 @@ def _cloudevents(delivery: Delivery) -> Envelope:
         delivery.aggregate_type,
         BYTES if data is UNSET else JSON,
         headers.get("traceparent", UNSET),
+        headers.get("tracestate", UNSET),
         data,
         binary,
     )
@@ -191,6 +194,7 @@ def _timestamp(delivery: Delivery) -> datetime:
 
 class _Sent(Struct, gc=False, rename="kebab"):
     traceparent: str = ""
+    tracestate: str = ""
     relaybox_replay: str = ""
     relaybox_dead_letter_from: str = ""
     relaybox_dead_letter_reason: str = ""
@@ -214,6 +218,8 @@ def _headers(delivery: Delivery) -> dict[str, str]:
     found = {name: _one_line(getattr(sent, name.replace("-", "_"))) for name in _MARKS}
     if _TRACEPARENT.fullmatch(sent.traceparent):
         found["traceparent"] = sent.traceparent
+        if _TRACESTATE.fullmatch(sent.tracestate):
+            found["tracestate"] = sent.tracestate
     return {name: value for name, value in found.items() if value}
 
 

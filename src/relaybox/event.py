@@ -11,6 +11,9 @@ from uuid import UUID
 
 from msgspec import Struct
 
+TEST_TYPE = "relaybox.test"
+"""The event type of what proves a path. Nobody misses one that failed: it is no dead letter."""
+
 
 class Status(StrEnum):
     """What is stored of a delivery's life. ``sending`` is not: it is ``pending`` with a live lease."""

@@ -4,8 +4,9 @@ Its promises:
 
 - No question costs more than a bounded part of the big table: counts stop at ``CAP``, and a search looks at
   a window of rows at a time and says where to go on.
-- A change looks again at every row once it holds its lock: what is leased, or was settled in the meantime, is
-  left as it is. The keys of an ordered destination keep their order, and have a head that is due.
+- A change looks again at every row once it holds its lock: what is leased, or is no longer in the state in
+  which it was seen, is left as it is. The keys of an ordered destination keep their order, and have a head
+  that is due.
 - Every change and its audit row commit together, or not at all.
 """
 
@@ -15,8 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 from uuid import UUID
+
+from relaybox.journal import Audit as Audit
+from relaybox.journal import AuditRow as AuditRow
+from relaybox.journal import Counted as Counted
+from relaybox.journal import Journal
+from relaybox.journal import Operation as Operation
 
 CAP = 10_000
 """Counts go no further than this."""
@@ -137,6 +144,8 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
+    fingerprint: str | None = None
+    """That of the error of failed rows (see ``fingerprint.py``)."""
 
 
 EVERYTHING = Filter()
@@ -214,15 +223,19 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
-    """Who changes what, for the audit row; the ledger adds how many rows it were."""
+class SingleEvent:
+    """An event that an operator sends; ``payload`` and ``headers`` are JSON texts."""
 
-    actor: str
-    action: str
-    details: Mapping[str, Any]
+    id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str
+    headers: str
+    max_attempts: int
 
 
-class Ledger(Protocol):
+class Ledger(Journal, Protocol):
     """Reads the tables for operators, and changes rows for them. See the module's text."""
 
     async def names(self) -> frozenset[str]:
@@ -245,8 +258,12 @@ class Ledger(Protocol):
         """Entries, newest first. With a cursor and fewer entries than asked for, it is worth going on."""
         ...
 
-    async def walk(self, filter: Filter, cursor: UUID | None, last: UUID) -> Page:
-        """Entries, oldest first, up to ``last``; at most ``BATCH``."""
+    async def walk(self, filter: Filter, cursor: UUID | None, last: UUID, limit: int = BATCH) -> Page:
+        """Entries, oldest first, up to ``last``."""
+        ...
+
+    async def count(self, filter: Filter) -> Counted:
+        """How many the filter is true of, no more than ``CAP``; of a long search only its first windows."""
         ...
 
     async def newest(self) -> UUID | None:
@@ -295,13 +312,24 @@ class Ledger(Protocol):
     async def move(
         self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Give pending and failed rows to another destination."""
+        """Give pending and failed rows to another destination.
+
+        Where that one is ordered, others may go in their place: as many of the same keys, but the first ones.
+        """
         ...
 
     async def replay(
         self, entries: Sequence[Entry], to: str | None, lanes: Mapping[str, Lane], audit: Audit
     ) -> Mapping[UUID, UUID]:
         """Write final rows anew, due now; the new row's id for each one's."""
+        ...
+
+    async def write(self, destination: str, event: SingleEvent, audit: Audit | None) -> None:
+        """Write an event for one destination, due now and without an order."""
+        ...
+
+    async def forget(self, id_: UUID) -> None:
+        """Delete a failed row that nobody misses, such as a test event's; no audit tells of it."""
         ...
 
     async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:

@@ -14,6 +14,7 @@ import itertools
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import sqlalchemy as sa
@@ -69,8 +70,9 @@ class Outbox:
 class Migration:
     """One step forward; its statements end by recording its number.
 
-    A migration that was released never changes. Version 1 is ``schema.py`` as it stands; the first change
-    to the tables freezes that text here and becomes the next entry.
+    A migration that was released never changes. As long as a version only adds tables, its statements are
+    made from ``schema.py``, where each table says which version brought it; the first change to a table that
+    was released freezes the text of the versions before it here.
     """
 
     number: int
@@ -78,9 +80,13 @@ class Migration:
     statements: Callable[[Outbox], list[str]]
 
 
-def _create_tables(outbox: Outbox) -> list[str]:
+def _create_tables(version: int, outbox: Outbox) -> list[str]:
+    """Create the tables that this version brings, and record it."""
     metadata = outbox.metadata()
-    statements = rendered(outbox.dialect, lambda engine: metadata.create_all(engine, checkfirst=False))
+    tables = [table for table in metadata.tables.values() if table.info.get("version", 1) == version]
+    statements = rendered(
+        outbox.dialect, lambda engine: metadata.create_all(engine, tables=tables, checkfirst=False)
+    )
     return [
         statement
         for indexes, group in itertools.groupby(statements, lambda text: text.startswith("CREATE INDEX"))
@@ -89,7 +95,10 @@ def _create_tables(outbox: Outbox) -> list[str]:
     ]
 
 
-MIGRATIONS = (Migration(1, "the tables", _create_tables),)
+MIGRATIONS = (
+    Migration(1, "the tables", partial(_create_tables, 1)),
+    Migration(2, "samples and operations", partial(_create_tables, 2)),
+)
 NEWEST = MIGRATIONS[-1].number
 
 
@@ -109,8 +118,9 @@ def create_schema(outbox: Outbox) -> list[str]:
 
 
 def drop(outbox: Outbox) -> list[str]:
-    """Every statement that takes the tables away, and what is in them."""
-    return rendered(outbox.dialect, lambda engine: outbox.metadata().drop_all(engine, checkfirst=False))
+    """Every statement that takes the tables away, and what is in them, of whatever version they are."""
+    statements = rendered(outbox.dialect, lambda engine: outbox.metadata().drop_all(engine, checkfirst=False))
+    return [re.sub(r"^DROP TABLE ", "DROP TABLE IF EXISTS ", statement) for statement in statements]
 
 
 def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> list[int]:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from relaybox.config import Destination, Settings, needs_postgresql
 from relaybox.emit.reroute import StoredRouter
-from relaybox.errors import ConfigError, MissingExtra, RelayboxError
+from relaybox.errors import ConfigError, MissingExtra, RelayboxError, did_you_mean
 from relaybox.load import load
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.moment import DatabaseTime
@@ -37,6 +37,7 @@ from relaybox.relay.shared import Shared
 from relaybox.schema import Tables
 from relaybox.sink import Sink
 from relaybox.store import DeadLetter, Store
+from relaybox.tracing import has_provider
 from relaybox.upkeep import Member
 from relaybox.wake import Wake
 from relaybox.wakes.local import Bell
@@ -44,6 +45,7 @@ from relaybox.wakes.open import open_wake
 
 if TYPE_CHECKING:
     from relaybox.inboxes.handler import AsyncOnceHandler, OnceHandler
+    from relaybox.maintenance.canary import Canary
     from relaybox.stores.sql import SqlStore
 
 BROKERS = {
@@ -85,19 +87,15 @@ def open_relay(
     but the rows of these ids, by destination. ``tally`` goes on counting where an earlier relay ended.
     With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised.
     """
+    from relaybox.stores.samples import SqlSamples
     from relaybox.stores.upkeep import SqlUpkeep
 
+    # Here, where nothing is opened that would have to be closed.
+    _check_canary(settings)
     destinations = {destination.name: destination for destination in settings.destinations}
-    served = [
-        name
-        for name, destination in destinations.items()
-        if not destination.handed_over and (only is None or name in only)
-    ]
-    marking = _once_handlers(
-        [destinations[name] for name in served], handlers, settings.database, tables, left_out
-    )
-    opening = [destinations[name] for name in served if not destinations[name].once or name in marking]
-    sinks = _open_sinks(opening, {**handlers, **marking}, sink_of or open_sink, left_out)
+    wanted = destinations if only is None else only
+    served = [one for one in settings.destinations if one.name in wanted and not one.handed_over]
+    sinks, marking = _open_sinks(served, handlers, settings.database, tables, sink_of or open_sink, left_out)
     opened: list[Store | Wake] = []
     if wake is None:
         opened.append(wake := open_wake(settings))
@@ -108,6 +106,7 @@ def open_relay(
     upkeep = SqlUpkeep(store)
     router = StoredRouter(settings) if settings.routes else None
     tally = tally or new_tally(me.name)
+    observer = Observers([LogObserver(), tally, *_tracing(observers), *observers])
     caretaker = Caretaker(
         upkeep,
         settings.destinations,
@@ -118,11 +117,13 @@ def open_relay(
         router,
         bell.call,
         inbox_window=settings.inbox_window,
+        canary=_open_canary(settings, store, clock, observer.canary, bell),
+        samples=SqlSamples(store),
     )
     shared = Shared(
         store=store,
         wake=wake,
-        observer=Observers([LogObserver(), tally, *observers]),
+        observer=observer,
         clock=clock,
         random=random.random,
         owner=me.name,
@@ -132,11 +133,46 @@ def open_relay(
     async def close() -> None:
         for sink in sinks.values():
             await sink.close()
-        for part in [*opened, *marking.values()]:
+        for part in [*opened, *marking]:
             await part.close()
         _ours.discard(me.name)
 
     return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
+
+
+def _tracing(observers: Sequence[Observer]) -> list[Observer]:
+    """What makes spans, where the application has set up an SDK for them and does not do it itself."""
+    if not has_provider():
+        return []
+    from relaybox.observers.traces import TracesObserver
+
+    return [] if any(isinstance(one, TracesObserver) for one in observers) else [TracesObserver()]
+
+
+def _check_canary(settings: Settings) -> None:
+    name, known = settings.canary_destination, [destination.name for destination in settings.destinations]
+    if name is not None and name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"canary_destination = {name!r}: no destination is called that{hint}")
+
+
+def _open_canary(
+    settings: Settings,
+    store: SqlStore,
+    clock: MonotonicClock,
+    acknowledged: Callable[[str, float], None],
+    bell: Bell,
+) -> Canary | None:
+    name = settings.canary_destination
+    if settings.canary is None or name is None:
+        return None
+    from relaybox.admin import Admin
+    from relaybox.maintenance.canary import Canary, Rows
+    from relaybox.stores.ledger import SqlLedger
+
+    ledger = SqlLedger(store)
+    rows = Rows(Admin(ledger, settings.destinations, "canary"), ledger, name)
+    return Canary(rows, name, settings.canary, clock, acknowledged, bell.call)
 
 
 def _check_log(settings: Settings, database: str) -> None:
@@ -157,41 +193,32 @@ def _open_lane(
     return Lane(destination, sink, shared, _dead_letter(destination, others), chosen)
 
 
-def _once_handlers(
+def _open_sinks(
     destinations: Sequence[Destination],
     handlers: Handlers,
     database: str,
     tables: Tables,
+    sink_of: OpenSink,
     left_out: LeftOut | None,
-) -> dict[str, OnceHandler | AsyncOnceHandler]:
-    """The functions of destinations that say ``once``, by name."""
-    marking: dict[str, OnceHandler | AsyncOnceHandler] = {}
-    for one in destinations:
-        if not one.once:
-            continue
-        from relaybox.inboxes.handler import once_handler
-
-        try:
-            marking[one.name] = once_handler(one, handler_of(one, handlers), database, tables)
-        except RelayboxError as error:
-            if left_out is None:
-                raise
-            left_out(one.name, error)
-    return marking
-
-
-def _open_sinks(
-    destinations: Sequence[Destination], handlers: Handlers, sink_of: OpenSink, left_out: LeftOut | None
-) -> dict[str, Sink]:
-    sinks = {}
+) -> tuple[dict[str, Sink], list[OnceHandler | AsyncOnceHandler]]:
+    """The sinks by name, and the functions among them that say ``once``; none holds anything yet."""
+    sinks: dict[str, Sink] = {}
+    marking: list[OnceHandler | AsyncOnceHandler] = []
     for destination in destinations:
         try:
-            sinks[destination.name] = sink_of(destination, handlers)
+            if not destination.once:
+                sinks[destination.name] = sink_of(destination, handlers)
+                continue
+            from relaybox.inboxes.handler import once_handler
+
+            function = once_handler(destination, handler_of(destination, handlers), database, tables)
+            sinks[destination.name] = sink_of(destination, {**handlers, destination.name: function})
+            marking.append(function)
         except RelayboxError as error:
             if left_out is None:
                 raise
             left_out(destination.name, error)
-    return sinks
+    return sinks, marking
 
 
 def new_tally(name: str | None = None) -> Tally:

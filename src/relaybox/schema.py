@@ -32,8 +32,10 @@ NOT_MYSQL = ("postgresql", "sqlite")
 LONGEST_PREFIX = 25
 """With more, PostgreSQL would cut off the ends of index names."""
 
-VERSION = 1
-"""The version of these tables, as ``outbox_migration`` records it."""
+VERSION = 2
+"""The version of these tables, as ``outbox_migration`` records it; ``info["version"]`` of a table that is
+not of the first is the one that brought it.
+"""
 
 
 class now(ColumnElement[Any]):
@@ -138,6 +140,8 @@ class Tables:
     audit: sa.Table
     stats: sa.Table
     inbox: sa.Table
+    sample: sa.Table
+    operation: sa.Table
     migration: sa.Table
 
 
@@ -153,7 +157,7 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
     # The migrations' own table comes first: where DDL is not transactional, it tells a migration that was
     # cut short from tables of the same names that belong to somebody else.
     migration = _migration(names)
-    return Tables(
+    tables = Tables(
         event=_event(names),
         idempotency=_idempotency(names),
         attempt=_attempt(names),
@@ -163,8 +167,12 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
         audit=_audit(names),
         stats=_stats(names),
         inbox=_inbox(names),
+        sample=_sample(names),
+        operation=_operation(names),
         migration=migration,
     )
+    _record_versions(metadata, tables)
+    return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +456,41 @@ def _inbox(names: _Names) -> sa.Table:
     )
 
 
+def _sample(names: _Names) -> sa.Table:
+    """What waited at a minute, for the charts; the destination '' stands for all of them together."""
+    return names.table(
+        "outbox_sample",
+        _column("minute", TIME, primary_key=True),
+        _column("destination", _text(100), primary_key=True),
+        _number("pending", 0),
+        _number("failed", 0),
+        _column("oldest_seconds", sa.Double, nullable=True),
+        _column("position", sa.BigInteger, nullable=True),
+        info={"version": 2},
+    )
+
+
+def _operation(names: _Names) -> sa.Table:
+    return names.table(
+        "outbox_operation",
+        _column("id", UUID, primary_key=True),
+        _column("action", _text(50)),
+        _column("actor", _text(200)),
+        _column("details", JSON),
+        _column("state", _text(20), server_default="running"),
+        _column("total", sa.Integer, nullable=True),
+        _number("capped", 0),
+        _number("done", 0),
+        _number("skipped", 0),
+        _moment("started_at"),
+        _moment("updated_at"),
+        _moment("finished_at", default=False),
+        _column("error", sa.Text, nullable=True),
+        names.check("outbox_operation_state", "state IN ('running', 'done', 'cancelled', 'failed')"),
+        info={"version": 2},
+    )
+
+
 POSITIONS = (
     (
         "after_create",
@@ -478,16 +521,21 @@ def _count_positions(names: _Names, event: sa.Table) -> None:
 
 
 def _migration(names: _Names) -> sa.Table:
-    table = names.table(
+    return names.table(
         "outbox_migration",
         _column("version", sa.Integer, primary_key=True, autoincrement=False),
         _moment("applied_at"),
     )
 
-    def record(target: Any, connection: sa.Connection, tables: Any = (), **_: Any) -> None:
-        if table in (tables or ()):
-            connection.execute(table.insert().values(version=VERSION))
 
-    # After all tables and not after this one: the version stands for the whole.
-    sa.event.listen(names.metadata, "after_create", record)
-    return table
+def _record_versions(metadata: sa.MetaData, tables: Tables) -> None:
+    """Have every version recorded when its tables are made; one of them proves that it is now."""
+    proofs = {1: tables.migration, 2: tables.operation}
+
+    def record(target: Any, connection: sa.Connection, tables: Any = (), **_: Any) -> None:
+        for version, proof in proofs.items():
+            if proof in (tables or ()):
+                connection.execute(proofs[1].insert().values(version=version))
+
+    # After all tables and not after one: the version stands for the whole.
+    sa.event.listen(metadata, "after_create", record)

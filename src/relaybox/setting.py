@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
+from urllib.parse import unquote, unquote_plus
 
 from relaybox.errors import ConfigError, UnknownSetting, shorten
 
@@ -170,6 +171,24 @@ def mask_url(url: str) -> str:
     """The URL without its user, password and query, for messages."""
     without_user = re.sub(r"(?<=//).*@", "***@", url, flags=re.DOTALL)
     return re.sub(r"\?.*", "?***", without_user, flags=re.DOTALL)
+
+
+def without_password(text: str, url: str) -> str:
+    """A message of a driver's, without the password: libpq repeats whatever part of a URL it cannot read."""
+    text = text.replace(url, mask_url(url))
+    for secret in sorted(_passwords(url), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _passwords(url: str) -> set[str]:
+    """The URL's passwords, as written and decoded, and the pieces that another reader would see in them."""
+    rest = url.partition("//")[2]
+    password = rest.rpartition("@")[0].partition(":")[2]
+    given = [password, *re.split(r"[/?#@:\s]", password), *re.findall(r"password=([^&#]*)", rest)]
+    decoded = [unquote(one) for one in given] + [unquote_plus(one) for one in given]
+    # Less than three characters are nobody's secret, and hide words of the message.
+    return {one for one in (*given, *decoded) if len(one) > 2}
 
 
 def parse_duration(value: Duration, setting: str) -> float:

@@ -33,7 +33,7 @@ class DeadLetter:
     """Where a copy of what failed for good goes: a row of the same event for another destination.
 
     Its headers gain ``relaybox-dead-letter-from`` and ``relaybox-dead-letter-reason``. It keeps its ordering
-    key only where that destination is ``ordered``.
+    key only where that destination is ``ordered``. Test events (``event.TEST_TYPE``) are not copied.
     """
 
     destination: str

@@ -25,6 +25,9 @@ Turn: TypeAlias = tuple[datetime, int]
 History = Literal["idempotency", "inbox", "stats", "audit"]
 """The tables that are pruned by age alone."""
 
+Sampled = Literal["sample", "operation"]
+"""The tables of the second version, which are pruned apart: a relay works on the first one too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -105,6 +108,41 @@ class Router(Protocol):
 
     def targets(self, event: Waiting) -> Sequence[Target]:
         """Where the event goes now, in the order of the routes; nowhere: it goes on waiting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What waits at a destination; the destination '' stands for all of them, with the newest position."""
+
+    destination: str
+    pending: int
+    failed: int
+    oldest_seconds: float | None
+    position: int | None = None
+
+
+class Samples(Protocol):
+    """Looks at how much waits, for the charts, and keeps what it saw. Each look is one bounded query."""
+
+    async def names(self) -> tuple[str, ...]:
+        """The destinations that have pending or failed rows, configured or not."""
+        ...
+
+    async def measure(self, destination: str, cap: int) -> Sample:
+        """How many rows are pending and failed there, no more than ``cap``, and the age of the oldest."""
+        ...
+
+    async def position(self) -> tuple[int | None, datetime]:
+        """The newest position that anybody can know of, and the database's time."""
+        ...
+
+    async def keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> int | None:
+        """Write the samples of a minute in place of those that are there; how many it were."""
+        ...
+
+    async def prune(self, term: int, what: Sampled, age: float, limit: int) -> int | None:
+        """Remove what is more than ``age`` seconds old; how many rows it were."""
         ...
 
 

@@ -35,10 +35,11 @@ from relaybox.errors import ConfigError
 from relaybox.event import Event
 from relaybox.setting import Duration, Secret, parse_duration, parse_secret, parse_size
 from relaybox.signature import ID, SIGNATURE, TIMESTAMP, is_recent, parse_keys, verify
+from relaybox.tracing import NAMES
 from relaybox.unpack import CONTENT_TYPES, Malformed, Received, media_type, unpack
 
 _SIGNED = (ID, TIMESTAMP, SIGNATURE)
-_TOLD = ("traceparent", "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
+_TOLD = (*NAMES, "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
 """The headers that are the event's; the others are the request's."""
 _LONGEST_REASON = 500
 READ_AGAIN_SECONDS = 1.0

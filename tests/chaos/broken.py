@@ -12,6 +12,7 @@ from relaybox import Outbox, sink
 from relaybox.event import Delivery
 from relaybox.signature import parse_keys, sign
 from relaybox.sinks import http
+from tests.chaos import broken_sinks
 from tests.chaos.drivers import engine
 
 LATE = 0.5
@@ -56,6 +57,9 @@ class Broken(http.HttpSink):
 
 def spoil(defect: str, outbox: Outbox) -> None:
     """Give every relay of this process the defect."""
+    if defect in broken_sinks.DEFECTS:
+        broken_sinks.spoil(defect)
+        return
     Broken.defect, Broken.outbox = defect, outbox
     http.HttpSink = Broken  # type: ignore[misc]
     if defect == "signs with another secret":

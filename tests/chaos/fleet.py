@@ -166,6 +166,8 @@ class Fleet:
         self.unexpected: list[str] = []
         self.happened: Counter[str] = Counter()
         """What relays did to themselves."""
+        self.killed: set[int] = set()
+        """The processes that ended where they stood."""
         self._places = places
         self._nurseries = nurseries
         self._rows = rows
@@ -245,6 +247,7 @@ class Fleet:
             self.unexpected.append(f"a relay ended with {change.code}")
         if change.code:
             self.bound += len(relay.held)
+            self.killed.add(relay.pid)
         if relay.replaced and len(self.unexpected) < HOPELESS:
             self.start()
 

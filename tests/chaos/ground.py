@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -40,11 +40,14 @@ class Ground:
 
 
 @contextmanager
-def prepared(kind: str, *, plain: bool = False) -> Iterator[Ground]:
-    """A ground on a database of this kind; ``plain``: without stepping clocks and pooler."""
+def prepared(kind: str, *, plain: bool = False, warm: Sequence[str] = ()) -> Iterator[Ground]:
+    """A ground on a database of this kind; ``plain``: without stepping clocks and pooler.
+
+    ``warm``: modules that its processes find imported.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(running(kind))
-        nursery = stack.enter_context(Nursery())
+        nursery = stack.enter_context(Nursery(warm=warm))
         if plain:
             yield Ground(server, nursery)
             return

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -49,9 +49,10 @@ class Asked(msgspec.Struct, frozen=True):
 class Nursery:
     """The process that forks, from the outside."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, warm: Sequence[str] = ()) -> None:
+        """``warm``: modules that are imported here, so that no process has to."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.nursery"],
+            [sys.executable, "-m", "tests.chaos.nursery", *warm],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -99,6 +100,8 @@ def die_with_parent(parent: int) -> None:
 def _serve() -> None:
     die_with_parent(os.getppid())
     works = {job: importlib.import_module(module).main for job, module in JOBS.items()}
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin.buffer:
         asked = msgspec.json.decode(line, type=Asked | None)
         answer = _changes() if asked is None else _fork(works[asked.job], asked)

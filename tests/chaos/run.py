@@ -1,5 +1,6 @@
 """``python -m tests.chaos.run --database postgresql-18 --seed 1 --count 10``: schedules, and a line for each.
 
+With ``--broker redis`` (nats, rabbitmq, kafka) events go to that broker, and the faults are the broker's.
 Exits with 1 when a promise was broken; the seed and the commit that are printed then draw the same faults.
 """
 
@@ -9,10 +10,14 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
+from tests.chaos.broker_schedule import run_broker_schedule
+from tests.chaos.brokers.running import BROKERS, SINKS, running
 from tests.chaos.ground import prepared
 from tests.chaos.schedule import Result, run_schedule
 from tests.commit import commit
@@ -25,11 +30,12 @@ def main() -> int:
     options = _options()
     end = time.monotonic() + options.minutes * 60
     results: list[Result] = []
-    with prepared(options.database) as ground:
+    with ExitStack() as stack:
+        run = _runner(stack, options)
         for seed in range(options.seed, options.seed + options.count):
             if time.monotonic() > end:
                 break
-            result = run_schedule(ground, seed, options.events)
+            result = run(seed)
             results.append(result)
             print(line(result), flush=True)
             if options.json:
@@ -38,6 +44,16 @@ def main() -> int:
                 tell(result)
     print(total(results))
     return 0 if results and all(result.ok for result in results) else 1
+
+
+def _runner(stack: ExitStack, options: argparse.Namespace) -> Callable[[int], Result]:
+    """Runs the schedule of a seed; what it needs is there until the stack is closed."""
+    if options.broker is None:
+        ground = stack.enter_context(prepared(options.database))
+        return lambda seed: run_schedule(ground, seed, options.events)
+    plain = stack.enter_context(prepared("postgresql-18", plain=True, warm=SINKS))
+    broker = stack.enter_context(running(options.broker))
+    return lambda seed: run_broker_schedule(plain, broker, seed, options.events)
 
 
 def keep(result: Result, file: Path) -> None:
@@ -53,8 +69,14 @@ def line(result: Result) -> str:
     return (
         f"{result.database} seed {result.seed}: {broken}; {result.events} events, {result.receipts} receipts,"
         f" {result.duplicates} again (≤ {result.bound}), {result.seconds:.1f} s, drained in"
-        f" {result.drained:.1f} s; {faults}"
+        f" {result.drained:.1f} s; {faults}{_of_broker(result)}"
     )
+
+
+def _of_broker(result: Result) -> str:
+    if result.database not in BROKERS:
+        return ""
+    return f"; why: {result.explained}, others held up {result.delay:.1f} s"
 
 
 def tell(result: Result) -> None:
@@ -62,7 +84,8 @@ def tell(result: Result) -> None:
     print(f"seed {result.seed} at {commit()}:")
     for text in result.words[:20]:
         print(f"    {text}")
-    again = f"--database {result.database} --seed {result.seed}"
+    option = "broker" if result.database in BROKERS else "database"
+    again = f"--{option} {result.database} --seed {result.seed}"
     print(f"    again: python -m tests.chaos.run {again}", flush=True)
 
 
@@ -89,6 +112,7 @@ def total(results: list[Result]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.run", description=__doc__)
     parser.add_argument("--database", choices=DATABASES, default="postgresql-18")
+    parser.add_argument("--broker", choices=BROKERS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--events", type=int, default=2000)

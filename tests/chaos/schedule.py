@@ -53,6 +53,10 @@ class Result(msgspec.Struct, frozen=True):
     """Seconds from the end of the faults until everything was delivered."""
     recoveries: list[float]
     """Seconds from each restart of the database to the first delivery after it."""
+    explained: int = 0
+    """How often it was asked why events wait, and the answer named the fault."""
+    delay: float = 0.0
+    """Seconds for which a destination beside the one in trouble got nothing though events waited for it."""
 
     @property
     def ok(self) -> bool:
@@ -82,9 +86,7 @@ class Schedule:
         with self._stack:
             scene = self._set_up()
             self._warm_up(scene)
-            storm = Storm(scene, self._draw)
-            storm.rage()
-            storm.heal()
+            self._rage(scene, Storm(scene, self._draw))
             healed = time.monotonic()
             if not self._drain(scene):
                 scene.unexpected.append(("stuck", f"not drained after {PATIENCE:g} s"))
@@ -98,7 +100,7 @@ class Schedule:
         arrivals = [one.at for one in applied]
         return Result(
             seed=self._draw.seed,
-            database=self._ground.server.kind,
+            database=self.subject,
             events=verdict.events,
             receipts=verdict.report.received,
             duplicates=verdict.report.duplicates,
@@ -110,6 +112,15 @@ class Schedule:
             drained=round(drained, 2),
             recoveries=[_first_after(moment, arrivals) for moment in scene.restarts],
         )
+
+    @property
+    def subject(self) -> str:
+        """What is put to the test."""
+        return self._ground.server.kind
+
+    def _rage(self, scene: Scene, storm: Storm) -> None:
+        storm.rage()
+        storm.heal()
 
     def _judge(self, scene: Scene, applied: list[receiver.Applied]) -> Verdict:
         scene.bound += scene.fleet.bound + scene.receiver.state().unanswered
@@ -123,6 +134,7 @@ class Schedule:
         workload.create(self._url)
         proxies = self._proxies()
         rows = Rows(place)
+        self._prepare(rows)
         dooms, random = list(self._draw.dooms), Random(self._draw.seed + 2)
         ways = self._ways(place, proxies)
         fleet = Fleet(ways, self._nurseries, rows, random, self._directory, dooms, self._defect)
@@ -141,6 +153,9 @@ class Schedule:
             way = place if direct else _at(place, proxies["emitters"])
             emitters.start(self._emitter(way, number))
         return scene
+
+    def _prepare(self, rows: Rows) -> None:
+        """For what the database is to do before there are relays."""
 
     def _receiver(self) -> receiver.Remote:
         control = self._directory / "control"
@@ -208,13 +223,16 @@ class Schedule:
         while time.monotonic() < end and scene.fleet.alive:
             scene.look()
             with suppress(*ERRORS):
-                if not scene.rows.pending():
+                if self._is_drained(scene):
                     return True
             time.sleep(0.02)
         return False
 
+    def _is_drained(self, scene: Scene) -> bool:
+        return not scene.rows.pending()
+
     def _keep_logs(self) -> None:
-        kept = Path(tempfile.gettempdir(), f"relaybox-chaos-{self._ground.server.kind}-{self._draw.seed}")
+        kept = Path(tempfile.gettempdir(), f"relaybox-chaos-{self.subject}-{self._draw.seed}")
         kept.mkdir(exist_ok=True)
         for log in self._directory.glob("*.log"):
             (kept / log.name).write_bytes(log.read_bytes())

@@ -70,10 +70,14 @@ class Storm:
     def rage(self) -> None:
         """Until every fault is over and every event emitted."""
         while self._agenda or self._scene.emitters.busy:
-            self._scene.look()
-            while self._agenda and self._agenda[0][0] <= time.monotonic() - self._begun:
-                heapq.heappop(self._agenda)[2]()
-            time.sleep(0.01)
+            self.step()
+
+    def step(self) -> None:
+        """Whatever is to be done by now, and a moment's rest."""
+        self._scene.look()
+        while self._agenda and self._agenda[0][0] <= time.monotonic() - self._begun:
+            heapq.heappop(self._agenda)[2]()
+        time.sleep(0.01)
 
     def heal(self) -> None:
         """Everything is as in good times."""

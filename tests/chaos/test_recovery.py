@@ -24,7 +24,7 @@ from tests.chaos.ground import Ground, prepared
 from tests.chaos.receiver import Applied, Mood
 from tests.chaos.rows import Rows
 from tests.chaos.workload import LOOSE, ORDERED, Place
-from tests.servers import base
+from tests.conftest import available
 
 log = logging.getLogger(__name__)
 Record: TypeAlias = Callable[[str, object], None]
@@ -40,11 +40,8 @@ JOINS = 8.0
 
 @pytest.fixture(scope="module")
 def ground() -> Iterator[Ground]:
-    with ExitStack() as stack:
-        try:
-            yield stack.enter_context(prepared("postgresql-18", plain=True))
-        except base.Unavailable as reason:
-            pytest.skip(str(reason))
+    with available("PostgreSQL 18", prepared("postgresql-18", plain=True)) as made:
+        yield made
 
 
 class Stage:

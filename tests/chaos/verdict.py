@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from relaybox.signature import verify
-from relaybox.testing.checker import Committed, Received, Report, check
+from relaybox.testing.checker import Committed, Excuses, Received, Report, check
 from tests.chaos.receiver import Applied
 from tests.chaos.rows import Rows
 from tests.chaos.workload import LOOSE, ORDERED, SECRET, event_type, written
@@ -42,11 +42,20 @@ class Verdict(NamedTuple):
         return [*map(str, self.report.findings), *(f"{kind}: {text}" for kind, text in self.others)]
 
 
-def judge(rows: Rows, applied: Sequence[Applied], bound: int, *, kept: bool = True) -> Verdict:
+def judge(
+    rows: Rows,
+    applied: Sequence[Applied],
+    bound: Excuses,
+    *,
+    kept: bool = True,
+    elsewhere: Mapping[str, Sequence[Received]] | None = None,
+) -> Verdict:
     """Compare what was committed with what arrived; every row is expected to be delivered.
 
-    ``kept``: rows that were delivered are still there.
+    ``kept``: rows that were delivered are still there. ``elsewhere``: what arrived at ordered destinations
+    beside the receiver's, each of which gets every event.
     """
+    beside = elsewhere or {}
     orders = {UUID(order.event_id): order for order in rows.orders()}
     events = rows.events()
     # Not the rows' own positions, which are judged by themselves: of some there is no row any more.
@@ -54,12 +63,13 @@ def judge(rows: Rows, applied: Sequence[Applied], bound: int, *, kept: bool = Tr
     committed = [
         Committed(name, event_id, order.name, position, order.payload.encode())
         for position, (event_id, order) in in_order
-        for name in destinations(order.n)
+        for name in (*destinations(order.n), *beside)
     ]
     status = {(event.destination, event.event_id): event.status for event in events}
-    keyed = [row if row.destination == ORDERED else row._replace(key=None) for row in committed]
-    report = check(keyed, [received(one) for one in applied], status=status, in_flight=bound)
-    others = (*_not_atomic(orders, events, kept), *_not_final(events))
+    keyed = [row._replace(key=None) if row.destination == LOOSE else row for row in committed]
+    arrived = [*map(received, applied), *(one for several in beside.values() for one in several)]
+    report = check(keyed, arrived, status=status, in_flight=bound)
+    others = (*_not_atomic(orders, events, kept, tuple(beside)), *_not_final(events))
     return Verdict(report, len(orders), others)
 
 
@@ -70,15 +80,24 @@ def destinations(n: int) -> list[str]:
 
 def received(applied: Applied) -> Received:
     """A request as the checker wants it."""
-    body = msgspec.json.decode(applied.body)
-    payload = base64.b64decode(body["data_base64"]) if "data_base64" in body else body["data"]
     signed = verify(applied.body, applied.headers, SECRET, tolerance=ANY_TIME, now=0)
-    return Received(applied.endpoint, UUID(applied.headers["webhook-id"]), written(payload).encode(), signed)
+    return Received(applied.endpoint, UUID(applied.headers["webhook-id"]), payload_of(applied.body), signed)
 
 
-def _not_atomic(orders: dict[UUID, Any], events: list[Any], kept: bool) -> Iterator[tuple[str, str]]:
+def payload_of(message: bytes) -> bytes:
+    """What an envelope carries, as the business row keeps it."""
+    body = msgspec.json.decode(message)
+    payload = base64.b64decode(body["data_base64"]) if "data_base64" in body else body["data"]
+    return written(payload).encode()
+
+
+def _not_atomic(
+    orders: dict[UUID, Any], events: list[Any], kept: bool, beside: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
     """Events and orders belong together one to one; so do the orders of their positions and numbers."""
-    wanted = {(name, event_id) for event_id, order in orders.items() for name in destinations(order.n)}
+    wanted = {
+        (name, event_id) for event_id, order in orders.items() for name in (*destinations(order.n), *beside)
+    }
     found = Counter((event.destination, event.event_id) for event in events)
     for pair, count in (found - Counter(wanted)).items():
         yield "not atomic", f"{count} rows too many of {pair}"

@@ -21,6 +21,8 @@ from tests.chaos import drivers
 from tests.chaos.drivers import Driver, connect, engine
 
 ORDERED, LOOSE = "ordered", "loose"
+BROKER = "broker"
+"""Where a schedule has one, everything goes there too."""
 SECRET = "whsec_Y2hhb3MgaXMgYSBsYWRkZXIgb2YgcGl0cyBhbmQgb2Y="
 KEYS = 40
 LOUD = 3
@@ -64,6 +66,8 @@ class Place(msgspec.Struct, frozen=True):
     concurrency: int = 50
     keep: bool = True
     """Whether rows that were delivered are kept."""
+    broker: str = ""
+    """The URL of a broker, if there is one; then every event also goes there."""
 
     def outbox(self) -> Outbox:
         """The outbox, configured as every process of the schedule has it."""
@@ -76,16 +80,19 @@ class Place(msgspec.Struct, frozen=True):
             "retention": "7d" if self.keep else 0,
             "backoff": {"base": "20ms", "cap": "200ms"},
             "max_attempts": NEVER_FAILED,
-            "allow": ["127.0.0.0/8"],
-            "secret": SECRET,
         }
+        signed = {"allow": ["127.0.0.0/8"], "secret": SECRET}
         destinations = [
             Destination(
-                name, f"http://127.0.0.1:{self.ports[name]}/events", ordered=name == ORDERED, **options
+                *(name, f"http://127.0.0.1:{self.ports[name]}/events"),
+                **{"ordered": name == ORDERED, **signed, **options},
             )
             for name in (ORDERED, LOOSE)
         ]
         routes = [Route("order.*", to=ORDERED), Route("order.loud", to=LOOSE)]
+        if self.broker:
+            destinations.append(Destination(BROKER, self.broker, ordered=True, **options))
+            routes.append(Route("order.*", to=BROKER))
         return Outbox(self.url, destinations=destinations, routes=routes)
 
 

@@ -33,7 +33,7 @@ class ScriptedProducer(Producer):  # type: ignore[misc]
         self._held: list[tuple[Any, dict[str, Any]]] = []
 
     def produce(self, *arguments: Any, **options: Any) -> None:
-        event_id = UUID(options["headers"]["event-id"].decode())
+        event_id = UUID(options["headers"]["event-id"])
         trouble = self.script.arrive(event_id)
         if trouble == "reject":
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from uuid import uuid4
 
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 
 from relaybox.config import Destination
 from relaybox.event import Delivery
@@ -40,14 +40,18 @@ class ScriptedRedis(RedisSink):
         command = super().command(delivery)
         match self._script._troubles.get(delivery.event_id):
             case "retry":
-                return command[:3]
+                return _xadd(command.stream)
             case "reject":
                 raise Reject("never")
             case "unavailable":
-                return ["XADD", self._no_stream, *command[2:]]
+                return _xadd(self._no_stream, "*", "name", "value")
             case "crash":
                 raise Retry("gone")
         return command
+
+
+def _xadd(stream: str, *more: str) -> Command:
+    return Command(stream, b"".join(Connection().pack_command("XADD", stream, *more)))
 
 
 class TestRedis(SinkContract):

@@ -116,6 +116,17 @@ def test_backwards_takes_everything_away_and_forwards_brings_it_back(
     assert made(url) == migrated(kind)
 
 
+def test_back_to_the_first_version_leaves_the_tables_which_serve_it_too(
+    manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
+) -> None:
+    url = fresh_database("sqlite")
+    manage(url, "migrate")
+    manage(url, "migrate", "relaybox", "0001")
+    assert made(url) == migrated("sqlite")
+    manage(url, "migrate")
+    assert made(url) == migrated("sqlite")
+
+
 @each_database
 def test_sqlmigrate_prints_the_statements_wherever_it_is_asked(
     kind: str, manage: Manage, fresh_database: Callable[[str], str]
@@ -123,7 +134,7 @@ def test_sqlmigrate_prints_the_statements_wherever_it_is_asked(
     url = fresh_database(kind)
     statements = ddl(DIALECTS[kind])  # type: ignore[arg-type]
     migrate(url)
-    printed = manage(url, "sqlmigrate", "relaybox", "0001")
+    printed = "".join(manage(url, "sqlmigrate", "relaybox", number) for number in ("0001", "0002"))
     places = [printed.find(f"{statement};") for statement in statements]
     assert places == sorted(places)
     assert places[0] > 0

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -207,6 +208,31 @@ class ConsumerContract:
         assert payloads.count(b"\0\xff") == 1
         assert sum(event.headers.get("tenant") == "acme" for event in events) == 4
         assert not any("event-id" in event.headers for event in events)
+
+    async def test_a_handler_that_hangs_is_given_up_and_its_message_comes_again(
+        self, line: Line, place: Ground, make: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer = make(transaction=place.engine, timeout="300ms")
+        called, go_on = [], threading.Event()
+
+        @consumer.on("order.*")
+        def hang(event: Event, connection: Any) -> None:
+            called.append(event.attempt)
+            connection.execute(insert(event))
+            go_on.wait(60)
+
+        sent = str(await publish(line))
+        async with running(consumer):
+            try:
+                await until(lambda: "has not returned yet" in caplog.text)
+            finally:
+                go_on.set()
+            async with asyncio.timeout(30):
+                while await line.left():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        assert "took longer than 0.3s" in caplog.text
+        assert called == [1]
+        assert [found for found, _ in place.effects()].count(sent) == 1
 
     async def test_a_stop_finishes_what_is_in_hand(
         self, line: Line, place: Ground, make: Callable[..., Loop]

@@ -1,8 +1,7 @@
-"""A stream of NATS, and sinks to it."""
+"""A stream of NATS."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,25 +9,6 @@ from uuid import uuid4
 
 import nats
 from nats.aio.client import Client
-
-from relaybox import Destination
-from relaybox.event import Delivery
-from relaybox.sink import Answer
-from relaybox.sinks.nats import NatsSink
-
-
-@asynccontextmanager
-async def sink_to(url: str, **settings: Any) -> AsyncIterator[NatsSink]:
-    sink = NatsSink(Destination("shop", url, **{"timeout": "10s", **settings}))
-    try:
-        yield sink
-    finally:
-        await asyncio.wait_for(sink.close(), 5)
-
-
-async def send(url: str, *deliveries: Delivery, **settings: Any) -> list[Answer]:
-    async with sink_to(url, **settings) as sink:
-        return list(await sink.send(deliveries))
 
 
 class Place:

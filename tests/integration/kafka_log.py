@@ -8,7 +8,13 @@ from collections.abc import Callable
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    NewTopic,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
 SECONDS = 30.0
 _log = logging.getLogger("tests.kafka")
@@ -22,6 +28,15 @@ def make_topic(bootstrap: str, name: str | None = None, partitions: int = 1, **c
     [made] = admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values()
     made.result(SECONDS)
     return name
+
+
+def make_user(bootstrap: str, name: str, password: str) -> None:
+    """Make a user of SCRAM-SHA-256."""
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    made = UserScramCredentialUpsertion(name, info, password.encode())
+    admin = AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
+    [done] = admin.alter_user_scram_credentials([made]).values()
+    done.result(SECONDS)
 
 
 def read(

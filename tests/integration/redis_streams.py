@@ -1,33 +1,12 @@
-"""A Redis Stream, and sinks to it."""
+"""A Redis Stream."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 from uuid import uuid4
 
 from redis.asyncio import Redis
-
-from relaybox import Destination
-from relaybox.event import Delivery
-from relaybox.sink import Answer
-from relaybox.sinks.redis import RedisSink
-
-
-@asynccontextmanager
-async def sink_to(url: str, **settings: Any) -> AsyncIterator[RedisSink]:
-    sink = RedisSink(Destination("shop", url, **{"timeout": "10s", **settings}))
-    try:
-        yield sink
-    finally:
-        await asyncio.wait_for(sink.close(), 5)
-
-
-async def send(url: str, *deliveries: Delivery, **settings: Any) -> list[Answer]:
-    async with sink_to(url, **settings) as sink:
-        return list(await sink.send(deliveries))
 
 
 class Place:

@@ -13,8 +13,11 @@ import pytest
 from relaybox.errors import ConfigError
 from relaybox.ledger import Choice, Filter, State
 from relaybox.outcome import Delivered
+from relaybox.stores.search import Part, Search
+from relaybox.stores.steps import Steps
 from tests.integration.operated import Operated
 
+FAILED = Filter(status="failed", destination="mail")
 KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
 
 
@@ -177,6 +180,23 @@ async def test_a_search_through_windows_finds_all(outbox: Operated, monkeypatch:
     assert page.cursor is None
     assert (await outbox.admin.discard(Filter(event_type="rare", status="pending"))).affected == 4
     assert {row.id for row in outbox.rows(status="discarded")} == set(ids[::5])
+
+
+async def test_a_search_finds_all_though_there_are_more_than_were_counted(
+    outbox: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [outbox.emit("mail") for _ in range(6)]
+    await outbox.fail("mail")
+    monkeypatch.setattr("relaybox.stores.search.CAP", 3)
+    length, counted = Search._length, []
+
+    def less_at_first(search: Search, part: Part) -> Steps[int]:
+        counted.append(part)
+        return 3 if len(counted) == 1 else (yield from length(search, part))
+
+    monkeypatch.setattr(Search, "_length", less_at_first)
+    found = [entry.id for part in [part async for part in outbox.admin.walk(FAILED)] for entry in part]
+    assert found == ids
 
 
 async def test_counts_stop_at_the_cap(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -48,6 +48,26 @@ async def test_retry_starts_failed_deliveries_anew(outbox: Operated) -> None:
     [(actor, action, told, affected)] = outbox.audit()
     assert (actor, action, affected) == ("tester", "retry", 3)
     assert details(told) == {"filter": {"status": "failed", "destination": "mail"}}
+
+
+@pytest.mark.parametrize("action", ["retry", "discard", "replay"])
+async def test_what_is_no_longer_as_it_was_seen_is_left(outbox: Operated, action: str) -> None:
+    same, anew, saved, moved = [outbox.emit("mail", aggregate_id=number) for number in range(4)]
+    await outbox.fail("mail")
+    seen = (await outbox.ledger.search(Filter(status="failed", destination="mail"), 10)).entries
+    await outbox.admin.retry([anew])
+    await outbox.fail("mail", "another error")
+    await outbox.admin.retry([saved])
+    outbox.change(moved, destination="web")
+    audit = Audit("tester", action, {})
+    if action == "replay":
+        changed: Iterable[UUID] = await outbox.ledger.replay(seen, None, {}, audit)
+    else:
+        changed = await getattr(outbox.ledger, action)(seen, {}, audit)
+    assert {*changed} == {same}
+    copies = 1 if action == "replay" else 0
+    assert len(outbox.rows()) == 4 + copies
+    assert [outbox.row(id_).status for id_ in (anew, saved, moved)] == ["failed", "pending", "failed"]
 
 
 async def test_retry_by_id_also_makes_due_what_backs_off_but_not_what_is_for_later(outbox: Operated) -> None:
@@ -265,7 +285,7 @@ async def test_an_action_without_its_audit_does_not_happen(outbox: Operated) -> 
 async def test_bulk_work_goes_in_batches_and_reports(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.stores.ledger.BATCH", 2)
+    monkeypatch.setattr("relaybox.actions.BATCH", 2)
     for _ in range(5):
         outbox.emit("mail")
     await outbox.fail("mail")
@@ -279,7 +299,7 @@ async def test_bulk_work_goes_in_batches_and_reports(
 async def test_a_row_that_fails_again_at_once_is_not_retried_twice(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.stores.ledger.BATCH", 2)
+    monkeypatch.setattr("relaybox.actions.BATCH", 2)
     for number in range(4):
         outbox.emit("mail", aggregate_id=number)
     await outbox.fail("mail")
@@ -292,3 +312,29 @@ async def test_a_row_that_fails_again_at_once_is_not_retried_twice(
 
     monkeypatch.setattr(outbox.ledger, "retry", retry_and_fail)
     assert (await outbox.admin.retry(Filter(status="failed"))).affected == 4
+
+
+async def test_move_takes_the_rows_of_a_key_in_their_order_though_their_ids_are_in_another(
+    outbox: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [outbox.emit("shop", key=key) for key in "aaaabaaa"]
+    last = 2 * len(ids)
+    backwards = [UUID(int=(last - number) << 80 | 7 << 76 | 2 << 62) for number in range(len(ids))]
+    for old, new in zip(ids, backwards, strict=True):
+        outbox.change(old, id=new)
+    move, moved = outbox.ledger.move, []
+
+    async def watched(*arguments: Any) -> frozenset[UUID]:
+        changed = await move(*arguments)
+        moved.extend(changed)
+        return changed
+
+    monkeypatch.setattr(outbox.ledger, "move", watched)
+    monkeypatch.setattr("relaybox.actions.BATCH", 1)
+    done = await outbox.admin.move("shop", "spare")
+    assert (done.affected, done.skipped) == (8, 0)
+    assert {row.destination for row in outbox.rows()} == {"spare"}
+    keys = {row.id: (row.ordering_key, row.position) for row in outbox.rows()}
+    of_a = [keys[id_][1] for id_ in moved if keys[id_][0] == "a"]
+    assert of_a == sorted(of_a)
+    assert len(of_a) == 7

@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relaybox.ledger import Audit, Entry, Filter, Lane
+from relaybox.ledger import Audit, Counted, Entry, Filter, Lane
 from relaybox.stores.ledger import SqlLedger
+from relaybox.stores.samples import SqlSamples
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Steps
@@ -98,15 +99,48 @@ async def everything(ledger: SqlLedger) -> None:
     assert await ledger.head("rare", keyed.ordering_key or "", block=True)
     await ledger.places()
     await ledger.relays()
+    await look_at_the_journal(ledger)
     await change(ledger, (await ledger.search(Filter(status="failed", destination="rare"), 50)).entries)
+
+
+async def look_at_the_journal(ledger: SqlLedger) -> None:
+    for destination in (None, "plain"):
+        await ledger.history(86_400.0, 600, destination)
+        assert (await ledger.failed_rows(destination, CAP)).failures
+    flows = await ledger.flows({"plain": 60.0, "keys": 60.0, "rare": 600.0})
+    assert all(flow.pending for flow in flows.values())
+    for filter in FILTERS:
+        await ledger.count(filter)
+    assert await ledger.count(Filter(status="failed", fingerprint="0" * 12)) == Counted(0, True)
+    await ledger.search(Filter(status="failed", fingerprint="0" * 12), 50)
+    await ledger.audits(50)
+    await ledger.note(AUDIT)
+    id_ = uuid4()
+    await ledger.begin(id_, "retry", "tester", {}, None)
+    assert await ledger.advance(id_, 1, 0)
+    assert await ledger.cancel(id_)
+    await ledger.finish(id_, "done", 1, 0)
+    assert await ledger.operation(id_) in await ledger.operations(50)
+
+
+async def take_samples(samples: SqlSamples) -> None:
+    """All that the leader does for the charts."""
+    assert set(await samples.names()) == {"plain", "keys", "rare"}
+    taken = [await samples.measure(name, CAP) for name in ("plain", "keys", "rare")]
+    assert [one.pending for one in taken] == [CAP, CAP, 30]
+    position, _ = await samples.position()
+    assert position is not None
+    assert await samples.keep(0, datetime.now(UTC), taken) is None
+    assert await samples.prune(0, "sample", 1.0, 10) is None
 
 
 async def change(ledger: SqlLedger, failed: Sequence[Entry]) -> None:
     assert len(failed) == 50
     assert len(await ledger.retry(failed[:10], LANES, AUDIT)) == 10
-    assert len(await ledger.discard(failed[:20], LANES, AUDIT)) == 20
+    assert len(await ledger.discard(failed[:20], LANES, AUDIT)) == 10
     assert len(await ledger.move(failed[20:30], "keys", LANES, AUDIT)) == 10
-    assert len(await ledger.replay(failed, None, LANES, AUDIT)) == 50
+    left = (await ledger.search(Filter(status="failed", destination="rare"), 50)).entries
+    assert len(await ledger.replay(left, None, LANES, AUDIT)) == len(left) == 20
     keyed = (await ledger.search(Filter(status="pending", destination="rare"), 50)).entries
     assert len(await ledger.discard(keyed, LANES, AUDIT)) == len(keyed) == 50
     await ledger.pause("plain", "test", None, AUDIT)
@@ -118,6 +152,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows so small that leaving one shows."""
     monkeypatch.setattr("relaybox.stores.search.CAP", CAP)
     monkeypatch.setattr("relaybox.stores.ledger.CAP", CAP)
+    monkeypatch.setattr("relaybox.stores.journal.LEAST", CAP)
 
 
 def ledger_of(database: Any) -> tuple[SqlLedger, Watched]:
@@ -142,6 +177,7 @@ async def test_postgresql_reads_windows(
     database = Postgres(url, tables)
     ledger, driver = ledger_of(database)
     await everything(ledger)
+    await take_samples(SqlSamples(SqlStore(database.steps, driver)))
     database.close()
     for explained in driver.seen:
         assert explained.largest_sort <= BOUND, explained
@@ -159,6 +195,7 @@ async def test_mariadb_reads_windows(fresh_database: Callable[[str], str]) -> No
     database.end()
     ledger, driver = ledger_of(database)
     await everything(ledger)
+    await take_samples(SqlSamples(SqlStore(database.steps, driver)))
     database.close()
     for explained in driver.seen:
         for access in explained.accesses:
@@ -173,6 +210,7 @@ async def test_sqlite_reads_by_indexes(fresh_database: Callable[[str], str]) -> 
         database.execute(Query(SQLITE_FILL, (rows, destination, keys, status, status, status)))
     ledger, driver = ledger_of(database)
     await everything(ledger)
+    await take_samples(SqlSamples(SqlStore(database.steps, driver)))
     database.close()
     assert driver.seen
     for explained in driver.seen:

@@ -60,6 +60,18 @@ def downgrade():
     outbox.downgrade(op, **{names!r})
     op.drop_table("orders")
 """
+NEXT_REVISION = """
+from alembic import op
+from relaybox.contrib import alembic as outbox
+
+revision, down_revision = "two", "one"
+
+def upgrade():
+    outbox.upgrade(op, version=2, after=1, **{names!r})
+
+def downgrade():
+    pass
+"""
 
 each_database = pytest.mark.parametrize("kind", DATABASES)
 NOT_OURS = ("orders", "orders_pkey", "orders_id_seq", "alembic_version")
@@ -74,6 +86,7 @@ def project(tmp_path: Path) -> Callable[..., Config]:
         text = ENV.format(names=names, filtered=filtered, with_our_tables=with_our_tables)
         (tmp_path / "env.py").write_text(text)
         (tmp_path / "versions" / "one.py").write_text(REVISION.format(names=names))
+        (tmp_path / "versions" / "two.py").write_text(NEXT_REVISION.format(names=names))
         config = Config(output_buffer=StringIO())
         config.set_main_option("script_location", str(tmp_path))
         config.set_main_option("path_separator", "os")

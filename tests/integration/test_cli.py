@@ -18,11 +18,13 @@ import sqlalchemy as sa
 from relaybox.cli.group import global_first
 from relaybox.grants import grants
 from relaybox.migrations import DialectName, current_version, migrate
+from relaybox.schema import VERSION
 from relaybox.setting import mask_url
 from tests.schema_snapshot import engine, run_script, snapshot
 
 DATABASES = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
 HELP_SECONDS = 0.3
+APPLIED = ("applied 1 (the tables)", "applied 2 (samples and operations)")
 
 each_database = pytest.mark.parametrize("kind", DATABASES)
 
@@ -60,19 +62,19 @@ def test_migrate_says_what_it_did(
 ) -> None:
     url = fresh_database(kind)
     shown = mask_url(url)
-    assert relaybox("migrate", "--database", url) == f"{shown}: applied 1 (the tables)\n"
-    assert relaybox("--database", url, "migrate") == f"{shown}: up to date (version 1)\n"
+    assert relaybox("migrate", "--database", url) == "".join(f"{shown}: {line}\n" for line in APPLIED)
+    assert relaybox("--database", url, "migrate") == f"{shown}: up to date (version 2)\n"
     again = json.loads(relaybox("migrate", "--json", f"--database={url}"))
-    assert again == {"database": shown, "applied": [], "version": 1}
+    assert again == {"database": shown, "applied": [], "version": 2}
     given = relaybox("migrate", "--json", "--prefix", "billing_", RELAYBOX_DATABASE=url)
-    assert json.loads(given) == {"database": shown, "applied": [1], "version": 1}
+    assert json.loads(given) == {"database": shown, "applied": [1, 2], "version": 2}
 
 
 def test_migrate_says_when_nobody_chose_the_database(relaybox: Relaybox, tmp_path: Path) -> None:
     default = "sqlite:///relaybox.db (the default; choose with --database)"
-    assert relaybox("migrate") == f"{default}: applied 1 (the tables)\n"
-    assert relaybox("migrate") == f"{default}: up to date (version 1)\n"
-    chosen = "sqlite:///relaybox.db: up to date (version 1)\n"
+    assert relaybox("migrate") == "".join(f"{default}: {line}\n" for line in APPLIED)
+    assert relaybox("migrate") == f"{default}: up to date (version 2)\n"
+    chosen = "sqlite:///relaybox.db: up to date (version 2)\n"
     assert relaybox("migrate", "--database", "sqlite:///relaybox.db") == chosen
     assert relaybox("migrate", DATABASE_URL="sqlite:///relaybox.db") == chosen
     (tmp_path / "other.toml").write_text('[relaybox]\ndatabase = "sqlite:///relaybox.db"\n')
@@ -88,7 +90,7 @@ def test_the_printed_sql_gives_the_same_database_as_migrate(
     script = relaybox("sql", "--database", by_hand)
     run_script(by_hand, script)
     assert snapshot(by_hand) == snapshot(migrated)
-    assert current_version(by_hand) == 1
+    assert current_version(by_hand) == VERSION
     assert migrate(by_hand) == []
     assert relaybox("sql", "--dialect", kind.partition("-")[0]) == script
 
@@ -100,7 +102,7 @@ def test_the_printed_sql_makes_the_schema_it_is_asked_for(
     url = fresh_database(kind)
     names = ("--schema", "Ours", "--prefix", "billing_")
     run_script(url, relaybox("sql", *names, "--database", url))
-    assert relaybox("migrate", *names, "--database", url).endswith(": up to date (version 1)\n")
+    assert relaybox("migrate", *names, "--database", url).endswith(": up to date (version 2)\n")
 
 
 def test_the_printed_grants_are_those_of_the_dialect(relaybox: Relaybox) -> None:

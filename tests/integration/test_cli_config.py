@@ -212,9 +212,9 @@ def test_tables_that_are_missing_or_older_are_named_with_the_fix(
         "relay", "--database", url, status=2
     )
     project.run("migrate", "--database", url)
-    newer = "from relaybox import cli, migrations; migrations.NEWEST = 2; cli.main()"
+    newer = "from relaybox import cli, migrations; migrations.NEWEST = 3; cli.main()"
     said = project.run("relay", "--database", url, status=2, command=(sys.executable, "-c", newer))
-    assert "the tables are at version 1 and this release needs 2: run `relaybox migrate`" in said
+    assert "the tables are at version 2 and this release needs 3: run `relaybox migrate`" in said
     assert said.count("\n") == 1
 
 
@@ -269,7 +269,7 @@ def test_init_writes_what_works(project: Project) -> None:
     assert project.run("config", "check").splitlines() == [
         "ok    settings  relaybox.toml",
         "ok    console   console:",
-        "ok    database  sqlite:///relaybox.db, tables at version 1",
+        "ok    database  sqlite:///relaybox.db, tables at version 2",
     ]
     project.write(
         "emit.py",

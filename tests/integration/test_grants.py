@@ -23,7 +23,11 @@ from relaybox.schema import Tables, make_tables
 from relaybox.store import Settlement, Want
 from relaybox.stores import mysql, postgres
 from relaybox.stores.dialects import DIALECTS
+from relaybox.stores.ledger import SqlLedger
+from relaybox.stores.samples import SqlSamples
 from relaybox.stores.statements import Query, Statements
+from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.upkeep import Sample
 from tests.conftest import available
 from tests.schema_snapshot import engine, run_script
 from tests.servers import fresh, mariadb
@@ -208,6 +212,26 @@ async def test_the_relay_claims_and_settles(database: Database) -> None:
     check(database.logins["relay"], schema=database.schema)
 
 
+async def test_the_relay_samples_and_operates(database: Database) -> None:
+    for key in "123":
+        database.emit(key)
+    module: Any = postgres if database.dialect == "postgresql" else mysql
+    store = module.open_store(database.logins["relay"], database.tables)
+    try:
+        samples, ledger = SqlSamples(store), SqlLedger(store)
+        assert (await samples.measure("d", 10)).pending == 3
+        position, now = await samples.position()
+        assert position == 3
+        term = await SqlUpkeep(store).lead("a relay", 60.0)
+        assert term is not None
+        assert await samples.keep(term, now, [Sample("d", 3, 0, None)]) == 1
+        id_ = uuid4()
+        await ledger.begin(id_, "retry", "ann", {}, None)
+        assert await ledger.cancel(id_)
+    finally:
+        await store.close()
+
+
 def test_the_relay_may_not_change_the_schema_or_its_version(database: Database) -> None:
     migration = database.name("outbox_migration")
     for statement in (
@@ -225,7 +249,7 @@ def test_the_viewer_reads_everything_and_changes_nothing(database: Database) -> 
     database.emit("1")
     assert len(database.execute("viewer", f"SELECT * FROM {database.name('outbox_event')}")) == 1
     tables = database.all_tables()
-    assert len(tables) == 10
+    assert len(tables) == 12
     for table in tables:
         database.execute("viewer", f"SELECT count(*) FROM {table}")
         database.denies("viewer", f"DELETE FROM {table}")

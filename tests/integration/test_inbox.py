@@ -187,6 +187,20 @@ async def test_an_exception_that_is_caught_inside_the_transaction_leaves_no_mark
 
 
 @widely
+@pytest.mark.parametrize("kept", [True, False], ids=["commits", "rolls back"])
+async def test_a_block_that_ends_its_own_transaction_is_told(consumer: Consumer, kept: bool) -> None:
+    async def end(connection: Any) -> None:
+        await consumer.effect(connection)
+        await (consumer.api.commit if kept else consumer.api.rollback)(connection)
+
+    with pytest.raises(NotInTransaction, match=r"committed or rolled back inside the block"):
+        await consumer.process(end)
+    assert (consumer.effects(), consumer.marks()) == (kept, kept)
+    assert await consumer.process() is not kept
+    assert (consumer.effects(), consumer.marks()) == (1, 1)
+
+
+@widely
 async def test_in_autocommit_it_refuses(consumer: Consumer) -> None:
     connection = await consumer.place.open(autocommit=True)
     block = r"with inbox\.transaction\(connection\):`.* both$"
@@ -436,6 +450,38 @@ def test_under_repeatable_read_a_duplicate_that_came_later_is_the_databases_retr
         with inbox.once(other, "m") as first:
             assert not first
     assert marks(postgres) == 1
+
+
+def test_a_mark_that_was_committed_in_a_block_that_raises_later_stays_and_is_told(postgres: str) -> None:
+    inbox, engine = Inbox(consumer="billing"), sync_engine(postgres)
+
+    def work() -> None:
+        with inbox.once(session, "m"):
+            session.commit()
+            session.execute(sa.text("SELECT 1"))
+            raise Failure
+
+    with Session(engine) as session:
+        with pytest.raises(Failure) as raised:
+            work()
+        session.commit()
+    assert "'billing', 'm': the transaction was committed or rolled back" in raised.value.__notes__[0]
+    assert marks(postgres) == 1
+
+
+def test_a_session_that_goes_on_after_its_own_commit_is_told(postgres: str) -> None:
+    inbox, engine = Inbox(consumer="billing"), sync_engine(postgres)
+
+    def work() -> None:
+        with inbox.once(session, "m"):
+            session.rollback()
+            session.execute(sa.text("SELECT 1"))
+
+    with Session(engine) as session:
+        with pytest.raises(NotInTransaction, match="inside the block"):
+            work()
+        session.commit()
+    assert marks(postgres) == 0
 
 
 def test_a_mark_that_cannot_be_taken_back_is_told_with_the_error(

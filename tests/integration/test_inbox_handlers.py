@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,6 +188,30 @@ async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: B
     assert "write async def" in str(error)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
+    postgres: Books, asynchronous: bool
+) -> None:
+    def commit(event: Event, connection: sa.Connection) -> None:
+        connection.execute(sa.insert(effect).values(n=event.payload["n"]))
+        connection.commit()
+
+    async def acommit(event: Event, connection: AsyncConnection) -> None:
+        await connection.run_sync(lambda inner: commit(event, inner))
+
+    options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1h"}}
+    postgres.outbox.handler("*", **options)(acommit if asynchronous else commit)
+    postgres.shop.emit(1)
+    await postgres.outbox.adrain()
+    [(status, attempts, error)] = postgres.shop.rows()
+    assert (status, attempts) == ("pending", 1)
+    assert "inside the block of once" in str(error)
+    postgres.deliver_again()
+    await postgres.outbox.adrain()
+    assert postgres.shop.states() == {"delivered": 1}
+    assert postgres.effects() == [0]
+
+
 def test_only_a_function_can_run_once() -> None:
     with pytest.raises(ConfigError, match=r"'runner': once = True: only functions"):
         Destination("runner", "https://example.org/", once=True)
@@ -217,3 +242,22 @@ async def test_a_function_that_is_not_there_leaves_the_others_running(
         left_out=lambda name, error: told.append(name),
     )
     assert told == ["missing"]
+
+
+def test_where_a_later_sink_refuses_nothing_was_opened_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for name in ("create_engine", "create_async_engine"):
+        owner = handler.sa if name == "create_engine" else handler
+        monkeypatch.setattr(owner, name, lambda *_, **__: made.append("engine"))
+    once = [Destination(name, f"handler:{name}", once=True) for name in ("books", "more")]
+    outbox = Outbox(
+        "sqlite://",
+        destinations=[*once, Destination("refusing", "kafka://127.0.0.1/{nonsense}")],
+        handlers={"books": lambda event: None, "more": _nothing},
+        notify=False,
+    )
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="nonsense"):
+        outbox.relay()
+    assert made == []
+    assert threading.active_count() == before

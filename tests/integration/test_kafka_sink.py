@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -181,48 +180,66 @@ async def test_where_no_broker_is_the_circuit_opens_before_the_timeout(url: str)
     assert time.monotonic() - began < 5
 
 
+async def test_where_no_broker_is_it_is_unreachable_each_time_however_short_the_timeout() -> None:
+    sink = KafkaSink(Destination("shop", f"kafka://127.0.0.1:{base._free_port()}", timeout="300ms"))
+    answers = [(await sink.send([make_delivery(), make_delivery()])) for _ in range(6)]
+    await sink.close()
+    assert {type(answer) for pair in answers for answer in pair} == {Unreachable}
+    assert all("refused" in answer.reason for pair in answers for answer in pair)
+
+
+async def test_a_broker_that_goes_away_in_the_middle_is_unreachable_each_time(
+    broker: kafka.Broker, topic: str
+) -> None:
+    sink = KafkaSink(Destination("shop", f"{broker.url}/{topic}", timeout="1500ms"))
+    assert await sink.send([make_delivery() for _ in range(100)]) == [Delivered()] * 100
+    await asyncio.to_thread(broker.stop)
+    try:
+        answers = [(await sink.send([make_delivery()]))[0] for _ in range(4)]
+    finally:
+        await asyncio.to_thread(broker.start)
+    assert [type(answer) for answer in answers] == [Unreachable] * 4
+    async with asyncio.timeout(30):
+        while await sink.send([make_delivery()]) != [Delivered()]:
+            pass
+    await sink.close()
+
+
+async def test_a_connection_that_is_lost_in_the_midst_of_reports_counts_as_lost(
+    broker: kafka.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_line, "Producer", Losing)
+    sink = KafkaSink(Destination("shop", f"{broker.url}/{topic}", timeout="1s"))
+    assert await sink.send([make_delivery() for _ in range(3)]) == [Delivered()] * 3
+    [answer] = await sink.send([make_delivery()])
+    await sink.close()
+    assert type(answer) is Unreachable
+    assert "Disconnected" in answer.reason
+
+
+class Losing(Producer):  # type: ignore[misc]
+    """A producer that tells of the end of its connection with its first reports, and takes nothing then."""
+
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        super().__init__(configuration)
+        self._notice, self._lost = configuration["error_cb"], False
+
+    def produce(self, *arguments: Any, **options: Any) -> None:
+        if not self._lost:
+            super().produce(*arguments, **options)
+
+    def poll(self, timeout: float = -1) -> int:
+        reported = super().poll(timeout)
+        if reported and not self._lost:
+            self._lost = True
+            self._notice(KafkaError(KafkaError._TRANSPORT, "Disconnected"))
+        return reported
+
+
 async def test_a_name_that_dns_does_not_know_is_unreachable() -> None:
     [answer] = await send("kafka://no-such-host.invalid", make_delivery(), timeout="10s")
     assert isinstance(answer, Unreachable)
     assert "no-such-host.invalid" in answer.reason
-
-
-async def test_a_port_that_speaks_no_tls_is_unreachable(broker: kafka.Broker, topic: str) -> None:
-    [answer] = await send(f"{broker.url}/{topic}?security=ssl", make_delivery(), timeout="10s")
-    assert isinstance(answer, Unreachable)
-
-
-async def test_a_broker_is_trusted_by_whom_its_certificate_is_signed(
-    broker: kafka.Broker, topic: str, tmp_path: Path
-) -> None:
-    url, delivery = f"{broker.tls_url}/{topic}", make_delivery()
-    assert await send(f"{url}?ca={broker.certificate}", delivery) == [Delivered()]
-    kafka.certify(tmp_path / "other.pem", tmp_path / "keystore.pem")
-    [answer] = await send(f"{url}?ca={tmp_path / 'other.pem'}", delivery, timeout="10s")
-    assert isinstance(answer, Unreachable)
-    assert "certificate" in answer.reason
-
-
-async def test_a_user_with_the_right_password_is_let_in(broker: kafka.Broker, topic: str) -> None:
-    sink = broker.sasl_url.replace("?", f"/{topic}?")
-    assert await send(sink, make_delivery()) == [Delivered()]
-    by_auth = sink.replace(f":{kafka.PASSWORD}@", "@")
-    assert await send(by_auth, make_delivery(), auth=kafka.PASSWORD) == [Delivered()]
-
-
-async def test_a_wrong_password_is_said_and_not_shown(
-    broker: kafka.Broker, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    url = broker.sasl_url.replace("?", f"/{topic}?").replace(kafka.PASSWORD, "hunter2")
-    sink = KafkaSink(Destination("shop", url, timeout="10s"))
-    [answer] = await sink.send([make_delivery()])
-    assert type(answer) is Unavailable
-    assert "uthentication" in answer.reason
-    with pytest.raises(Unavailable, match="uthentication"):
-        await sink.check()
-    await sink.close()
-    assert "hunter2" not in f"{answer.reason}{sink!r}{caplog.text}"
 
 
 async def test_check_reaches_the_broker_and_its_topic(broker: kafka.Broker, topic: str) -> None:

@@ -35,6 +35,9 @@ print(json.dumps(migrate(sys.argv[1])))
 """
 HOSTILE = ['a"; drop table x;--', "a`b", "a b", "1a", "a'", "ä", "a.b", "x" * 41, "a\n"]
 
+ALL = [migration.number for migration in MIGRATIONS]
+SCHEMA_1 = Path(__file__).parent / "schema_1"
+
 each_database = pytest.mark.parametrize("kind", DATABASES)
 Fresh = Callable[[str], str]
 
@@ -52,7 +55,7 @@ def execute_all(url: str, statements: list[str]) -> None:
 @each_database
 def test_migrating_again_does_nothing(kind: str, fresh_database: Fresh) -> None:
     url = fresh_database(kind)
-    assert migrate(url) == [1]
+    assert migrate(url) == ALL
     before = snapshot(url)
     assert migrate(url) == []
     assert snapshot(url) == before
@@ -81,7 +84,61 @@ def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(
         process.stdin.flush()
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0] * PROCESSES, ends
-    assert sorted(json.loads(out) for out, _ in ends) == [[]] * (PROCESSES - 1) + [[1]]
+    assert sorted(json.loads(out) for out, _ in ends) == [[]] * (PROCESSES - 1) + [ALL]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
+def test_the_first_version_is_what_was_released(dialect: Any) -> None:
+    statements = MIGRATIONS[0].statements(Outbox(dialect))
+    assert ";\n\n".join(statements) + ";\n" == (SCHEMA_1 / f"{dialect}.sql").read_text()
+
+
+@each_database
+def test_an_outbox_of_the_first_version_becomes_the_same_as_a_new_one(
+    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, new = first_version(kind, fresh_database, monkeypatch), fresh_database(kind)
+    with pytest.raises(SchemaError, match="at version 1 and this release needs 2: run `relaybox migrate`"):
+        check(url)
+    assert migrate(url) == [2]
+    migrate(new)
+    assert snapshot(url) == snapshot(new)
+    check(url)
+
+
+@each_database
+def test_metadata_create_all_brings_the_first_version_up_to_date(
+    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = first_version(kind, fresh_database, monkeypatch)
+    metadata = sa.MetaData()
+    make_tables(metadata)
+    with transaction(url) as connection:
+        metadata.create_all(connection)
+    check(url)
+    assert migrate(url) == []
+
+
+@each_database
+def test_an_outbox_of_the_first_version_can_be_taken_away(
+    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fresh_database(kind)
+    empty = snapshot(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        migrate(url)
+    execute_all(url, migrations.drop(Outbox(dialect_of(kind))))
+    assert snapshot(url) == empty
+
+
+def first_version(kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database as the first release made it."""
+    url = fresh_database(kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        assert migrate(url) == [1]
+    return url
 
 
 @each_database
@@ -101,9 +158,12 @@ def test_the_next_version_is_applied_on_top_of_the_last(
     url = fresh_database(kind)
     migrate(url)
     add_next_version(monkeypatch)
-    with pytest.raises(SchemaError, match=r"at version 1 and this release needs 2: run `relaybox migrate`"):
+    with pytest.raises(
+        SchemaError,
+        match=rf"at version {VERSION} and this release needs {VERSION + 1}: run `relaybox migrate`",
+    ):
         check(url)
-    assert migrate(url) == [2]
+    assert migrate(url) == [VERSION + 1]
     assert migrate(url) == []
     check(url)
     assert "note" in columns(url, "outbox_relay")
@@ -115,21 +175,21 @@ def test_an_empty_database_gets_every_version(
 ) -> None:
     url = fresh_database(kind)
     add_next_version(monkeypatch)
-    assert migrate(url) == [1, 2]
+    assert migrate(url) == [*ALL, VERSION + 1]
     assert "note" in columns(url, "outbox_relay")
 
 
 def add_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     second = Migration(
-        2,
+        VERSION + 1,
         "a note for each relay",
         lambda outbox: [
             "ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)",
-            "INSERT INTO outbox_migration (version) VALUES (2)",
+            "INSERT INTO outbox_migration (version) VALUES (VERSION)".replace("VERSION", str(VERSION + 1)),
         ],
     )
     monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
-    monkeypatch.setattr(migrations, "NEWEST", 2)
+    monkeypatch.setattr(migrations, "NEWEST", VERSION + 1)
 
 
 def columns(url: str, table: str) -> set[str]:
@@ -144,10 +204,11 @@ def test_on_mariadb_a_migration_that_was_cut_short_anywhere_is_completed(fresh_d
     for done in range(1, len(statements)):
         url = fresh_database("mariadb")
         execute_all(url, statements[:done])
-        assert current_version(url) == 0
-        assert migrate(url) == [1], f"after {done} statements"
+        recorded = sum(text.startswith("INSERT INTO outbox_migration") for text in statements[:done])
+        assert current_version(url) == recorded
+        assert migrate(url) == ALL[recorded:], f"after {done} statements"
         assert snapshot(url) == snapshot(whole), f"after {done} statements"
-        assert current_version(url) == 1
+        assert current_version(url) == VERSION
 
 
 def test_on_mariadb_a_later_version_that_was_cut_short_is_completed(
@@ -157,7 +218,7 @@ def test_on_mariadb_a_later_version_that_was_cut_short_is_completed(
     migrate(url)
     add_next_version(monkeypatch)
     execute_all(url, ["ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)"])
-    assert migrate(url) == [2]
+    assert migrate(url) == [VERSION + 1]
 
 
 @each_database
@@ -208,7 +269,7 @@ def test_metadata_drop_all_leaves_nothing(kind: str, fresh_database: Fresh) -> N
     with transaction(url) as connection:
         metadata.drop_all(connection)
     assert snapshot(url) == empty
-    assert migrate(url) == [1]
+    assert migrate(url) == ALL
 
 
 @each_database
@@ -236,7 +297,7 @@ def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_d
     for prefix in ("", "billing_", longest, "select"):
         with pytest.raises(SchemaError, match="the tables are missing: run `relaybox migrate`"):
             check(url, prefix=prefix)
-        assert migrate(url, prefix=prefix) == [1]
+        assert migrate(url, prefix=prefix) == ALL
         assert migrate(url, prefix=prefix) == []
         check(url, prefix=prefix)
     assert f"{longest}outbox_event" in sa.inspect(engine(url)).get_table_names()
@@ -245,7 +306,7 @@ def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_d
 @pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
 def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(kind: str, fresh_database: Fresh) -> None:
     url = fresh_database(kind)
-    assert migrate(url, schema="Outbox") == [1]
+    assert migrate(url, schema="Outbox") == ALL
     assert migrate(url, schema="Outbox") == []
     check(url, schema="Outbox")
     assert snapshot(url)["tables"] == set()
@@ -262,7 +323,7 @@ def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(
     execute_all(url, [f"CREATE ROLE {role} LOGIN", f"CREATE SCHEMA ours AUTHORIZATION {role}"])
     try:
         as_owner = sa.make_url(url).set(username=role).render_as_string(hide_password=False)
-        assert migrate(as_owner, schema="ours") == [1]
+        assert migrate(as_owner, schema="ours") == ALL
     finally:
         execute_all(url, [f"DROP OWNED BY {role}", f"DROP ROLE {role}"])
 
@@ -327,7 +388,7 @@ def test_a_database_in_memory_is_not_migrated_for_nothing(url: str) -> None:
 def test_a_database_in_memory_that_others_share_is_migrated() -> None:
     name = f"file:{uuid4().hex}?mode=memory&cache=shared"
     with closing(sqlite3.connect(name, uri=True)):
-        assert migrate(f"sqlite:///{name}&uri=true") == [1]
+        assert migrate(f"sqlite:///{name}&uri=true") == ALL
         assert migrate(f"sqlite:///{name}&uri=true") == []
 
 
@@ -349,7 +410,7 @@ def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database
         migrate(url, schema=name)
     execute_all(url, [f"CREATE DATABASE {name}"])
     try:
-        assert migrate(url, schema=name) == [1]
+        assert migrate(url, schema=name) == ALL
         assert migrate(url, schema=name) == []
         assert snapshot(url)["tables"] == set()
         migrate(url)
@@ -425,7 +486,7 @@ def test_on_mariadb_it_runs_inside_a_running_loop_too(fresh_database: Fresh) -> 
     async def main() -> list[int]:
         return migrate(url)
 
-    assert asyncio.run(main()) == [1]
+    assert asyncio.run(main()) == ALL
 
 
 def test_on_mariadb_a_migration_that_waits_too_long_for_another_gives_up(
@@ -457,7 +518,7 @@ def test_a_sqlite_migration_waits_for_another_writer(
         execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="database is locked"):
             migrate(url)
-    assert migrate(url) == [1]
+    assert migrate(url) == ALL
 
 
 @each_database

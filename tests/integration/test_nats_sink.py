@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +20,9 @@ from relaybox.outcome import Delivered, Reject, Throttled, Unavailable, Unreacha
 from relaybox.sinks.nats import LONGEST_SUBJECT, NatsSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
-from tests.integration.jetstream import Place, send, sink_to, stream
+from tests.integration.jetstream import Place, stream
+from tests.integration.nats_operator import make_operator
+from tests.integration.sinking import send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import base
 from tests.servers import nats as server
@@ -284,6 +287,33 @@ async def test_tls_is_verified_and_insisted_on(nats_url: str) -> None:
     [plain] = await send(f"{nats_url}/orders", make_delivery(), options={"tls": True})
     assert isinstance(plain, Unavailable)
     assert "does not offer TLS" in plain.reason
+
+
+async def test_a_server_may_ask_for_a_certificate() -> None:
+    with base.workspace() as directory:
+        file = str(certificate(directory / "server.pem"))
+        tls = f'tls {{ cert_file: "{file}", key_file: "{file}", ca_file: "{file}", verify: true }}'
+        with available("NATS", server.broker(tls)) as started:
+            url, own = f"{server.url_of(started)}/orders", {"certificate": file, "key": file}
+            [known] = await send(url, make_delivery(), options={"ca": file, **own})
+            [unknown] = await send(url, make_delivery(), options={"ca": file}, timeout="3s")
+    assert isinstance(known, Unavailable)
+    assert "no stream" in known.reason
+    assert isinstance(unknown, Unavailable)
+    assert "no stream" not in unknown.reason
+
+
+async def test_a_user_may_have_credentials_of_an_operator(tmp_path: Path) -> None:
+    configuration, creds = make_operator(tmp_path)
+    _, unknown = make_operator(tmp_path)
+    with available("NATS", server.broker(configuration)) as started:
+        url = server.url_of(started)
+        async with await nats.connect(url, user_credentials=str(creds)) as client:
+            await client.jetstream().add_stream(name="orders", subjects=["Order.>"])
+        assert await send(url, make_delivery(), options={"creds": str(creds)}) == [Delivered()]
+        [refused] = await send(url, make_delivery(), options={"creds": str(unknown)})
+    assert isinstance(refused, Unavailable)
+    assert "refuses the credentials" in refused.reason
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from relaybox.outcome import Delivered, Reject, Throttled, Unavailable, Unreacha
 from relaybox.sinks.redis import BATCH, RedisSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
-from tests.integration.redis_streams import Place, place_on, send, sink_to
+from tests.integration.redis_streams import Place, place_on
+from tests.integration.sinking import send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import base
 from tests.servers import redis as server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
@@ -10,16 +11,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from urllib.request import urlopen
 
+import aio_pika
+import nats
 import pytest
 import redis
 import sqlalchemy as sa
+from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FIXTURES, available
-from tests.servers import base, fresh, mariadb, postgres15, postgres18
+from tests.servers import base, fresh, kafka, mariadb, moto, postgres15, postgres18, rabbitmq
+from tests.servers import nats as nats_server
 from tests.servers import redis as redis_server
 
 DATABASES = {
@@ -27,7 +33,15 @@ DATABASES = {
     "postgresql-15": (postgres15, "RELAYBOX_TEST_POSTGRES15", r"^PostgreSQL 15\."),
     "mariadb": (mariadb, "RELAYBOX_TEST_MARIADB", r"-MariaDB"),
 }
-SERVERS = {**DATABASES, "redis": (redis_server, "RELAYBOX_TEST_REDIS", r"^[78]\.")}
+BROKERS = {
+    "rabbitmq": (rabbitmq, "RELAYBOX_TEST_RABBITMQ", r"^[34]\."),
+    "nats": (nats_server, "RELAYBOX_TEST_NATS", r"server v2\."),
+    "kafka": (kafka, "RELAYBOX_TEST_KAFKA", r"^1 broker$"),
+    "moto": (moto, "RELAYBOX_TEST_MOTO", r"^OK$"),
+}
+DURABLE_OR_NOT = {**DATABASES, "redis": (redis_server, "RELAYBOX_TEST_REDIS", r"^[78]\.")}
+SERVERS = {**DURABLE_OR_NOT, **BROKERS}
+OF_SERVERS = FIXTURES | {name: f"{name}_url" for name in ("redis", *BROKERS)}
 HOLDER = """
 import time
 from tests.servers import {name}
@@ -36,16 +50,27 @@ with {name}.server() as url:
     time.sleep(600)
 """
 
-each_server = pytest.mark.parametrize(("module", "variable", "version"), SERVERS.values(), ids=SERVERS)
+COLUMNS = ("module", "variable", "version")
+each_server = pytest.mark.parametrize(COLUMNS, SERVERS.values(), ids=SERVERS)
 
 
-@each_server
+@pytest.mark.parametrize(COLUMNS, DURABLE_OR_NOT.values(), ids=DURABLE_OR_NOT)
 @pytest.mark.parametrize("durable", [False, True], ids=["hasty", "durable"])
 def test_a_server_answers_with_its_version_and_is_gone_afterwards(
     module: ModuleType, variable: str, version: str, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
     with available(module.__name__, module.server(durable=durable)) as url:
+        assert re.search(version, version_of(url))
+    assert not listening(url)
+
+
+@pytest.mark.parametrize(COLUMNS, BROKERS.values(), ids=BROKERS)
+def test_a_broker_answers_and_is_gone_afterwards(
+    module: ModuleType, variable: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    with available(module.__name__, module.server()) as url:
         assert re.search(version, version_of(url))
     assert not listening(url)
 
@@ -59,7 +84,7 @@ def test_a_server_dies_with_a_process_that_is_killed(
     request: pytest.FixtureRequest,
 ) -> None:
     kind = next(kind for kind, server in SERVERS.items() if server[0] is module)
-    request.getfixturevalue({**FIXTURES, "redis": "redis_url"}[kind])  # skips where there is none
+    request.getfixturevalue(OF_SERVERS[kind])  # skips where there is none
     with base.workspace() as directory:
         environment = {**os.environ, "TMPDIR": str(directory)}
         environment.pop(variable, None)
@@ -69,10 +94,12 @@ def test_a_server_dies_with_a_process_that_is_killed(
         ) as holder:
             assert holder.stdout is not None
             holder.stdout.readline()
-            (server,) = processes_in(directory)
-            with watching(server) as ended:
+            with ExitStack() as stack:
+                stack.callback(holder.kill)
+                watches = [stack.enter_context(watching(server)) for server in processes_in(directory)]
+                assert watches
                 holder.send_signal(signal.SIGKILL)
-                assert ended(10)
+                assert all(ended(10) for ended in watches)
 
 
 @each_server
@@ -133,6 +160,14 @@ def test_a_server_that_cannot_be_had_fails_the_test_where_servers_are_required(
         pass
 
 
+def test_the_guide_names_every_server_and_what_stands_in_for_it(pytestconfig: pytest.Config) -> None:
+    guide = (pytestconfig.rootpath / "CONTRIBUTING.md").read_text()
+    modules = "\n".join(path.read_text() for path in Path(base.__file__).parent.glob("*.py"))
+    variables = set(re.findall(r"RELAYBOX_TEST_[A-Z0-9]+", modules))
+    assert {variable for _, variable, _ in SERVERS.values()} <= variables
+    assert [variable for variable in sorted(variables) if f"`{variable}=" not in guide] == []
+
+
 @contextmanager
 def missing() -> Iterator[str]:
     raise base.Unavailable("not installed")
@@ -146,10 +181,32 @@ def connectable(url: str) -> sa.Engine:
 
 
 def version_of(url: str) -> str:
-    if not url.startswith("redis:"):
-        return scalar(url, "SELECT version()")
-    with redis.Redis.from_url(url) as client:
-        return str(client.info("server")["redis_version"])
+    """What a plain client is told."""
+    match sa.make_url(url).drivername:
+        case "redis":
+            with redis.Redis.from_url(url) as client:
+                return str(client.info("server")["redis_version"])
+        case "nats":
+            return asyncio.run(_nats_version(url))
+        case "amqp":
+            return asyncio.run(_rabbitmq_version(url))
+        case "kafka":
+            found = AdminClient({"bootstrap.servers": url.removeprefix("kafka://")}).list_topics(timeout=30)
+            return f"{len(found.brokers)} broker"
+        case "http":
+            with urlopen(f"{url}/moto-api/") as answer:
+                return str(answer.reason)
+    return scalar(url, "SELECT version()")
+
+
+async def _nats_version(url: str) -> str:
+    async with await nats.connect(url) as client:
+        return str(client.connected_server_version)
+
+
+async def _rabbitmq_version(url: str) -> str:
+    async with await aio_pika.connect(url) as connection:
+        return str(connection.transport.connection.server_properties["version"])  # type: ignore[union-attr]
 
 
 def scalar(url: str, statement: str) -> str:
@@ -166,8 +223,9 @@ def listening(url: str) -> bool:
 def processes_in(directory: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if str(directory).encode() in (process / "cmdline").read_bytes():
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            named = str(directory).encode() in (process / "cmdline").read_bytes()
+            if named or (process / "cwd").readlink().is_relative_to(directory):
                 found.append(int(process.name))
     # A server's child has its parent's command line until it has given itself a name.
     return [pid for pid in found if parent_of(pid) not in found]

@@ -1,8 +1,8 @@
 """``python -m tests.proof --minutes 30 [--only PART ...]``: run the parts, tell figures, write the page.
 
 Simulation gets a sixth of the time, the parts that are tests take what they take, and the schedules of real
-processes share the rest: PostgreSQL half of it, MariaDB and SQLite a quarter each. The exit status is 1
-where a promise was broken, whose seeds are told, or where there was no time for a part.
+processes share the rest: PostgreSQL a third of it, MariaDB and SQLite a sixth each, every broker a twelfth.
+The exit status is 1 where a promise was broken, whose seeds are told, or where there was no time for a part.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.proof import page
 from tests.proof.parts import CHAOS, PARTS, SIMULATION, TESTS, run
 from tests.proof.record import keep
 
-SHARES = {CHAOS[0]: 0.5, CHAOS[1]: 0.5, CHAOS[2]: 1.0}
-"""Of the time that is left when each begins."""
+SHARES = dict.fromkeys(CHAOS, 1) | {CHAOS[0]: 4, CHAOS[1]: 2, CHAOS[2]: 2}
+"""Of the time that is left when each begins: how much it has, beside those that follow."""
 
 
 def main() -> int:
@@ -55,12 +55,10 @@ def _turn(part: str) -> int:
 def _time(part: str, left: float, whole: float, parts: list[str]) -> float:
     if part == SIMULATION:
         return min(left, whole / 6 if len(parts) > 1 else left)
-    later = (
-        [name for name in CHAOS if name in parts and CHAOS.index(name) > CHAOS.index(part)]
-        if part in CHAOS
-        else []
-    )
-    return left * (SHARES[part] if part in SHARES and later else 1.0)
+    if part not in CHAOS:
+        return left
+    ahead = [name for name in CHAOS[CHAOS.index(part) :] if name in parts]
+    return left * SHARES[part] / sum(SHARES[name] for name in ahead)
 
 
 if __name__ == "__main__":

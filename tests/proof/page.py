@@ -14,7 +14,7 @@ from tests.proof.record import Run, kept, total
 FILE = ROOT / "docs" / "proof.md"
 PROMISES = (
     "not atomic", "lost", "phantom", "disorder", "stuck", "failed", "duplicate", "altered", "unsigned",
-    "untrue",
+    "untrue", "late", "unexplained",
 )  # fmt: skip
 
 HEAD = """# Proof
@@ -53,9 +53,11 @@ A *schedule* draws its faults from its seed. *Not atomic* counts events without 
 transaction and the other way round, *failed* events that failed though none may in these schedules. *Lost*,
 *phantom*, *disorder*, *stuck*, *altered*, *unsigned* and *untrue* are what the
 [checker](../src/relaybox/testing/checker.py) calls so; *duplicate* is a delivery beyond the first that no
-fault excuses. *Came again* are the deliveries beyond the first that faults excuse: in the simulation each by
-a fault that befell it in flight, with real processes all of them together by what was in flight at the
-faults, whose number stands behind *of*.
+fault excuses. *Late* is what reached a destination that was well long after it was emitted while a broker
+beside it was not, and *unexplained* what waited for a broker for a reason that nobody could tell. *Came
+again* are the deliveries beyond the first that faults excuse: in the simulation each by a fault that befell
+it in flight, with real processes all of them together by what was in flight at the faults, whose number
+stands behind *of*; with a broker, each by what befell its own attempts.
 """
     return f"## Schedules\n{text}\n{table(names, rows)}"
 

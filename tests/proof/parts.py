@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 from relaybox.testing.checker import KINDS
+from tests.chaos.brokers.running import BROKERS
 from tests.commit import ROOT
 from tests.proof.record import Run, kept, made, total
 
 SIMULATION = "simulation"
-CHAOS = ("chaos-postgresql-18", "chaos-mariadb", "chaos-sqlite")
+DATABASES = ("chaos-postgresql-18", "chaos-mariadb", "chaos-sqlite")
+CHAOS = (*DATABASES, *(f"chaos-{broker}" for broker in BROKERS))
 TESTS = {
     "planted-bugs": ("tests/simulation/test_sensitivity.py", {}),
     "fidelity": ("tests/simulation/test_fidelity.py", {"RELAYBOX_FIDELITY": "300"}),
@@ -69,10 +71,11 @@ def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
 
 
 def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
-    """Seeds that no earlier run had, on one database."""
+    """Seeds that no earlier run had, on one database or with one broker."""
     first = total([run for run in kept() if run.part == part], "schedules")
     with _file() as file:
-        options = ["--database", part.partition("-")[2], "--seed", first, "--events", EVENTS, "--json", file]
+        what = "--database" if part in DATABASES else "--broker"
+        options = [what, part.partition("-")[2], "--seed", first, "--events", EVENTS, "--json", file]
         ok = _run("tests.chaos.run", *options, "--count", 10_000, "--minutes", seconds / 60)
         results = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
     found: Counter[str] = Counter()

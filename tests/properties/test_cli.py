@@ -34,6 +34,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("pause",): ("--reason", "--until", "--json"),
     ("resume",): ("--json",),
     ("debezium",): ("--sql",),
+    ("doctor",): ("--only", "--skip", "--json"),
+    ("top",): ("--interval", "--once"),
     ("config", "show"): ("--all", "--json"),
     ("config", "check"): ("--json",),
     ("drain",): ("--patience", "--json"),
@@ -74,6 +76,9 @@ LIKELY: dict[str, tuple[str, ...]] = {
     "--status": ("pending", "due", "scheduled", "parked", "sending", "delivered", "failed", "discarded"),
     "--destination": ("mail", "shop", "web", "gone", "spare"),
     "--to": ("mail", "shop", "web", "gone"),
+    "--interval": MOMENTS,
+    "--only": ("schema", "clock", "relays", "rows"),
+    "--skip": ("sinks", "listener"),
     "--limit": ("1", "10000", "0"),
     "--dialect": ("postgresql", "sqlite", "mariadb"),
 }

@@ -17,12 +17,20 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
 from relaybox.admin import Admin
-from relaybox.cli.documents import detail_document, page_document, reason_document, stats_document
+from relaybox.cli.documents import (
+    detail_document,
+    failures_document,
+    page_document,
+    reason_document,
+    stats_document,
+)
 from relaybox.cli.events import _described, _line
+from relaybox.ledger import Filter
 from relaybox.observe import Observer
 from relaybox.parts import open_store
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.ledger import SqlLedger
+from relaybox.stores.samples import SqlSamples
 from tests.properties import edits
 from tests.properties.conftest import Feed
 from tests.properties.edits import Sql
@@ -203,6 +211,15 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
     admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
     try:
         assert stats_document(await admin.stats())
+        failures = await admin.failures()
+        assert len(failures_document(failures)["failures"]) == len(failures.groups)
+        for group in failures.groups[:3]:
+            wanted = Filter(destination=group.destination, fingerprint=group.fingerprint)
+            assert (await admin.count("retry", wanted)).count == group.count
+        assert await admin.health()
+        samples = SqlSamples(store)
+        for name in ("", *ROUTED, *await samples.names()):
+            assert (await samples.measure(name, 100)).pending >= 0
         page = await admin.events(limit=100)
         assert len(page_document(page)["events"]) == len(page.entries)
         for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:

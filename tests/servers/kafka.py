@@ -45,15 +45,23 @@ controller.listener.names=CONTROLLER
 listeners={listeners},CONTROLLER://127.0.0.1:{controller}
 advertised.listeners={listeners}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,\
-SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
+SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL
 inter.broker.listener.name=PLAINTEXT
-sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_ssl.sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
 listener.name.sasl_ssl.ssl.keystore.type=PEM
 listener.name.sasl_ssl.ssl.keystore.location={keystore}
 listener.name.sasl_ssl.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
 listener.name.sasl_plaintext.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
+listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.ssl.ssl.keystore.type=PEM
+listener.name.ssl.ssl.keystore.location={keystore}
+listener.name.ssl.ssl.truststore.type=PEM
+listener.name.ssl.ssl.truststore.location={certificate}
+listener.name.ssl.ssl.client.auth=required
 log.dirs={data}
 auto.create.topics.enable={auto_create}
 num.partitions={partitions}
@@ -115,8 +123,9 @@ class Broker:
         self._auto_create = auto_create
         self._running = ExitStack()
         self._again = False
-        self.port = self.sasl_port = self.tls_port = self._controller_port = 0
+        self.port = self.sasl_port = self.tls_port = self.mutual_port = self._controller_port = 0
         self.certificate = directory / "certificate.pem"
+        self.keystore = directory / "keystore.pem"
 
     @property
     def url(self) -> str:
@@ -137,6 +146,11 @@ class Broker:
     def tls_url(self) -> str:
         """Where it asks for a user and shows its certificate."""
         return f"kafka://{USER}:{PASSWORD}@127.0.0.1:{self.tls_port}"
+
+    @property
+    def mutual_url(self) -> str:
+        """Where it asks for the client's certificate, which is the same as its own."""
+        return f"kafka://127.0.0.1:{self.mutual_port}"
 
     def start(self) -> None:
         """Return when it takes connections."""
@@ -164,12 +178,18 @@ class Broker:
     def _command(self, free: int) -> base.Command:
         if not self._again:
             self.port, self.sasl_port, self.tls_port = free, base._free_port(), base._free_port()
-            self._controller_port = base._free_port()
-        ports = {"PLAINTEXT": self.port, "SASL_PLAINTEXT": self.sasl_port, "SASL_SSL": self.tls_port}
+            self.mutual_port, self._controller_port = base._free_port(), base._free_port()
+        ports = {
+            "PLAINTEXT": self.port,
+            "SASL_PLAINTEXT": self.sasl_port,
+            "SASL_SSL": self.tls_port,
+            "SSL": self.mutual_port,
+        }
         (self._directory / "kafka.properties").write_text(
             SETTINGS.format(
                 listeners=",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
-                keystore=self._directory / "keystore.pem",
+                keystore=self.keystore,
+                certificate=self.certificate,
                 controller=self._controller_port,
                 user=USER,
                 password=PASSWORD,

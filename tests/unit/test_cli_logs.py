@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -73,19 +72,6 @@ def test_a_traceback_stands_below_the_line_or_in_the_object() -> None:
     assert json.loads(text)["traceback"].endswith("ValueError: x")
 
 
-@pytest.fixture
-def clean_logging() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in (None, "relaybox", "psycopg")]
-    before = [(one.handlers[:], one.level, one.propagate) for one in loggers]
-    raises = logging.raiseExceptions
-    yield
-    logging.raiseExceptions = raises
-    for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        one.handlers, one.propagate = handlers, propagate
-        one.setLevel(level)
-
-
-@pytest.mark.usefixtures("clean_logging")
 def test_what_the_application_logs_is_written_too_but_no_drivers_secrets() -> None:
     stream = io.StringIO()
     # Those that pytest puts there for each test.
@@ -98,7 +84,6 @@ def test_what_the_application_logs_is_written_too_but_no_drivers_secrets() -> No
     assert [line[24:] for line in written] == ["info    paid", "debug   probing"]
 
 
-@pytest.mark.usefixtures("clean_logging")
 def test_an_application_that_has_set_up_logging_keeps_it() -> None:
     stream, theirs = io.StringIO(), io.StringIO()
     logging.getLogger().handlers = [logging.StreamHandler(theirs)]

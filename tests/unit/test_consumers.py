@@ -58,9 +58,10 @@ class FakeMessage:
 
     def __init__(self, timestamp: tuple[int, int] = (0, 0)) -> None:
         self._timestamp = timestamp
+        self._id = str(uuid4()).encode()
 
     def headers(self) -> list[tuple[str, bytes]]:
-        return [("event-id", str(uuid4()).encode()), ("event-type", b"order.paid")]
+        return [("event-id", self._id), ("event-type", b"order.paid")]
 
     def timestamp(self) -> tuple[int, int]:
         return self._timestamp

@@ -17,6 +17,7 @@ from relaybox.observers.text import one_line, span
 from relaybox.observers.trouble import TEXTS
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, Held, Settlement
+from tests.unit.deliveries import make
 
 NOBODY: frozenset[UUID] = frozenset()
 RETRIED = Retried(2.0, "503 Service Unavailable")
@@ -219,16 +220,16 @@ def test_records_carry_their_values(relay: Relay) -> None:
     relay.now += 1
     relay.observer.extended("runner", NOBODY)
     relay.observer.claimed("runner", Claim())
-    failed, summary = relay.told()
-    assert failed == {
+    failed, delivered, summary = relay.told()
+    of_both = {
         "destination": "runner",
-        "event": "failed",
         "event_id": str(event_id),
         "event_type": "order.paid",
         "attempt": 1,
         "max_attempts": 5,
-        "error": "no",
     }
+    assert failed == {**of_both, "event": "failed", "error": "no"}
+    assert delivered == {**of_both, "event": "delivered"}
     assert summary.pop("lag_p50") == summary.pop("lag_p99") >= 0
     assert summary == {
         "destination": "runner",
@@ -281,3 +282,23 @@ def test_a_counter_counts_by_destination_and_knows_what_is_held() -> None:
     assert list(counter.held) == ["a"]
     counter.claimed("a", Claim((delivery(),)))
     assert not counter.held
+
+
+def test_who_debugs_gets_a_record_of_every_outcome(relay: Relay) -> None:
+    relay.settle(*[Failed("no")] * (FAILURES + 3), *[RETRIED] * 8, *[Delivered()] * 4)
+    told = [one["event"] for one in relay.told()]
+    assert (told.count("failed"), told.count("retried"), told.count("delivered")) == (FAILURES + 3, 8, 4)
+
+
+def test_successes_are_not_told_one_by_one_to_others(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "relaybox.relay")
+    relay.settle(*[Delivered()] * 4)
+    assert relay.told() == []
+
+
+def test_a_record_names_the_trace(relay: Relay) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = f'{{"traceparent": "00-{trace}-b7ad6b7169203331-01"}}'
+    relay.observer.settled("runner", [Settlement(make(headers=headers), Failed("no"))], NOBODY)
+    [told] = relay.told()
+    assert told["trace_id"] == trace

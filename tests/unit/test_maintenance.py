@@ -28,6 +28,8 @@ from relaybox.maintenance.tally import Tally
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import make_tables
 from relaybox.store import Claim, Settlement
+from relaybox.stores.dialects import MARIADB
+from relaybox.stores.statements import Statements
 from relaybox.stores.upkeep_statements import templates
 from relaybox.upkeep import Beat, Member, Minute, Slice
 
@@ -377,5 +379,9 @@ async def test_a_leader_that_cannot_renew_stops_to_lead_by_its_own_clock(clock: 
 
 
 def test_the_name_of_mysqls_index_has_the_prefix_of_the_tables() -> None:
-    texts = templates("mysql", make_tables(sa.MetaData(), prefix="my_"))
-    assert "FORCE INDEX (`idx_my_outbox_event_due`)" in texts["parked"]
+    statements = Statements(make_tables(sa.MetaData(), prefix="my_"), MARIADB, "format")
+    assert statements.by_due == "FORCE INDEX (`idx_my_outbox_event_due`)"
+    assert (
+        statements.by_due
+        in statements.others(templates("mysql"))("parked", destination="runner", after=0, limit=1).sql
+    )

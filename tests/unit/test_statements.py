@@ -33,7 +33,7 @@ def test_what_a_driver_makes_of_a_statement_in_that_style_is_the_statement() -> 
 def texts(dialect: str) -> Mapping[str, str]:
     one_statement = DIALECTS[dialect].one_statement
     own = destinations.POSTGRESQL if one_statement else destinations.STEPWISE
-    upkeep = upkeep_statements.templates(dialect, TABLES)
+    upkeep = upkeep_statements.templates(dialect)
     return {**TEMPLATES[dialect], **own, **upkeep, **QUESTIONS, **ledger.templates(dialect)}
 
 

@@ -20,9 +20,10 @@ from relaybox.cli.options import Options
 from relaybox.cli.prune import prune
 from relaybox.cli.relay import relay
 from relaybox.cli.sql import sql
+from relaybox.cli.web import web
 
 app = make_app(Group, completion=True)
-for work in (demo, migrate, sql, init, relay, drain, prune):
+for work in (demo, migrate, sql, init, relay, drain, prune, web):
     app.command(epilog=EXIT_STATUS)(work)
 add_commands(app)
 

@@ -1,8 +1,9 @@
-"""``relaybox retry``, ``replay``, ``discard``, ``move``, ``pause`` and ``resume``."""
+"""``relaybox retry``, ``replay``, ``discard``, ``move``, ``pause``, ``resume`` and ``send-test``."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -11,6 +12,7 @@ from relaybox.cli.filters import filtered
 from relaybox.cli.operate import DryRun, Yes, bulk, confirm, parse_id, parse_moment, plain, print_json, run
 from relaybox.cli.options import Json
 from relaybox.errors import ConfigError
+from relaybox.program import command
 
 if TYPE_CHECKING:
     from relaybox.admin import Admin, Done
@@ -21,6 +23,10 @@ Ids: TypeAlias = Annotated[
         metavar="[ID]...",
         help="Events, with --destination only their deliveries for it, or deliveries; else the filter's.",
     ),
+]
+Rate: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="NUMBER", help="No more than so many deliveries a second."),
 ]
 Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All of them, without a filter.")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="DESTINATION")]
@@ -33,13 +39,16 @@ def retry(
     filter: Any,
     ids: Ids = None,
     everything: Everything = False,
+    rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Start failed deliveries anew, with all their attempts. By ID also one that backs off: it is due now."""
     what = _what(filter, ids, everything)
-    done = run(context, lambda admin: _act(admin.retry, "retry", what, dry_run, yes, harmless=True))
+    done = run(
+        context, lambda admin: _act(admin.retry, "retry", what, _How(dry_run, yes, rate), harmless=True)
+    )
     _tell("retried", what, done, dry_run, as_json, "neither failed nor backing off")
 
 
@@ -50,6 +59,7 @@ def replay(
     ids: Ids = None,
     to: Annotated[str | None, typer.Option(metavar="NAME", help="To this destination instead.")] = None,
     everything: Everything = False,
+    rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -64,7 +74,7 @@ def replay(
         async def action(what: Any, **options: Any) -> Done:
             return await admin.replay(what, to=to, **options)
 
-        return await _act(action, "replay", what, dry_run, yes)
+        return await _act(action, "replay", what, _How(dry_run, yes, rate))
 
     done = run(context, work)
     _tell("replayed", what, done, dry_run, as_json, "not final yet, or without a destination")
@@ -76,6 +86,7 @@ def discard(
     filter: Any,
     ids: Ids = None,
     everything: Everything = False,
+    rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -85,7 +96,7 @@ def discard(
     A filter is about failed ones, unless --status says otherwise. An ID that names several is asked about.
     """
     what = _what(filter, ids, everything)
-    done = run(context, lambda admin: _act(admin.discard, "discard", what, dry_run, yes))
+    done = run(context, lambda admin: _act(admin.discard, "discard", what, _How(dry_run, yes, rate)))
     _tell("discarded", what, done, dry_run, as_json, "being sent or final already")
 
 
@@ -93,6 +104,7 @@ def move(
     context: typer.Context,
     from_: Annotated[str, typer.Argument(metavar="FROM")],
     to: Annotated[str, typer.Argument(metavar="TO")],
+    rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -103,7 +115,7 @@ def move(
         async def action(what: Any, **options: Any) -> Done:
             return await admin.move(from_, to, **options)
 
-        return await _act(action, "move", None, dry_run, yes)
+        return await _act(action, "move", None, _How(dry_run, yes, rate))
 
     _tell("moved", None, run(context, work), dry_run, as_json, "being sent at this moment")
 
@@ -141,6 +153,15 @@ def resume(context: typer.Context, destination: Name, as_json: Json = False) -> 
         typer.echo(f"resumed {destination}" if changed else idle)
 
 
+def send_test(context: typer.Context, destination: Name, as_json: Json = False) -> None:
+    """Send an event of the type relaybox.test to a destination, to see whether the whole way works."""
+    event_id = run(context, lambda admin: admin.test(destination))
+    if as_json:
+        print_json({"destination": destination, "event_id": str(event_id)})
+    else:
+        typer.echo(f"sent {event_id}; {command(f'why {event_id}')} says where it is")
+
+
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
     """What is meant: a filter, or ids, which ``--destination`` may narrow."""
     from dataclasses import replace
@@ -155,25 +176,32 @@ def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
     return Named([parse_id(id_) for id_ in ids], filter.destination) if ids else filter
 
 
-async def _act(
-    action: Action, verb: str, what: Any, dry_run: bool, yes: bool, *, harmless: bool = False
-) -> Done:
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How an action is to be done."""
+
+    dry_run: bool
+    yes: bool
+    rate: float | None
+
+
+async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: bool = False) -> Done:
     """Ids are done at once unless one names several; whatever else there may be many of is counted first."""
     from relaybox.admin import Named
 
-    if dry_run:
+    if how.dry_run:
         return await action(what, dry_run=True)
     if isinstance(what, Named):
-        if not (yes or harmless or what.destination is not None):
+        if not (how.yes or harmless or what.destination is not None):
             done = await action(what, dry_run=True)
             if not done.affected:
                 return done
             _confirm_shared(verb, done)
         return await action(what)
-    expected = None if yes else (await action(what, dry_run=True)).affected
+    expected = None if how.yes else (await action(what, dry_run=True)).affected
     if expected is not None:
         confirm(f"{verb} {_deliveries(expected)}?")
-    return await bulk(expected, verb, lambda progress: action(what, progress=progress))
+    return await bulk(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
 
 
 def _confirm_shared(verb: str, done: Done) -> None:

@@ -27,19 +27,22 @@ class Check(NamedTuple):
     run: Callable[[], str]
 
 
-def checks(outbox: Outbox, given: Options) -> Iterator[Check]:
-    """The destinations, each with its secrets and what it needs, and the database."""
+def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Check]:
+    """The destinations, each with its secrets and what it needs, the web, and the database."""
     if not outbox.settings.destinations:
         yield Check("destinations", lambda: _no_destinations(given))
     for destination in outbox.settings.destinations:
         yield Check(destination.name, lambda it=destination: _destination(it, outbox))  # type: ignore[misc]
+    if web and outbox.settings.web:
+        yield Check("web", lambda: _web(outbox.settings))
     yield Check("database", lambda: _database(outbox, given))
 
 
 def check_all(given: Options) -> Outbox:
-    """Raise the first thing that is wrong; else the outbox that the options lead to."""
+    """Raise the first thing that a relay could not work with; else the outbox that the options lead to."""
     outbox = given.outbox()
-    for one in checks(outbox, given):
+    # A relay needs none of the web's secrets, and should not be given them.
+    for one in checks(outbox, given, web=False):
         one.run()
     return outbox
 
@@ -111,6 +114,15 @@ def check_address(destination: Destination) -> None:
     except Unavailable as error:
         sink = mask_url(destination.sink)
         raise ConfigError(f"destination {destination.name!r}: sink = {sink!r}: {error}") from None
+
+
+def _web(settings: Settings) -> str:
+    from relaybox.web.settings import WebSettings
+
+    web = WebSettings.of(settings.web)
+    web.reveal()
+    users = ", ".join(f"{user.name} ({user.role})" for user in web.users)
+    return f"{web.address}, {users or 'no users: only from this host'}"
 
 
 def _database(outbox: Outbox, given: Options) -> str:

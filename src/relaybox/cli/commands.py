@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import typer
 
-from relaybox.cli.act import discard, move, pause, replay, resume, retry
+from relaybox.cli.act import discard, move, pause, replay, resume, retry, send_test
 from relaybox.cli.config import check
 from relaybox.cli.config import show as show_config
 from relaybox.cli.debezium import debezium
+from relaybox.cli.doctor import EXIT_STATUS as DOCTOR_STATUS
+from relaybox.cli.doctor import doctor
 from relaybox.cli.events import list_events, show, tail
+from relaybox.cli.failures import audit, dead_letters, failures
 from relaybox.cli.group import Group
 from relaybox.cli.status import status
+from relaybox.cli.top import top
 from relaybox.cli.verify import EXIT_STATUS as VERIFY_STATUS
 from relaybox.cli.verify import verify
 from relaybox.cli.why import why
 
 EXIT_STATUS = """Exit status: 0 done; 1 stopped half-way (interrupted, or the output was closed), or an ID
-that is unknown or not in a state for it, or verify found a difference or nothing to compare; 2 wrong usage, a
-wrong setting, or the database refused: one line on standard error says why."""
+that is unknown or not in a state for it, or verify found a difference or nothing to compare, or doctor found
+an error; 2 wrong usage, a wrong setting, or the database refused: one line on standard error says why."""
 
 
 def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
@@ -38,9 +42,12 @@ def add_commands(app: typer.Typer) -> None:
     config.command("show", epilog=EXIT_STATUS)(show_config)
     config.command("check", epilog=EXIT_STATUS)(check)
     app.add_typer(config, name="config")
-    for command in (status, why, retry, replay, discard, move, pause, resume, debezium):
+    for command in (status, why, failures, retry, replay, discard, move, pause, resume, audit, debezium, top):
         app.command(epilog=EXIT_STATUS)(command)
+    app.command("send-test", epilog=EXIT_STATUS)(send_test)
+    app.command("dead-letters", epilog=EXIT_STATUS)(dead_letters)
     app.command(epilog=VERIFY_STATUS)(verify)
+    app.command(epilog=DOCTOR_STATUS)(doctor)
     events = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or follow deliveries.")
     for name, look in (("list", list_events), ("show", show), ("tail", tail)):
         events.command(name, epilog=EXIT_STATUS)(look)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 if TYPE_CHECKING:
-    from relaybox.admin import DestinationStats, Detail, Stats
+    from relaybox.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
     from relaybox.ledger import Counts, Entry, Page, Place
     from relaybox.why import Reason
 
@@ -70,6 +70,28 @@ def reason_document(reason: Reason) -> dict[str, Any]:
         "until": _value(reason.until),
         "behind": None if reason.behind is None else reason_document(reason.behind),
     }
+
+
+def failures_document(failures: Failures) -> dict[str, Any]:
+    """Failed deliveries by what went wrong."""
+    return {
+        "failures": [
+            {**_plain(asdict(group)), "event_types": list(group.event_types)} for group in failures.groups
+        ],
+        "looked_at": failures.looked_at,
+        "capped": failures.capped,
+    }
+
+
+def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
+    """A page of dead letters."""
+    rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
+    return {"dead_letters": rows, "cursor": _value(letters.cursor)}
+
+
+def audits_document(audits: Audits) -> dict[str, Any]:
+    """A page of what operators did."""
+    return {"audits": [_plain(asdict(row)) for row in audits.rows], "cursor": audits.cursor}
 
 
 def _counts(counts: Counts) -> dict[str, Any]:

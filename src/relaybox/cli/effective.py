@@ -16,7 +16,10 @@ from relaybox.errors import RelayboxError
 from relaybox.setting import Secret, Table, mask_url
 
 DEFAULT = "default"
-DURATIONS = {"timeout", "lease", "poll_interval", "retention", "inbox_window", "base", "cap"}
+TABLES = ("destinations", "routes", "web")
+"""What has tables of its own."""
+
+DURATIONS = {"timeout", "lease", "poll_interval", "retention", "inbox_window", "canary", "base", "cap"}
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
@@ -36,7 +39,7 @@ Tables: TypeAlias = dict[str, dict[str, Shown]]
 
 
 def effective(given: Options) -> Tables:
-    """By the tables of the file: ``relaybox``, ``destinations.NAME`` and ``routes.N``."""
+    """By the tables of the file: ``relaybox``, ``destinations.NAME``, ``routes.N``, ``web``."""
     outbox = given.outbox()
     settings, in_file = outbox.settings, _in_file(given)
     file, origin = str(given.file()), given.origin(settings)
@@ -51,6 +54,22 @@ def effective(given: Options) -> Tables:
         source = file if route in in_file.routes else origin
         shown = {"events": route.events, "to": route.to}
         tables[f"routes.{number}"] = {name: Shown(_text(name, one), source) for name, one in shown.items()}
+    return tables | _web(settings, file if settings.web == in_file.web else origin)
+
+
+def _web(settings: Settings, source: str) -> Tables:
+    """``web`` and ``web.users.NAME``, where the web is configured."""
+    if not settings.web:
+        return {}
+    from relaybox.web.settings import WebSettings
+
+    given = WebSettings.of(settings.web)
+    tables = {"web": {name: Shown(_text(name, getattr(given, name)), source) for name in settings.web}}
+    tables["web"].pop("users", None)
+    for user in given.users:
+        shown = {"token": user.token, "role": user.role}
+        table = {name: Shown(_text(name, one), source) for name, one in shown.items()}
+        tables[f"web.users.{user.name}"] = table
     return tables
 
 
@@ -65,7 +84,7 @@ def _in_file(given: Options) -> Settings:
 def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
     default = Settings()
     shown = {}
-    for name in (field.name for field in fields(Settings) if field.name not in ("destinations", "routes")):
+    for name in (field.name for field in fields(Settings) if field.name not in TABLES):
         value = getattr(settings, name)
         source = file if value == getattr(in_file, name) else app
         shown[name] = Shown(_text(name, value), DEFAULT if value == getattr(default, name) else source)

@@ -54,6 +54,9 @@ def criteria(
     error: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Whose last error holds this text.")
     ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="That failed so, as `failures` names it.")
+    ] = None,
 ) -> Filter:
     """The filter that these options make."""
     from relaybox.ledger import Filter
@@ -69,6 +72,7 @@ def criteria(
         since=None if since is None else parse_moment(since, "--since", -1),
         until=None if until is None else parse_moment(until, "--until", -1),
         error=error,
+        fingerprint=fingerprint,
     )
 
 

@@ -24,6 +24,13 @@ def relay(
         bool, typer.Option("--once", help="One round: claim, send and settle a batch of each, then leave.")
     ] = False,
     patience: Patience = "30s",
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /metrics, /livez and /readyz there, on the loopback unless HOST says otherwise.",
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="The least important messages.")] = LogLevel.info,
     log_format: Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")] = LogFormat.text,
 ) -> None:
@@ -36,14 +43,46 @@ def relay(
     from relaybox.cli import logs
     from relaybox.cli.checks import check_all
     from relaybox.cli.running import run_relay
+    from relaybox.errors import ConfigError
     from relaybox.setting import parse_duration
 
     seconds = parse_duration(patience, "--patience")
+    if once and listen is not None:
+        raise ConfigError(f"--listen = {listen!r}: leave it out with --once, which is over at once")
     outbox = check_all(options(context))
+    monitored = None if listen is None else _Monitored(outbox, listen)
     logs.configure(log_level, log_format)
-    started = outbox.relay(patience=seconds)
+    started = outbox.relay(patience=seconds, observers=monitored.observers if monitored else ())
     _tell_start(outbox, started)
-    run_relay(started, started.run_once if once else lambda: started.run(signals=False), seconds)
+    if monitored is not None:
+        run_relay(started, lambda: monitored.run(started), seconds)
+    else:
+        run_relay(started, started.run_once if once else lambda: started.run(signals=False), seconds)
+
+
+class _Monitored:
+    """A relay that tells of itself over HTTP; what keeps it from doing so is found before it starts."""
+
+    def __init__(self, outbox: Outbox, address: str) -> None:
+        from relaybox.cli.listen import listen
+        from relaybox.cli.monitor import Monitor
+
+        self._monitor = Monitor(outbox)
+        self._socket = listen(address)
+        self.observers = self._monitor.observers
+
+    async def run(self, relay: Relay) -> None:
+        import logging
+
+        host, port = self._socket.getsockname()[:2]
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        logging.getLogger("relaybox.relay").info(
+            "serving /metrics, /livez and /readyz at http://%s",
+            at,
+            extra={"relay": {"event": "listening", "address": at}},
+        )
+        async with self._monitor.serving(self._socket, relay):
+            await relay.run(signals=False)
 
 
 def _tell_start(outbox: Outbox, relay: Relay) -> None:

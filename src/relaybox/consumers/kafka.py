@@ -23,10 +23,10 @@ from typing import Any, TypeAlias
 from relaybox.config import Backoff
 from relaybox.consumer import Crashed, Done, Once, Refused, Verdict
 from relaybox.consumers.kafka_membership import Membership
-from relaybox.consumers.loop import BACKOFF, Loop, called, pause, text_headers
+from relaybox.consumers.loop import BACKOFF, TIMEOUT, Loop, pause, text_headers
 from relaybox.envelope import JSON
 from relaybox.errors import ConfigError
-from relaybox.setting import parse_count, parse_name, parse_names
+from relaybox.setting import Duration, parse_count, parse_name, parse_names
 from relaybox.sink import describe
 from relaybox.unpack import Received
 
@@ -38,8 +38,8 @@ class KafkaConsumer(Loop):
 
     ``settings`` are librdkafka's own, such as ``security.protocol``. ``dead_letter(message, reason)`` is
     called for what is refused, with the client's ``Message``; without one it is logged and passed over.
-    ``prefetch`` bounds the messages that wait here for each partition. The rest is ``Consumer``'s; its name
-    is the group's.
+    ``prefetch`` bounds the messages that wait here for each partition. A handler, and ``dead_letter``, has
+    ``timeout`` to return. The rest is ``Consumer``'s; its name is the group's.
     """
 
     def __init__(
@@ -54,10 +54,13 @@ class KafkaConsumer(Loop):
         settings: Mapping[str, Any] | None = None,
         dead_letter: DeadLetter | None = None,
         prefetch: int = 100,
+        timeout: Duration = TIMEOUT,
         backoff: Backoff | Mapping[str, Any] = BACKOFF,
     ) -> None:
         name = consumer or inbox.consumer or parse_name(group, "group")
-        super().__init__(inbox=inbox, transaction=transaction, consumer=name, backoff=backoff)
+        super().__init__(
+            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
+        )
         self._topics = list(parse_names(topics, "topics"))
         self._prefetch = parse_count(prefetch, "prefetch")
         self._settings = _settings(servers, group, settings or {})
@@ -93,7 +96,7 @@ class KafkaConsumer(Loop):
             self._report(_id(message), verdict, "passed over")
             return verdict
         try:
-            await called(self._dead_letter, message, verdict.reason)
+            await self._ask(self._dead_letter, message, verdict.reason)
         except Exception as error:
             return Crashed(f"dead_letter failed with {describe(error)}")
         self._report(_id(message), verdict, "given to dead_letter")

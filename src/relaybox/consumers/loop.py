@@ -5,36 +5,65 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import random
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from relaybox.config import Backoff
-from relaybox.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict, cancelled
+from relaybox.consumer import Consumer, Crashed, Done, Later, Once, Refused, Registered, Verdict, cancelled
+from relaybox.event import Event
 from relaybox.retry import delay
-from relaybox.setting import Secret, mask_url, parse_secret
-from relaybox.sink import describe
+from relaybox.setting import Duration, Secret, duration_from, mask_url, parse_secret
+from relaybox.sink import Places, describe
+from relaybox.threads import Threads
 from relaybox.unpack import Malformed, Received, unpack
 
 log = logging.getLogger("relaybox.consumer")
 
 BACKOFF = Backoff(base=1, cap=60)
+TIMEOUT = 30.0
+"""Seconds that a handler has, where nothing else is said."""
+AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
+"""Synchronous handlers that run at the same time: as many as asyncio has threads for."""
 PATIENCE = 30.0
 """Seconds that handlers have to finish when the loop stops, or their messages go to another consumer."""
 
 
+parse_timeout = duration_from(0.001)
+
+
 class Loop(Consumer):
-    """A consumer that fetches its messages itself; subclasses say how."""
+    """A consumer that fetches its messages itself; subclasses say how.
+
+    A handler that has not returned after ``timeout`` is given up, and its message comes again. An
+    asynchronous one is cancelled; a thread cannot be stopped, and what its handler still commits is known to
+    the inbox.
+    """
 
     def __init__(
-        self, *, inbox: Once, transaction: Any, consumer: str, backoff: Backoff | Mapping[str, Any]
+        self,
+        *,
+        inbox: Once,
+        transaction: Any,
+        consumer: str,
+        timeout: Duration,
+        backoff: Backoff | Mapping[str, Any],
     ) -> None:
         super().__init__(inbox=inbox, transaction=transaction, consumer=consumer)
+        self._timeout = parse_timeout(timeout, "timeout")
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._threads = Threads()
+        self._places = Places(AT_ONCE)
+        self._left: dict[UUID, threading.Event] = {}
+        """The events whose handlers were left to themselves, and when these are over."""
+        self._full = False
 
     async def run(self) -> None:
         """Consume until ``stop()``. What the broker does is no reason to end: it is asked again."""
@@ -50,6 +79,7 @@ class Loop(Consumer):
                 except Exception as error:
                     await self._wait_after(error)
         finally:
+            self._threads.close()
             # The next run may be in another loop.
             self._stopping = asyncio.Event()
 
@@ -90,6 +120,67 @@ class Loop(Consumer):
         except Malformed as error:
             return Refused(str(error))
         return await self.ahandle(event)
+
+    async def _in_loop(self, event: Event, handlers: list[Registered]) -> Verdict:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await super()._in_loop(event, handlers)
+        except TimeoutError:
+            return self._late()
+
+    async def _in_thread(self, event: Event) -> Verdict:
+        left = self._left.pop(event.id, None)
+        if left is not None and not left.is_set():
+            # Another call would only wait for the first one's mark, with another thread and connection.
+            self._left[event.id] = left
+            return Later("its handler was called before, and has not returned yet")
+        over = threading.Event()
+
+        def handle() -> Verdict:
+            try:
+                return self.handle(event)
+            finally:
+                over.set()
+
+        async with self._places:
+            if (hanging := self._hanging()) >= AT_ONCE:
+                return Later(f"{hanging} handlers hang, and no other is called before one of them is over")
+            try:
+                verdict: Verdict = await self._in_time(handle)
+                return verdict
+            except TimeoutError:
+                self._left[event.id] = over
+                return self._late()
+
+    def _hanging(self) -> int:
+        """How many handlers were left to themselves: each has a thread, and maybe a transaction."""
+        self._left = {one: over for one, over in self._left.items() if not over.is_set()}
+        count = len(self._left)
+        if count >= AT_ONCE and not self._full:
+            then = "none is called before one of them is over"
+            log.error("%s: %d handlers hang; %s", self._consumer, count, then)
+        self._full = count >= AT_ONCE
+        return count
+
+    async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
+        """What a synchronous function returns or raises in a thread, which is left if it takes too long."""
+        async with self._places:
+            return await self._in_time(function, *given)
+
+    async def _in_time(self, function: Callable[..., Any], *given: Any) -> Any:
+        async with asyncio.timeout(self._timeout):
+            return await self._threads.call(function, *given)
+
+    async def _ask(self, function: Callable[..., Any], *given: Any) -> None:
+        """Call a function of the application that is no handler; it has as much time as one."""
+        in_loop = inspect.iscoroutinefunction(function)
+        result = function(*given) if in_loop else await self._call(function, *given)
+        if inspect.isawaitable(result):
+            async with asyncio.timeout(self._timeout):
+                await result
+
+    def _late(self) -> Later:
+        return Later(f"the handler took longer than {self._timeout:g}s")
 
     async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
         """How it ended, whatever it raised; only whoever waits can cancel it."""
@@ -162,16 +253,6 @@ async def pause(ending: asyncio.Event, seconds: float) -> None:
     """Wait, unless it is time to end."""
     with suppress(TimeoutError):
         await asyncio.wait_for(ending.wait(), seconds)
-
-
-async def called(function: Callable[..., Any], *given: Any) -> None:
-    """Call a function of the application, in a thread if it is synchronous."""
-    if inspect.iscoroutinefunction(function):
-        await function(*given)
-        return
-    result = await asyncio.to_thread(function, *given)
-    if inspect.isawaitable(result):
-        await result
 
 
 def text_headers(headers: Mapping[str, Any] | None) -> dict[str, str]:

@@ -23,10 +23,10 @@ from typing import Any
 
 from relaybox.config import Backoff
 from relaybox.consumer import Done, Once, Refused
-from relaybox.consumers.loop import BACKOFF, Loop, Work, parse_url, text_headers
+from relaybox.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, text_headers
 from relaybox.envelope import JSON
 from relaybox.errors import MissingExtra
-from relaybox.setting import Secret, parse_count, parse_name
+from relaybox.setting import Duration, Secret, parse_count, parse_name
 from relaybox.sink import describe
 from relaybox.unpack import Received
 
@@ -53,7 +53,7 @@ class NatsConsumer(Loop):
 
     ``url`` may name several servers with commas between them, and be ``env:NAME`` or ``file:PATH``. The
     ``stream`` is found by the subject unless it is given. ``options`` are those of ``nats.connect``, such as
-    ``tls``. The rest is ``Consumer``'s; its name is the durable's.
+    ``tls``. A handler has ``timeout`` to return. The rest is ``Consumer``'s; its name is the durable's.
     """
 
     def __init__(
@@ -67,11 +67,14 @@ class NatsConsumer(Loop):
         stream: str | None = None,
         consumer: str | None = None,
         prefetch: int = 10,
+        timeout: Duration = TIMEOUT,
         backoff: Backoff | Mapping[str, Any] = BACKOFF,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         name = consumer or inbox.consumer or parse_name(durable, "durable")
-        super().__init__(inbox=inbox, transaction=transaction, consumer=name, backoff=backoff)
+        super().__init__(
+            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
+        )
         self._url = parse_url(url)
         self._subject = parse_name(subject, "subject")
         self._durable = durable

@@ -26,10 +26,10 @@ from typing import Any
 
 from relaybox.config import Backoff
 from relaybox.consumer import Done, Once, Refused, cancelled
-from relaybox.consumers.loop import BACKOFF, Loop, Work, parse_url, pause, text_headers
+from relaybox.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, pause, text_headers
 from relaybox.envelope import JSON
 from relaybox.errors import MissingExtra
-from relaybox.setting import Secret, parse_count, parse_name
+from relaybox.setting import Duration, Secret, parse_count, parse_name
 from relaybox.sink import describe
 from relaybox.unpack import Received
 
@@ -52,7 +52,8 @@ _LOST = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateE
 class RabbitmqConsumer(Loop):
     """Consumes one queue, which has to exist.
 
-    ``url`` may be ``env:NAME`` or ``file:PATH``. The rest is ``Consumer``'s; its name is the queue's.
+    ``url`` may be ``env:NAME`` or ``file:PATH``. A handler has ``timeout`` to return. The rest is
+    ``Consumer``'s; its name is the queue's.
     """
 
     def __init__(
@@ -64,10 +65,13 @@ class RabbitmqConsumer(Loop):
         transaction: Any,
         consumer: str | None = None,
         prefetch: int = 10,
+        timeout: Duration = TIMEOUT,
         backoff: Backoff | Mapping[str, Any] = BACKOFF,
     ) -> None:
         name = consumer or inbox.consumer or parse_name(queue, "queue")
-        super().__init__(inbox=inbox, transaction=transaction, consumer=name, backoff=backoff)
+        super().__init__(
+            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
+        )
         self._url = parse_url(url)
         self._queue = queue
         self._prefetch = parse_count(prefetch, "prefetch")

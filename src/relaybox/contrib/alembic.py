@@ -10,6 +10,11 @@ In a revision:
     def downgrade() -> None:
         drop_outbox(op)
 
+In a later one, when a release says that it needs version 2; there is no way back, and none is needed:
+
+    def upgrade() -> None:
+        upgrade_outbox(op, version=2, after=1)
+
 In ``env.py``, so that autogenerate leaves the tables to these revisions:
 
     context.configure(..., include_name=include_name, include_object=include_object)
@@ -28,13 +33,16 @@ from relaybox.migrations import MIGRATIONS, NEWEST, Outbox, create_schema, drop
 from relaybox.schema import make_tables, server
 
 
-def upgrade(op: Any, *, version: int | None = None, schema: str | None = None, prefix: str = "") -> None:
+def upgrade(
+    op: Any, *, version: int | None = None, after: int = 0, schema: str | None = None, prefix: str = ""
+) -> None:
     """Apply the versions up to ``version`` (all, if left out) that the database has not recorded.
 
-    Offline (``alembic upgrade --sql``) there is no database to ask, and every version up to it is printed.
+    Offline (``alembic upgrade --sql``) there is no database to ask, and every version up to it is printed
+    that comes ``after`` the one of the revisions before.
     """
     outbox = _outbox(op, schema, prefix)
-    applied = _recorded(op, outbox)
+    applied = after if op.get_context().as_sql else _recorded(op, outbox)
     last = NEWEST if version is None else version
     pending = [migration for migration in MIGRATIONS if applied < migration.number <= last]
     statements = [statement for migration in pending for statement in migration.statements(outbox)]
@@ -87,8 +95,6 @@ def _outbox(op: Any, schema: str | None, prefix: str) -> Outbox:
 
 
 def _recorded(op: Any, outbox: Outbox) -> int:
-    if op.get_context().as_sql:
-        return 0
     table = outbox.tables().migration
     if not sa.inspect(op.get_bind()).has_table(table.name, schema=table.schema):
         return 0

@@ -19,6 +19,7 @@ from relaybox.consumer import SWALLOWED, Once, finished, is_asynchronous, opened
 from relaybox.errors import ConfigError, MissingExtra, shorten
 from relaybox.outcome import Retry, Unavailable
 from relaybox.setting import parse_name
+from relaybox.tracing import NAMES, attached, received
 
 try:
     from celery import Task, shared_task
@@ -55,7 +56,8 @@ def inbox_task(
             try:
                 with opened(begin) as connection, inbox.once(connection, message_id, consumer=name) as first:
                     if first:
-                        result = finished(function(connection, *args, **kwargs))
+                        with attached(received(_context(task))):
+                            result = finished(function(connection, *args, **kwargs))
                     ended = True
             except (Retry, Unavailable) as error:
                 raise task.retry(exc=error, countdown=seconds_of(error.after)) from error
@@ -77,3 +79,10 @@ def _message_id(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     if isinstance(event, Mapping) and (event.keys() >= _EVENT or event.keys() >= _CLOUDEVENT):
         return event["id"]
     return task.request.id
+
+
+def _context(task: Task) -> Mapping[str, Any]:
+    """The trace context in the headers of a task's message, which workers and eager calls keep apart."""
+    request = task.request
+    headers = request.headers or {}
+    return {name: found for name in NAMES if (found := getattr(request, name, None) or headers.get(name))}

@@ -20,6 +20,7 @@ from relaybox.field import id_field, text_field
 from relaybox.ordering import fitting
 from relaybox.routing import Routes, resolve
 from relaybox.stores.dialects import Dialect
+from relaybox.tracing import current
 
 DEFAULT_MAX_ATTEMPTS = 5
 
@@ -148,7 +149,8 @@ def _offset(value: datetime) -> timedelta | None:
 
 
 def _headers(call: Call, limits: Limits) -> str:
-    if call.headers is None and call.tenant is None:
+    context = current()
+    if call.headers is None and call.tenant is None and not context:
         return "{}"
     try:
         headers = dict(call.headers) if isinstance(call.headers, Mapping) else call.headers or {}
@@ -156,6 +158,8 @@ def _headers(call: Call, limits: Limits) -> str:
         raise PayloadError("headers", f"{type(error).__name__} while they were read; give a dict") from error
     if call.tenant is not None and isinstance(headers, dict):
         headers["tenant"] = text_field("tenant", call.tenant, 255)
+    if context and isinstance(headers, dict) and "traceparent" not in headers:
+        headers = {**context, **headers}
     return encode_headers(headers, limits)
 
 

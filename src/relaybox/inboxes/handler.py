@@ -8,6 +8,7 @@ without a call. One that comes while the first still runs waits for it.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -45,17 +46,30 @@ class OnceHandler:
         self._name = destination.name
         self._function = with_connection(function)
         self._inbox = inbox
-        address = _address(url, _driver(destination, url))
-        self._engine = sa.create_engine(address, poolclass=QueuePool, **_options(address, destination))
+        self._address = _address(url, _driver(destination, url))
+        self._options = _options(self._address, destination)
+        self._making = threading.Lock()
+        self._engine: sa.Engine | None = None
 
     def __call__(self, event: Event) -> None:
-        with self._engine.begin() as connection:
-            if self._inbox.mark(connection, event, consumer=self._name):
+        with (
+            self._opened().begin() as connection,
+            self._inbox.once(connection, event, consumer=self._name) as first,
+        ):
+            if first:
                 check_done(self._function(event, connection))
 
     async def close(self) -> None:
         """Give up the connections."""
-        self._engine.dispose()
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def _opened(self) -> sa.Engine:
+        # Several threads may come with the first events.
+        with self._making:
+            if self._engine is None:
+                self._engine = sa.create_engine(self._address, poolclass=QueuePool, **self._options)
+            return self._engine
 
 
 class AsyncOnceHandler:
@@ -76,8 +90,11 @@ class AsyncOnceHandler:
             self._engine = create_async_engine(
                 self._address, poolclass=AsyncAdaptedQueuePool, **self._options
             )
-        async with self._engine.begin() as connection:
-            if await self._inbox.amark(connection, event, consumer=self._name):
+        async with (
+            self._engine.begin() as connection,
+            self._inbox.aonce(connection, event, consumer=self._name) as first,
+        ):
+            if first:
                 await self._function(event, connection)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from relaybox.errors import EmitError
+from relaybox.errors import EmitError, NotInTransaction
 from relaybox.inbox import Key
 from relaybox.inboxes.mark import forget, mark
 from relaybox.inboxes.write import Writer
@@ -16,29 +16,58 @@ PATIENCE = 10.0
 """Seconds that an asynchronous connection has to take a mark back: it may be one that hangs."""
 
 
-class Once:
-    """A block that begins with the mark. If it raises, the mark is taken back.
+ENDED = (
+    "the transaction was committed or rolled back inside the block of once, and the mark with it; leave that "
+    "to whoever began it, after the block"
+)
 
-    Whoever rolls the transaction back needs none of that. It is for those who catch the exception and commit,
-    and costs nothing where nothing is raised, as a savepoint would.
-    """
 
-    __slots__ = ("_connection", "_first", "_key", "_writer")
+class _Block:
+    """What both kinds know: the mark, and the transaction that it was set in."""
+
+    __slots__ = ("_connection", "_first", "_key", "_transaction", "_writer")
 
     def __init__(self, writer: Writer, connection: Any, key: Key) -> None:
         self._writer = writer
         self._connection = connection
         self._key = key
         self._first = False
+        self._transaction: object | None = None
+
+    def _began(self, first: bool) -> bool:
+        self._first = first
+        if first:
+            self._transaction = self._writer.open_on(self._connection)
+        return first
+
+    def _is_over(self, error: BaseException | None) -> bool:
+        """Whether nothing is left to do; raises where the block did not end in its transaction."""
+        if not self._first:
+            return True
+        if self._writer.open_on(self._connection) is not self._transaction:
+            if error is None:
+                raise NotInTransaction(f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}")
+            error.add_note(f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}")
+            return True
+        return error is None
+
+
+class Once(_Block):
+    """A block that begins with the mark. If it raises, the mark is taken back.
+
+    Whoever rolls the transaction back needs none of that. It is for those who catch the exception and commit,
+    and costs nothing where nothing is raised, as a savepoint would.
+    """
+
+    __slots__ = ()
 
     def __enter__(self) -> bool:
-        self._first = self._writer.write(self._connection, partial(mark, key=self._key))
-        return self._first
+        return self._began(self._writer.write(self._connection, partial(mark, key=self._key)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not self._first:
+        if self._is_over(error) or error is None:
             return
         try:
             self._writer.write(self._connection, partial(forget, key=self._key))
@@ -49,25 +78,18 @@ class Once:
             note_left(error, self._key, failure)
 
 
-class AsyncOnce:
+class AsyncOnce(_Block):
     """``Once``, on an asynchronous connection or session."""
 
-    __slots__ = ("_connection", "_first", "_key", "_writer")
-
-    def __init__(self, writer: Writer, connection: Any, key: Key) -> None:
-        self._writer = writer
-        self._connection = connection
-        self._key = key
-        self._first = False
+    __slots__ = ()
 
     async def __aenter__(self) -> bool:
-        self._first = await self._writer.awrite(self._connection, partial(mark, key=self._key))
-        return self._first
+        return self._began(await self._writer.awrite(self._connection, partial(mark, key=self._key)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not self._first:
+        if self._is_over(error) or error is None:
             return
         try:
             # Also where it is a cancellation: a time limit inside the transaction may be what catches that.

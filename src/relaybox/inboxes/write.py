@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from relaybox.emit.committed import Blocks
 from relaybox.emit.drive import adrive, drive
 from relaybox.emit.driver import Channel, Driver, Names
-from relaybox.emit.find import async_channel, async_sqlalchemy, channel
+from relaybox.emit.find import async_channel, async_sqlalchemy, channel, find
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.write import Writing
 from relaybox.inboxes.mark import inbox_statements
@@ -42,6 +42,18 @@ class Writer:
             return written
         way = async_channel(connection, ONCE)
         return await adrive(self._writing(way, work), way.execute)
+
+    def open_on(self, connection: Any) -> object | None:
+        """What tells the transaction that is open there from the next one; None where none is open.
+
+        Of a driver's own connection no more is known than that one is open.
+        """
+        kind, driver = find(connection, ONCE)
+        if driver is not None:
+            return driver if not driver.is_closed(connection) and driver.is_open(connection) else None
+        beneath = connection() if "scoped" in kind else connection
+        beneath = getattr(beneath, "sync_session", None) or getattr(beneath, "sync_connection", beneath)
+        return None if beneath is None else beneath.get_transaction()
 
     def transaction(self, connection: Any) -> Transaction:
         """A block that is a transaction, or a savepoint where one is open already."""

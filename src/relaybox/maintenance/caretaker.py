@@ -1,4 +1,4 @@
-"""Upkeep as one task beside the lanes: a relay is seen and counts; the leader prunes, sweeps and routes."""
+"""Upkeep as a task beside the lanes: a relay is seen and counts; the leader keeps all the rest in order."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from typing import Any, NamedTuple
 from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.inbox import WINDOW
+from relaybox.maintenance.canary import LOOK, Canary
 from relaybox.maintenance.leadership import Leadership
 from relaybox.maintenance.membership import Membership, nobody
 from relaybox.maintenance.prune import Prune
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute, Wake
+from relaybox.maintenance.sample import Sampling
 from relaybox.maintenance.sweep import Sweep
 from relaybox.maintenance.tally import Tally
 from relaybox.relay.clock import Clock
-from relaybox.upkeep import Member, Router, Upkeep
+from relaybox.upkeep import Member, Router, Samples, Upkeep
 
-RENEW, PRUNE, SWEEP, FLUSH, ROUTE = 5.0, 60.0, 30.0, 10.0, 2.0
-"""Seconds between two runs of a job; whoever routes keeps an interval of its own within a term."""
+RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
+"""Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
 
 AGAIN = 1.0
 """Seconds after which a heartbeat that failed is tried again: without one a relay sends nothing."""
@@ -49,7 +51,8 @@ class Caretaker:
     """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
 
     ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
-    remembers for ``inbox_window`` seconds.
+    remembers for ``inbox_window`` seconds. ``canary`` proves the path while this relay leads,
+    ``samples`` are taken for the charts.
     """
 
     def __init__(
@@ -64,8 +67,11 @@ class Caretaker:
         wake: Wake = wake_nobody,
         *,
         inbox_window: float = WINDOW,
+        canary: Canary | None = None,
+        samples: Samples | None = None,
     ) -> None:
         self._upkeep = upkeep
+        self.canary = canary
         self._clock = clock
         self.tally = tally
         self.membership = Membership(upkeep, member, clock, died=died)
@@ -73,6 +79,9 @@ class Caretaker:
         self._prune = Prune(upkeep, destinations, clock, self._rest, inbox_window)
         self._sweep = Sweep(upkeep, destinations, clock, self._rest)
         self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
+        self._sampling = (
+            None if samples is None else Sampling(samples, destinations, tally.time, clock, self._rest)
+        )
         self._stopping = asyncio.Event()
         self._troubled: set[str] = set()
 
@@ -91,7 +100,11 @@ class Caretaker:
             jobs.create_task(self._every(SWEEP, "sweep", self._led(self._sweep)))
             if self._reroute:
                 jobs.create_task(self._every(ROUTE, "route", self._led(self._reroute)))
+            if self._sampling:
+                jobs.create_task(self._every(SAMPLE, "sample", self._led(self._sampling)))
             jobs.create_task(self._every(FLUSH, "write statistics", self.flush))
+            if self.canary:
+                jobs.create_task(self._every(LOOK, "send a test event", self._prove))
         await self._try("write statistics", self.flush)
         await self._try("resign", self.leadership.resign)
         await self._try("leave", self.membership.leave)
@@ -132,6 +145,13 @@ class Caretaker:
     async def _beat(self) -> None:
         beat = await self.membership.beat()
         self.set_time(beat.now)
+
+    async def _prove(self) -> None:
+        assert self.canary is not None
+        if self.leadership.term is None:
+            self.canary.rest()
+        else:
+            await self.canary.look()
 
     def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
         async def led() -> None:

@@ -1,6 +1,7 @@
 """What a person on call reads: work in summary, failures one by one, circuits and trouble as they change.
 
-Each record carries what it says as values too, in its attribute ``relay``, for a log that programs read.
+Each record carries what it says as values too, in its attribute ``relay``, for a log that programs read. At
+the level DEBUG there is a record for every outcome.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from relaybox.observers.held import Holding
 from relaybox.observers.text import one_line, span
 from relaybox.observers.trouble import Spell
 from relaybox.observers.window import Window
-from relaybox.outcome import Failed, Retried
+from relaybox.outcome import Delivered, Failed, Retried
 from relaybox.program import command
 from relaybox.sink import describe
 from relaybox.store import Claim, Settlement
+from relaybox.tracing import trace_id
 
 log = logging.getLogger("relaybox.relay")
 
@@ -64,7 +66,7 @@ class LogObserver(Observer):
         """What failed is an error, what is to be tried again a matter of interest, the rest is counted."""
         now = self._well()
         count = self._windows[destination].add(settlements, lost, now, datetime.now(UTC))
-        if count.retried or count.failed:
+        if count.retried or count.failed or log.isEnabledFor(logging.DEBUG):
             self._tell_each(destination, settlements, lost)
         self._lost(destination, lost)
         self._summarise(destination, now)
@@ -117,26 +119,31 @@ class LogObserver(Observer):
                 self._failure(destination, delivery, outcome.error)
             elif isinstance(outcome, Retried):
                 self._retry(destination, delivery, outcome)
+            elif isinstance(outcome, Delivered) and log.isEnabledFor(logging.DEBUG):
+                said = f"delivered {_event(delivery)} (attempt {delivery.attempts})"
+                self._tell(logging.DEBUG, destination, said, _about("delivered", delivery))
 
     def _failure(self, destination: str, delivery: Delivery, error: str) -> None:
         window = self._windows[destination]
         window.told_failures += 1
-        if window.told_failures > FAILURES:
+        level = logging.ERROR if window.told_failures <= FAILURES else logging.DEBUG
+        if not log.isEnabledFor(level):
             return
         tries = f"attempt {delivery.attempts} of {delivery.max_attempts}"
         see = command(f"why {delivery.event_id}")
         said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
-        self._tell(logging.ERROR, destination, said, _about("failed", delivery, error))
+        self._tell(level, destination, said, _about("failed", delivery, error))
 
     def _retry(self, destination: str, delivery: Delivery, outcome: Retried) -> None:
         window = self._windows[destination]
         window.told_retries += 1
-        if window.told_retries > RETRIES or not log.isEnabledFor(logging.INFO):
+        level = logging.INFO if window.told_retries <= RETRIES else logging.DEBUG
+        if not log.isEnabledFor(level):
             return
         tries = f"attempt {delivery.attempts} of {delivery.max_attempts}" if outcome.counts else "not counted"
         said = f"again in {span(outcome.after)}: {_event(delivery)} ({tries}): {one_line(outcome.error)}"
         about = _about("retried", delivery, outcome.error) | {"after": round(outcome.after, 3)}
-        self._tell(logging.INFO, destination, said, about)
+        self._tell(level, destination, said, about)
 
     def _summarise(self, destination: str, now: float, *, at_once: bool = False) -> None:
         window = self._windows[destination]
@@ -189,15 +196,19 @@ def _event(delivery: Delivery) -> str:
     return f"{delivery.event_type} of {delivery.aggregate_type} {delivery.aggregate_id}"
 
 
-def _about(event: str, delivery: Delivery, error: str) -> dict[str, Any]:
-    return {
+def _about(event: str, delivery: Delivery, error: str | None = None) -> dict[str, Any]:
+    about: dict[str, Any] = {
         "event": event,
         "event_id": str(delivery.event_id),
         "event_type": delivery.event_type,
         "attempt": delivery.attempts,
         "max_attempts": delivery.max_attempts,
-        "error": error,
     }
+    if error is not None:
+        about["error"] = error
+    if (trace := trace_id(delivery.headers)) is not None:
+        about["trace_id"] = trace
+    return about
 
 
 def _values(event: str, **values: Any) -> dict[str, Any]:

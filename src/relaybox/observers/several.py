@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from relaybox.observe import Observer
+from relaybox.observe import Observer, Sends
 from relaybox.store import Claim, Settlement
 
 log = logging.getLogger("relaybox.relay")
@@ -17,10 +17,16 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
+        self._timing = [observer for observer in observers if observer.timed]
+        self.timed = bool(self._timing)
 
     def claimed(self, destination: str, claim: Claim) -> None:
         """A claim got something, or failed a row on the spot."""
         self._tell(lambda observer: observer.claimed(destination, claim))
+
+    def sent(self, destination: str, sends: Sends) -> None:
+        """These were tried and answered."""
+        self._tell(lambda observer: observer.sent(destination, sends), self._timing)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Outcomes were written, but for those of ``lost`` leases."""
@@ -34,6 +40,10 @@ class Observers(Observer):
         """The circuit changed, or the destination was paused."""
         self._tell(lambda observer: observer.circuit(destination, state, reason))
 
+    def canary(self, destination: str, seconds: float) -> None:
+        """The test event was acknowledged."""
+        self._tell(lambda observer: observer.canary(destination, seconds))
+
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
         """The store or the sink failed at something; it is tried again."""
         self._tell(lambda observer: observer.trouble(destination, doing, error))
@@ -42,8 +52,8 @@ class Observers(Observer):
         """The relay is done."""
         self._tell(lambda observer: observer.stopped())
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
+    def _tell(self, tell: Callable[[Observer], None], whom: Sequence[Observer] | None = None) -> None:
+        for observer in self._observers if whom is None else whom:
             try:
                 tell(observer)
             except Exception:

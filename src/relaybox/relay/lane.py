@@ -27,7 +27,7 @@ from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
 from relaybox.relay.probe import choose, probe_is_due
-from relaybox.relay.sending import Sending
+from relaybox.relay.sending import Sending, TimedSending, Times
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
@@ -82,9 +82,10 @@ class Lane:
         self._in_flight = InFlight(self._changed)
         self._pause = partial(shared.pause, destination.poll_interval)
         made_due = partial(shared.wake.wake, self.name)
-        self._settler = Settler(destination, shared, dead_letter, self._in_flight.drop, made_due)
+        self._settler = Settler(destination, shared, dead_letter, self._settled, made_due)
         self._extender = Extender(destination, shared, self._in_flight)
         self._sends: set[asyncio.Task[None]] = set()
+        self._times = Times()
         self._opening: Opening | None = None
         self._halted = asyncio.Event()
         self._turn = Turn(destination, shared, self._halted)
@@ -191,6 +192,7 @@ class Lane:
             finally:
                 for task in (ending, *beside, *self._sends):
                     task.cancel()
+                self._tell_sent()
         if refused is not None:
             raise refused
 
@@ -298,8 +300,10 @@ class Lane:
         if not turn:
             await self._turn(len(batch.deliveries))
         reached("send")
+        timed = self._observer.timed
+        sending = TimedSending(self, batch, self._clock, self._times) if timed else Sending(self, batch)
         try:
-            answers = await self._sink.send(batch.deliveries, Sending(self, batch))
+            answers = await self._sink.send(batch.deliveries, sending)
             pairs = list(zip(batch.deliveries, answers, strict=True))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
@@ -308,7 +312,15 @@ class Lane:
             pairs = [(delivery, Retry(describe(error))) for delivery in batch.deliveries]
         for delivery, answer in pairs:
             if delivery.position not in batch.answered:
-                self.answer(batch, delivery, answer)
+                sending.report(delivery, answer)
+
+    def _settled(self, deliveries: Sequence[Delivery]) -> None:
+        self._in_flight.drop(deliveries)
+        self._tell_sent()
+
+    def _tell_sent(self) -> None:
+        if (sends := self._times.take()) is not None:
+            self._observer.sent(self.name, sends)
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         """Whether a delivery may be sent now."""

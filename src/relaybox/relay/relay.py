@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from relaybox.errors import RelayboxError, StoreError
+from relaybox.maintenance.canary import Canary
 from relaybox.maintenance.caretaker import Caretaker, Chores
 from relaybox.relay.lane import Lane
 from relaybox.relay.shared import Shared
@@ -50,6 +51,11 @@ class Relay:
     def name(self) -> str:
         """What its rows call it: host, process and a random part."""
         return self._shared.owner
+
+    @property
+    def canary(self) -> Canary | None:
+        """What proves the whole path while this relay leads, where it is configured."""
+        return self._caretaker.canary
 
     def stop(self) -> None:
         """Claim nothing more; ``run`` and ``drain`` return when what is in flight is settled."""

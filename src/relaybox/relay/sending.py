@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relaybox.event import Delivery
+from relaybox.observe import Sends
+from relaybox.outcome import Released
 from relaybox.relay.batch import Batch
+from relaybox.relay.clock import Clock
 from relaybox.sink import Answer
 
 if TYPE_CHECKING:
@@ -25,4 +28,48 @@ class Sending:
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
         """It was answered so."""
+        self._lane.answer(self._batch, delivery, answer)
+
+
+class Times:
+    """What was timed and not told yet.
+
+    It is kept in one flat list: an object for each send would have the garbage collector look through them.
+    """
+
+    def __init__(self) -> None:
+        self._flat: list[Any] = []
+        self.add = self._flat.extend
+
+    def take(self) -> Sends | None:
+        """All of it, once; None: nothing was."""
+        flat = self._flat
+        if not flat:
+            return None
+        sends = Sends(flat[::4], flat[1::4], flat[2::4], flat[3::4])
+        flat.clear()
+        return sends
+
+
+class TimedSending(Sending):
+    """One that also notes when each delivery began and ended."""
+
+    def __init__(self, lane: Lane, batch: Batch, clock: Clock, times: Times) -> None:
+        super().__init__(lane, batch)
+        self._now = clock.now
+        self._add = times.add
+        self._began: dict[int, float] = {}
+
+    def begin(self, delivery: Delivery) -> bool:
+        """Whether it may be sent now."""
+        if not self._lane.may_begin(self._batch, delivery):
+            return False
+        self._began[delivery.position] = self._now()
+        return True
+
+    def report(self, delivery: Delivery, answer: Answer) -> None:
+        """It was answered so."""
+        if type(answer) is not Released:
+            ended = self._now()
+            self._add((delivery, answer, self._began.get(delivery.position, ended), ended))
         self._lane.answer(self._batch, delivery, answer)

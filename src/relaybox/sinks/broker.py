@@ -8,7 +8,7 @@ from string import Formatter
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from msgspec import DecodeError, Struct, json
+from msgspec import DecodeError, Struct, json, to_builtins
 
 from relaybox.config import Destination
 from relaybox.envelope import Envelope, Pack, packer
@@ -18,6 +18,7 @@ from relaybox.ordering import fitting
 from relaybox.outcome import Reject
 from relaybox.setting import Parse, mask_url, parse_count, wrong
 from relaybox.sinks.excerpt import clean
+from relaybox.tracing import NAMES
 
 KeyOf: TypeAlias = Callable[[Delivery], str | None]
 
@@ -167,11 +168,12 @@ class Template:
         self._what = what
         self._lower = lower
         self.fields = frozenset(name for _, name, _, _ in parts if name is not None)
+        self._fixed = None if self.fields else written.format()
 
     def __call__(self, delivery: Delivery) -> str:
         """The name for one event; raises ``Reject`` where the event lacks what it is made of."""
-        if not self.fields:
-            return self._written.format()
+        if self._fixed is not None:
+            return self._fixed
         values = {name: getattr(delivery, name) for name in self.fields if name != "tenant"}
         if "tenant" in self.fields:
             values["tenant"] = tenant_of(delivery)
@@ -203,18 +205,28 @@ def key_of(destination: Destination) -> KeyOf:
     A key of its own, given to emit or made by a function, goes before; it is known only where it is ordered.
     """
 
-    def key(delivery: Delivery) -> str | None:
+    def by_aggregate(delivery: Delivery) -> str | None:
         own = delivery.ordering_key
-        match destination.ordering:
-            case "aggregate" if own in (None, fitting(f"{delivery.aggregate_type}:{delivery.aggregate_id}")):
-                return delivery.aggregate_id
-            case "event_type" if own is None:
-                return delivery.event_type
-            case "tenant" if own is None:
-                return tenant_of(delivery)
+        if own is None or own == fitting(f"{delivery.aggregate_type}:{delivery.aggregate_id}"):
+            return delivery.aggregate_id
         return own
 
-    return key
+    def by_event_type(delivery: Delivery) -> str | None:
+        own = delivery.ordering_key
+        return delivery.event_type if own is None else own
+
+    def by_tenant(delivery: Delivery) -> str | None:
+        own = delivery.ordering_key
+        return tenant_of(delivery) if own is None else own
+
+    match destination.ordering:
+        case "aggregate":
+            return by_aggregate
+        case "event_type":
+            return by_event_type
+        case "tenant":
+            return by_tenant
+    return lambda delivery: delivery.ordering_key
 
 
 _COPIES = ("relaybox-replay", "relaybox-dead-letter-from")
@@ -242,23 +254,25 @@ class Messages:
         """The body and the headers: the event's own, and ours, which win."""
         envelope: Envelope = self._pack(delivery)
         ours = {
-            "event-id": str(delivery.event_id),
+            # As str() writes it, in a third of the time.
+            "event-id": to_builtins(delivery.event_id),
             "event-type": delivery.event_type,
             "aggregate-type": delivery.aggregate_type,
             "aggregate-id": delivery.aggregate_id,
         }
-        return Message(envelope.body, envelope.content_type, {**_own(delivery), **envelope.headers, **ours})
+        if delivery.headers != "{}":
+            ours = {**_own(delivery), **envelope.headers, **ours}
+        return Message(envelope.body, envelope.content_type, ours)
 
 
 def _own(delivery: Delivery) -> dict[str, str]:
     """The emitter's headers as texts. What is not well formed in them is left to the envelope."""
-    if delivery.headers == "{}":
-        return {}
     try:
         headers = _decode_headers(delivery.headers)
     except DecodeError:
         return {}
-    headers.pop("traceparent", None)
+    for name in NAMES:
+        headers.pop(name, None)
     return {
         name: value if isinstance(value, str) else json.encode(value).decode()
         for name, value in headers.items()

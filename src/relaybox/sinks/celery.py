@@ -28,6 +28,7 @@ from relaybox.event import Delivery
 from relaybox.outcome import Reject, Unavailable, Unreachable
 from relaybox.sink import describe
 from relaybox.sinks.handler import HandlerSink
+from relaybox.tracing import NAMES
 
 log = logging.getLogger("relaybox.celery")
 
@@ -53,6 +54,11 @@ class CelerySink(HandlerSink):
     def __init__(self, destination: Destination) -> None:
         self.publisher = Publisher(destination)
         super().__init__(destination, self.publisher.publish, self.publisher.read)
+
+    async def check(self) -> None:
+        """Reach the broker; raises ``Unavailable`` with the reason."""
+        # A thread that whoever gives up can leave: without a limit of its own kombu waits for ever.
+        await self._threads.call(self.publisher.check)
 
     async def close(self) -> None:
         """Let the threads and the connections end."""
@@ -91,7 +97,12 @@ class Publisher:
             body = self._load(packed.body.decode())
         except (ValueError, TypeError, RecursionError) as error:
             raise Reject(f"the payload is not what Celery reads: {describe(error)}") from error
-        return self._call(str(delivery.id), body)
+        message = self._call(str(delivery.id), body)
+        context = {name: packed.headers[name] for name in NAMES if name in packed.headers}
+        if not context:
+            return message
+        headers = {**context, **(message.options.get("headers") or {})}
+        return message._replace(options={**message.options, "headers": headers})
 
     def _call(self, id_: str, body: Any) -> Message:
         if self._task:
@@ -113,6 +124,11 @@ class Publisher:
                 self._send_on_own(message)
         except EncodeError as error:
             raise Reject(describe(error)) from error
+
+    def check(self) -> None:
+        """Connect to the broker, where messages go to one."""
+        if not self.eager:
+            self._idle.append(self._connect())
 
     def close(self) -> None:
         """End the connections, without waiting for a broker that may not answer."""

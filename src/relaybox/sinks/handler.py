@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import suppress
-from contextvars import Context, copy_context
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from relaybox.config import Destination
 from relaybox.envelope import event_of
 from relaybox.errors import ConfigError, shorten
 from relaybox.event import Delivery, Event
 from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import OneByOne, describe
+from relaybox.sink import AT_A_STRETCH, OneByOne, describe
 from relaybox.sinks.deadline import Deadline
+from relaybox.threads import Threads
+from relaybox.tracing import attached, sampled, stored
 
 Handler = Callable[[Event], Any]
 
@@ -43,17 +41,26 @@ class HandlerSink(OneByOne):
         given: Callable[[Delivery], Any] = event_of,
     ) -> None:
         super().__init__(destination.concurrency)
-        self.abandoned = 0
-        """How many threads were left to a handler that had not returned."""
         self._name = destination.name
         self._handler = handler
         self._given = given
         self._deadline = Deadline(destination.timeout)
         self._in_loop = is_async(destination.name, handler)
-        self._idle: list[_Worker] = []
+        self._threads = Threads()
 
-    def begin(self, delivery: Delivery) -> Awaitable[None] | None:
-        """Call the handler; what is left of the call, unless it is over."""
+    @property
+    def abandoned(self) -> int:
+        """How many threads were left to a handler that had not returned."""
+        return self._threads.abandoned
+
+    def begin(self, delivery: Delivery, traced: bool = False) -> Awaitable[None] | None:
+        """Call the handler; what is left of the call, unless it is over.
+
+        ``traced``: the emitter's context is the current one, or there is none.
+        """
+        headers = delivery.headers
+        if not traced and headers != "{}" and sampled(headers):
+            return self._within_trace(stored(headers), delivery)
         event = self._given(delivery)
         if not self._in_loop:
             return self._within_its_time(self._work_in_thread(event))
@@ -69,6 +76,14 @@ class HandlerSink(OneByOne):
         except BaseException as error:
             raise self._failed(error) from error
         return self._within_its_time(_resumed(work, waits_for))
+
+    async def _within_trace(self, context: Any, delivery: Delivery) -> None:
+        with attached(context):
+            left = self.begin(delivery, traced=True)
+            if left is not None:
+                await left
+        if left is None and not delivery.position % AT_A_STRETCH:
+            await asyncio.sleep(0)
 
     async def _within_its_time(self, work: Awaitable[None]) -> None:
         block = self._deadline()
@@ -88,25 +103,14 @@ class HandlerSink(OneByOne):
 
     async def close(self) -> None:
         """Let the threads end; one that is still in a handler ends after it."""
-        while self._idle:
-            self._idle.pop().stop()
+        self._threads.close()
 
     def _late(self, seconds: float) -> Exception:
         """The answer to a call that had not returned in time."""
         return Retry(f"handler took longer than {seconds:g}s")
 
     async def _work_in_thread(self, event: Event) -> None:
-        worker = self._idle.pop() if self._idle else _Worker()
-        try:
-            result = await worker.call(self._handler, event)
-        except asyncio.CancelledError:
-            if worker.busy:
-                self.abandoned += 1
-                worker.stop()
-            raise
-        finally:
-            if not worker.busy:
-                self._idle.append(worker)
+        result = await self._threads.call(self._handler, event)
         if inspect.isawaitable(result):
             # A synchronous function in front of an asynchronous one: the work has not begun yet.
             await result
@@ -136,59 +140,6 @@ def _step(go_on: Callable[[Any], Any], given: Any) -> Any:
     except GeneratorExit as error:
         # The handler's own: it would be taken for the end of whoever waits for it.
         raise Retry(describe(error)) from error
-
-
-class _Call(NamedTuple):
-    handler: Handler
-    event: Event
-    context: Context
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Any]
-
-
-class _Worker:
-    """A thread that runs one call after the other: a daemon, so that one that hangs holds up no exit."""
-
-    def __init__(self) -> None:
-        self.busy = False
-        """Whether the thread is still in a call, as its loop sees it."""
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="relaybox-handler", daemon=True).start()
-
-    def call(self, handler: Handler, event: Event) -> Awaitable[Any]:
-        """Run it; what it returns or raises."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        self.busy = True
-        self._calls.put(_Call(handler, event, copy_context(), loop, answer))
-        return answer
-
-    def stop(self) -> None:
-        """End the thread after the call it is in."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            result, error = None, None
-            try:
-                result = call.context.run(call.handler, call.event)
-            except BaseException as raised:
-                error = raised
-            # The loop may have ended before a handler that was left to itself.
-            with suppress(RuntimeError):
-                call.loop.call_soon_threadsafe(self._answer, call.answer, result, error)
-
-    def _answer(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self.busy = False
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(result)
-        elif isinstance(error, StopIteration) or not isinstance(error, Exception):
-            # Raised out of a future, these would mean something else to whoever waits for it.
-            answer.set_exception(Retry(describe(error)))
-        else:
-            answer.set_exception(error)
 
 
 def is_async(destination: str, handler: Handler) -> bool:

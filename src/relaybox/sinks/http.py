@@ -99,6 +99,17 @@ class HttpSink(OneByOne):
         if answer is not None and answer.status // 100 != 2:
             await self._fail(answer)
 
+    async def check(self) -> None:
+        """Connect, and send nothing; raises ``Unavailable`` or ``Retry`` with the reason."""
+        try:
+            with self._deadline():
+                self._guard.check_host(self._url.raw_host or "")
+                release(await self._open().connect())
+        except _ERRORS as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
+            raise _explained(error, self._url, self._destination.timeout) from None
+
     async def close(self) -> None:
         """Give up the connections."""
         exchange, self._exchange = self._exchange, None

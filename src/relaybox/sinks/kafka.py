@@ -103,31 +103,39 @@ class KafkaSink:
 
     async def _hand_over(self, run: Run) -> None:
         """All that is ready."""
-        turns = 0
         while run.ready:
+            full = not self._stretch(run)
+            if run.ready:
+                await asyncio.sleep(FULL if full else 0)
+
+    def _stretch(self, run: Run) -> bool:
+        """So many that others do not wait for long; false: the producer is full."""
+        line: Line | None = None
+        for _ in range(min(len(run.ready), AT_A_STRETCH)):
             at = run.ready.popleft()
             if not run.progress.begin(run.deliveries[at]):
                 continue
             try:
-                taken = self._produce(run, at)
+                if line is None or line.broken is not None:
+                    line = self._line(alone=False)
+                taken = self._produce(run, at, line)
             except Exception as error:
                 run.answer(at, answer_of(error))
             else:
                 if not taken:
                     run.ready.appendleft(at)
-                    await asyncio.sleep(FULL)
-            turns += 1
-            if not turns % AT_A_STRETCH:
-                await asyncio.sleep(0)
+                    return False
+        return True
 
-    def _produce(self, run: Run, at: int) -> bool:
+    def _produce(self, run: Run, at: int, line: Line) -> bool:
         """Hand over one message, or raise an answer; false: the producer is full."""
         delivery, alone = run.deliveries[at], at in run.alone
         message = self._message(delivery)
         topic, key = self._topic_of(delivery), self._key(delivery)
         sent = Sent(run, at, topic, alone)
         try:
-            self._line(alone=alone).produce(sent, topic, message.body, key, _headers(message))
+            line = self._line(alone=True) if alone else line
+            line.produce(sent, topic, message.body, key, _headers(message))
         except KafkaException as error:
             raise self._refused(error.args[0], topic) from None
         except BufferError:
@@ -169,10 +177,13 @@ class KafkaSink:
 
 
 def _headers(message: Message) -> Headers:
-    """As bytes: of a text, and of a name, the client takes no more than what stands before a NUL."""
-    if any("\0" in name for name in message.headers):
+    """Of a text, and of a name, the client takes no more than what stands before a NUL."""
+    # The client does not survive a name that is no UTF-8.
+    if b"\0" in "".join(message.headers).encode():
         raise ValueError("the name of a header holds a NUL")
-    headers: Headers = {name: value.encode() for name, value in message.headers.items()}
+    headers: Headers = {**message.headers}
+    if "\0" in "".join(message.headers.values()):
+        headers = {name: value.encode() for name, value in message.headers.items()}
     headers["content-type"] = message.content_type
     return headers
 

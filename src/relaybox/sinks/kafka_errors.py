@@ -31,6 +31,8 @@ REFUSED = frozenset(
         *(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED),
     )
 )
+NO_CONNECTION = REFUSED | {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL}
+"""What a producer is told of a connection that could not be made, or broke."""
 IN_TROUBLE = frozenset(
     (
         *(KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION),

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relaybox.outcome import Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.kafka_errors import LATE, REFUSED, classify, is_fatal, text_of
+from relaybox.sinks.kafka_errors import LATE, NO_CONNECTION, REFUSED, classify, is_fatal, text_of
 from relaybox.sinks.kafka_settings import KafkaSettings, hosts
 
 Headers: TypeAlias = dict[str, str | bytes | None]
@@ -34,7 +34,7 @@ FIRST_TRIES = 0.5
 IN_THE_MAKING = 2.0
 """Seconds that a topic may take to be there, where the broker makes it when it is named."""
 STALE = 2.0
-"""Seconds for which it holds that all brokers are down; it is said about once a second while they are."""
+"""Seconds for which it holds at least that there is no connection: it may be said only once in a while."""
 LONGEST_END = 5.0
 """Seconds that a close waits for the library's threads."""
 A_LOOK = 0.5
@@ -88,7 +88,8 @@ class Line:
         self._flights: dict[Flight, None] = {}
         self._trouble: KafkaError | None = None
         self._fatal: KafkaError | None = None
-        self._down_at = -math.inf
+        self._down_at = self._lost_at = -math.inf
+        self._said_before = 0
         self._worked = False
         self._lively = self._began + LIVELY
         self._ending: threading.Thread | None = None
@@ -197,8 +198,11 @@ class Line:
     def _take_in(self, reports: list[tuple[Flight, KafkaError | None]]) -> bool:
         """Answer what was reported; whether something was too late."""
         late = False
-        if any(error is None for _, error in reports):
-            self._worked, self._down_at, self._trouble = True, -math.inf, None
+        # What was reported before the connection was lost says nothing of it.
+        said_before, self._said_before = self._said_before, 0
+        if any(error is None for _, error in reports[said_before:]):
+            self._down_at = self._lost_at = -math.inf
+            self._worked, self._trouble = True, None
         for flight, error in reports:
             if flight not in self._flights:
                 continue
@@ -227,8 +231,12 @@ class Line:
         return bool(late)
 
     def _down(self) -> bool:
-        """Whether no broker is there: they are all tried again and again, and it would be said by now."""
-        return self._loop.time() < self._down_at + STALE
+        """Whether no broker is there: a connection was lost or refused, and nothing has arrived since.
+
+        What was said in the life of a message counts. The library does not say the same again for a while,
+        and that all of its brokers are down only where it has tried them all.
+        """
+        return self._loop.time() < self._lost_at + max(STALE, self._timeout)
 
     def _never_worked(self) -> bool:
         return not self._worked and self._down_at > self._began + FIRST_TRIES
@@ -238,9 +246,13 @@ class Line:
         if is_fatal(error):
             self._fatal = error
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._down_at = self._loop.time()
+            self._down_at = self._lost_at = self._loop.time()
+            self._said_before = len(self.reports)
         else:
             self._trouble = error
+            if error.code() in NO_CONNECTION:
+                self._lost_at = self._loop.time()
+                self._said_before = len(self.reports)
 
     def _stopped(self, error: KafkaError) -> Unavailable:
         return Unavailable(f"the producer of {hosts(self._address)} gave up: {text_of(error, self._address)}")

@@ -23,6 +23,7 @@ from relaybox.sink import OneByOne, being_cancelled
 from relaybox.sinks.broker import Address, Message, Messages, Template, explain, flag, parse_address, text
 from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.tracing import NAMES
 
 try:
     import nats.errors
@@ -49,7 +50,7 @@ OPTIONS = {
 _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
 _BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", "traceparent"))
+_OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", *NAMES))
 
 
 def open_sink(destination: Destination) -> NatsSink:
@@ -71,6 +72,8 @@ class NatsSink(OneByOne):
         self._where = ", ".join(f"{host}:{port}" for host, port in address.hosts)
         self._written = address.path or DEFAULT_SUBJECT
         self._subject = Template(self._written, destination, "subject")
+        self._last_subject: str | None = None
+        """One that was found good."""
         _check_subject(self._written, destination)
         self._stream: str | None = address.options.get("stream")
         self._messages = Messages(destination)
@@ -148,12 +151,15 @@ class NatsSink(OneByOne):
 
     def _subject_of(self, delivery: Delivery) -> str:
         subject = self._subject(delivery)
+        if subject == self._last_subject:
+            return subject
         if _BAD_IN_SUBJECT.search(subject):
             raise Reject(f"{subject!r} is no subject: it has white space, a wildcard or an empty part")
         if subject[0] == "$" and self._written[0] != "$":
             raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
         if len(subject.encode()) > LONGEST_SUBJECT:
             raise Reject(f"a subject of {len(subject.encode())} bytes: the limit is {LONGEST_SUBJECT}")
+        self._last_subject = subject
         return subject
 
     def _headers(self, delivery: Delivery, message: Message) -> dict[str, str]:
@@ -268,6 +274,9 @@ _decode = json.Decoder(_Ack).decode
 
 def _check_size(limit: int, headers: dict[str, str], body: bytes) -> None:
     """The server counts the headers in, and ends the connection of whoever sends more."""
+    letters = len("".join(headers)) + len("".join(headers.values()))
+    if len(body) + 12 + 4 * (letters + len(headers)) <= limit:
+        return
     size = len(body) + 12 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
     if size > limit:
         raise Reject(f"the message has {size} bytes with its headers; the server's max_payload is {limit}")

@@ -17,6 +17,7 @@ from relaybox.event import Delivery
 from relaybox.outcome import Reject
 from relaybox.sinks.broker import Message, Messages, key_of
 from relaybox.sinks.sqs_place import Place
+from relaybox.tracing import NAMES
 
 MOST_ATTRIBUTES = 10
 LARGEST = 1_048_576
@@ -25,7 +26,7 @@ LARGEST = 1_048_576
 _LARGEST_REQUEST = {"sqs": LARGEST, "sns": 262_144}
 """Bytes of all messages of a request. A topic may be set to take more."""
 
-_FIRST = ("event-id", "event-type", "aggregate-type", "aggregate-id", "content-type", "traceparent")
+_FIRST = ("event-id", "event-type", "aggregate-type", "aggregate-id", "content-type", *NAMES)
 _BASE64 = "content-transfer-encoding"
 _REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ATTRIBUTE = re.compile(r"(?!(?:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII | re.IGNORECASE)

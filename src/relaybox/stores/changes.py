@@ -15,14 +15,17 @@ WORDS = {
     "backs_off": "(next_attempt_at > {now} AND last_attempt_at IS NOT NULL)",
     # Said without naming what is open: an index that holds all of it would look like the shorter way.
     "open_and_free": "status NOT IN ('delivered', 'discarded') AND {unleased}",
-    "retry_where": "status NOT IN ('delivered', 'discarded') AND {unleased} "
+    # What failed anew has another error. A CASE is no reason to take another index than that of the ids.
+    "as_seen": """CASE WHEN status IN (:statuses) AND destination IN (:destinations)
+    THEN status <> 'failed' OR updated_at <= :seen END""",
+    "retry_where": "status NOT IN ('delivered', 'discarded') AND {unleased} AND {as_seen} "
     "AND (next_attempt_at IS NULL AND status = 'failed' OR {backs_off})",
     # MySQL reads what it has just set: ``status`` comes last.
     "retry_set": """attempts = CASE WHEN status = 'failed' THEN 0 ELSE attempts END,
     crashes = CASE WHEN status = 'failed' THEN 0 ELSE crashes END,
     error_message = CASE WHEN status = 'failed' THEN NULL ELSE error_message END,
     next_attempt_at = {least}(created_at, {now}), updated_at = {now}, status = 'pending'""",
-    "discard_where": "{open_and_free}",
+    "discard_where": "{open_and_free} AND {as_seen}",
     "discard_set": "next_attempt_at = NULL, {settled_lease}, status = 'discarded'",
     "move_where": "destination = :from_ AND {open_and_free}",
     # What was emitted for later stays so; what waited for its old destination does not wait here.
@@ -91,7 +94,7 @@ POSTGRESQL = {
     "replay": """
 WITH s AS MATERIALIZED (SELECT * FROM {records}), final AS MATERIALIZED (
     SELECT s.copy, s.origin, s.target, s.keyed, s.handed_over, e.* FROM s, {event} AS e
-    WHERE e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.status <> 'pending'
+    WHERE e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.status <> 'pending' AND {as_seen}
     ORDER BY e.id FOR UPDATE OF e
 ), changed AS (
     INSERT INTO {event} ({inserted}, status, delivered_at)
@@ -108,10 +111,10 @@ STEPWISE = {
     **{f"{name}_write": WRITE_DESTINATION.replace("ACTION", name) for name in DESTINATIONS},
     "replay_lock": """
 SELECT s.copy FROM {records} {join} {event} e {by_id} ON e.id = s.id
-WHERE e.status <> 'pending' ORDER BY e.id {lock}""",
+WHERE e.status <> 'pending' AND {as_seen} ORDER BY e.id {lock}""",
     "replay_write": """
 INSERT INTO {event} ({inserted}) SELECT {copy}, {now} FROM {records} {join} {event} e {by_id} ON e.id = s.id
-WHERE e.status <> 'pending' ORDER BY e.position""",
+WHERE e.status <> 'pending' AND {as_seen} ORDER BY e.position""",
     "audit": """
 INSERT INTO {audit} (actor, action, details, affected) VALUES (:actor, :action, :details, :affected)""",
 }

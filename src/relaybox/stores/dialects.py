@@ -12,6 +12,7 @@ from relaybox.codec import Limits
 from relaybox.errors import NoTables, StoreError
 from relaybox.event import Delivery
 from relaybox.program import Program
+from relaybox.setting import without_password
 
 _ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
     Delivery.__struct_fields__.index, ("id", "event_id", "created_at", "lease_token")
@@ -106,6 +107,7 @@ _ON_CONFLICT = {
     "head": "destination",
     "set": "",
     "by_id": "",
+    "by_due": "",
 }
 
 POSTGRESQL = Dialect(
@@ -156,6 +158,8 @@ def _mysql(name: str, collation: str) -> Dialect:
             "set": "e.",
             # On a small table the optimiser would rather read, and lock, all of it.
             "by_id": "FORCE INDEX (PRIMARY)",
+            # By the destination alone it would look at every parked row: they stand first in the index.
+            "by_due": "FORCE INDEX ({due_index})",
             "items": """JSON_TABLE(:items, '$[*]' COLUMNS (
             id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
             token CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.token',
@@ -233,10 +237,13 @@ def missing_tables(error: BaseException) -> str | None:
     return f"{problem}: {_summary(error)}; run `{Program.migrate}`{Program.otherwise}"
 
 
-def refusal(error: Exception) -> StoreError:
-    """A driver's error as one of ours."""
+def refusal(error: Exception, url: str = "") -> StoreError:
+    """A driver's error as one of ours, without the password that the URL holds."""
     missing = missing_tables(error)
-    return NoTables(missing) if missing else StoreError(" ".join(str(error).split()) or type(error).__name__)
+    if missing:
+        return NoTables(missing)
+    text = without_password(str(error), url) if url else str(error)
+    return StoreError(" ".join(text.split()) or type(error).__name__)
 
 
 def _is_missing_in_sqlite(message: str | int) -> bool:

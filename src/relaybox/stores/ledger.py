@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -17,6 +18,7 @@ from relaybox.ledger import (
     Attempt,
     Audit,
     Content,
+    Counted,
     Counts,
     Entry,
     Filter,
@@ -25,9 +27,11 @@ from relaybox.ledger import (
     Page,
     Place,
     Relay,
+    SingleEvent,
 )
 from relaybox.schema import MYSQL
 from relaybox.stores.changes import templates
+from relaybox.stores.journal import SqlJournal, audited
 from relaybox.stores.search import COLUMNS, Bounds, Search, shown
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
@@ -48,9 +52,17 @@ ORDER BY seen_at DESC LIMIT 100""",
     "content": "SELECT payload, payload_data, payload_encoding, headers FROM {event} WHERE id = :id",
     "attempts": """
 SELECT attempt, failed_at, relay, error_message FROM {attempt} WHERE delivery_id = :id ORDER BY attempt""",
+    "forget_attempts_of": """
+DELETE FROM {attempt} WHERE delivery_id = (SELECT id FROM {event} WHERE id = :id AND status = 'failed')""",
+    "forget": "DELETE FROM {event} WHERE id = :id AND status = 'failed'",
     "head": """
 SELECT ENTRY, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
 ORDER BY position LIMIT 1""".replace("ENTRY", ", ".join(COLUMNS)),
+    # The status in words that are no index's.
+    "first_of_key": """
+SELECT ENTRY, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
+    AND (status = 'failed') = :failed AND {unleased}
+ORDER BY position LIMIT :limit""".replace("ENTRY", ", ".join(COLUMNS)),
 }
 
 _json = msgspec.json.Encoder(uuid_format="hex")
@@ -63,14 +75,12 @@ def _steps_of_names(dialect: str) -> dict[str, str]:
     return {condition: NEXT_NAME.replace("CONDITION", condition) for condition in conditions}
 
 
-class SqlLedger:
+class SqlLedger(SqlJournal):
     """A ``Ledger`` (see there) in the database of a store."""
 
     def __init__(self, store: SqlStore) -> None:
-        self._driver = store.driver
-        self._own = store.steps.statements
-        dialect = self._own.dialect
-        self._dialect = dialect
+        super().__init__(store)
+        dialect = self._dialect
         self._next_names = _steps_of_names(dialect.name)
         self._sql = self._own.others(QUESTIONS | self._next_names | dict(templates(dialect.name)))
         self._search = Search(self._own)
@@ -102,10 +112,14 @@ class SqlLedger:
         """Entries, newest first."""
         return await self._driver.run(lambda: self._search.page(filter, limit, Bounds(below=cursor)))
 
-    async def walk(self, filter: Filter, cursor: UUID | None, last: UUID) -> Page:
-        """Entries, oldest first, up to ``last``; at most ``BATCH``."""
+    async def walk(self, filter: Filter, cursor: UUID | None, last: UUID, limit: int = BATCH) -> Page:
+        """Entries, oldest first, up to ``last``."""
         bounds = Bounds(above=cursor, last=last, ascending=True)
-        return await self._driver.run(lambda: self._search.page(filter, BATCH, bounds))
+        return await self._driver.run(lambda: self._search.page(filter, limit, bounds))
+
+    async def count(self, filter: Filter) -> Counted:
+        """How many the filter is true of."""
+        return await self._driver.run(lambda: self._search.tally(filter))
 
     async def newest(self) -> UUID | None:
         """The id of the newest row."""
@@ -159,9 +173,12 @@ class SqlLedger:
     ) -> frozenset[UUID]:
         """Give pending and failed rows to another destination."""
         moved: set[UUID] = set()
+        ordered = _lane(lanes, to).ordered
         for name in sorted({entry.destination for entry in entries}):
             part = [entry for entry in entries if entry.destination == name]
-            params = {"from_": name, "to": to, "ordered": _lane(lanes, to).ordered}
+            if ordered:
+                part = await self._first_of_keys(part)
+            params = {"from_": name, "to": to, "ordered": ordered}
             moved |= await self._change_rows("move", part, lanes, audit, **params)
         return frozenset(moved)
 
@@ -183,21 +200,43 @@ class SqlLedger:
                 }
                 for copy, entry in copies.items()
             ]
-            params = {"records": _json.encode(records).decode(), **_audited(audit)}
+            params = {"records": _json.encode(records).decode(), **self._seen(part), **audited(audit)}
             rows = await self._driver.run(partial(self._change, "replay", params))
             made |= {copies[copy].id: copy for copy in self._ids(rows)}
         return made
 
+    async def write(self, destination: str, event: SingleEvent, audit: Audit | None) -> None:
+        """Write an event for one destination, due now and without an order."""
+        id_ = self._dialect.to_uuid(event.id)
+        about = (event.aggregate_type, event.aggregate_id, event.event_type)
+        carried = (event.payload, None, None, event.headers, None)
+        row = (id_, id_, destination, *about, *carried, str(event.id), event.max_attempts, None)
+        queries = [self._own.insert([row]), *([] if audit is None else [self._note(audit, 1)])]
+
+        def steps() -> Steps[None]:
+            yield queries
+
+        await self._driver.run(steps, checked=True)
+
+    async def forget(self, id_: UUID) -> None:
+        """Delete a failed row that nobody misses, and its attempts."""
+        own = self._dialect.to_uuid(id_)
+
+        def steps() -> Steps[None]:
+            yield [self._sql("forget_attempts_of", id=own), self._sql("forget", id=own)]
+
+        await self._driver.run(steps)
+
     async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:
         """Keep every relay from claiming for it."""
         time = None if until is None else self._dialect.to_time(until)
-        params = {"destination": destination, "reason": reason, "until": time, **_audited(audit)}
+        params = {"destination": destination, "reason": reason, "until": time, **audited(audit)}
         before = [self._own("ensure_destination", destination=destination)]
         await self._driver.run(lambda: self._change("pause", params, before))
 
     async def resume(self, destination: str, audit: Audit) -> bool:
         """End a pause and close the circuit; whether there was anything to end."""
-        params = {"destination": destination, **_audited(audit)}
+        params = {"destination": destination, **audited(audit)}
         return bool(await self._driver.run(lambda: self._change("resume", params)))
 
     def _content(self, row: Row) -> Content:
@@ -217,11 +256,17 @@ class SqlLedger:
             names.update(reached.values())
         return frozenset(name if isinstance(name, str) else str(shown(name)) for name in names)
 
-    async def _ask(self, queries: list[Query]) -> list[list[Row]]:
-        def steps() -> Steps[list[list[Row]]]:
-            return (yield queries)
-
-        return await self._driver.run(steps)
+    async def _first_of_keys(self, entries: Sequence[Entry]) -> list[Entry]:
+        """As many of each key and status, but the first ones; what has no key stays."""
+        alike = Counter((one.destination, one.ordering_key, one.status == "failed") for one in entries)
+        queries = [
+            self._sql("first_of_key", destination=name, key=key, failed=failed, limit=count, block=True)
+            for (name, key, failed), count in alike.items()
+            if key is not None
+        ]
+        found = await self._ask(queries) if queries else []
+        first = [self._search.entry(row) for rows in found for row in rows]
+        return [*first, *(entry for entry in entries if entry.ordering_key is None)]
 
     async def _change_rows(
         self, action: str, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit, **params: Any
@@ -238,11 +283,19 @@ class SqlLedger:
                     self._own("lock_destination", destination=name),
                 )
             ]
-            values = {"ids": ids, **params, **_audited(audit)}
+            values = {"ids": ids, **params, **self._seen(part), **audited(audit)}
             after = self._make_heads_due(keys, lanes)
             rows = await self._driver.run(partial(self._change, action, values, before, after))
             changed |= set(self._ids(rows))
         return frozenset(changed)
+
+    def _seen(self, entries: Sequence[Entry]) -> Mapping[str, Any]:
+        """What the entries have in common, for the look at their rows under the locks."""
+        return {
+            "statuses": sorted({entry.status for entry in entries}),
+            "destinations": sorted({entry.destination for entry in entries}),
+            "seen": self._dialect.to_time(max(max(entry.seen_at, entry.updated_at) for entry in entries)),
+        }
 
     def _change(
         self,
@@ -306,8 +359,3 @@ def _keys(entries: Sequence[Entry]) -> dict[str, dict[str, None]]:
         if entry.ordering_key is not None:
             keys.setdefault(entry.destination, {})[entry.ordering_key] = None
     return keys
-
-
-def _audited(audit: Audit) -> dict[str, Any]:
-    details = msgspec.json.encode(audit.details).decode()
-    return {"actor": audit.actor, "action": audit.action, "details": details}

@@ -20,7 +20,7 @@ from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
 from relaybox.stores.dialects import POSTGRESQL, Dialect
-from relaybox.stores.steps import storable
+from relaybox.stores.steps import is_dead_letter, storable
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class MemoryStore:
             if self._holds(delivery):
                 row = self.rows[delivery.id]
                 self._apply(row, outcome, now)
-                failed += [row] if isinstance(outcome, Failed) else []
+                failed += [row] if is_dead_letter(delivery, outcome) else []
             else:
                 lost.add(delivery.id)
         for delivery, _ in settlements:

@@ -73,7 +73,7 @@ class Asyncmy:
                     continue
                 tries += 1
                 if tries == TRIES or not _is_worth_another_try(error):
-                    raise refusal(error) from error
+                    raise refusal(error, self._url.render_as_string(hide_password=False)) from error
 
     async def close(self) -> None:
         """Give up every connection."""

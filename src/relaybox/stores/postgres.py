@@ -71,7 +71,7 @@ class Psycopg:
                 self._idle.append(session)
                 return result
         except psycopg.Error as error:
-            raise refusal(error) from error
+            raise refusal(error, self._url) from error
 
     async def close(self) -> None:
         """Give up every connection."""

@@ -15,13 +15,17 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from relaybox.ledger import CAP, Entry, Filter, Page
+from relaybox.fingerprint import LOOKED_AT, fingerprint
+from relaybox.ledger import BATCH, CAP, Counted, Entry, Filter, Page
 from relaybox.schema import MYSQL, now
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import Row, Steps
 
 NEAR = 2_000
 """The rows of one event are made together: so many rows after the first, the last of them is behind."""
+
+WINDOWS = 20
+"""Windows of rows that a count looks through, where no index leads to what is counted."""
 
 SKEW = timedelta(days=1)
 """An id holds the emitter's time; it is at most so far from the database's."""
@@ -47,10 +51,14 @@ _STYLES = {"format": "format", "qmark": "qmark", "numeric": "numeric_dollar"}
 
 
 class Part(NamedTuple):
-    """Rows that an index leads to: what is true of them, and the order in which the index has them."""
+    """Rows that an index leads to: what is true of them, and the order in which the index has them.
+
+    ``hint`` names the index where the planner would use less of it.
+    """
 
     condition: Any
     order: tuple[Any, ...]
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class Search:
         self._inbox = statements.tables.inbox
         self._sql = _COMPILERS[self.dialect.name](paramstyle=_STYLES[statements.style])
         self._split = self.dialect.name in MYSQL
+        self._by_due = statements.by_due
         # A function that may answer anew for every row is no bound of an index, a subquery is.
         self._now = sa.select(now()).scalar_subquery()
 
@@ -101,24 +110,35 @@ class Search:
 
     def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
         """The entries that ``filter`` is true of, within the bounds."""
+        if filter.fingerprint is None:
+            return (yield from self._page(filter, limit, bounds))
+        # No database can tell it: of what the rest of the filter finds, the wrong ones are left out.
+        page = yield from self._page(filter, max(limit, BATCH), bounds)
+        found = [e for e in page.entries if _is(filter.fingerprint, e.destination, e.error_message)]
+        cursor = found[limit - 1].id if len(found) > limit else page.cursor
+        return Page(tuple(found[:limit]), cursor)
+
+    def _page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
         if filter.event_id is not None:
             entries = yield from self.find(filter.event_id, whole=True)
             narrow: Part | None = Part(self._event.c.id.in_([self._id(e.id) for e in entries]), ())
         else:
             bounds = _in_time(filter, bounds)
             narrow = yield from self._narrow(filter)
-        window = self._window(bounds) if narrow is None else self._part(narrow)
+        if narrow is not None:
+            [rows] = yield [self._found(self._part(narrow), filter, limit, bounds)]
+            # It may have grown since it was counted, and what was cut off is nowhere.
+            if filter.event_id is not None or (yield from self._length(narrow)) <= CAP:
+                return _page(tuple(map(self.entry, rows)), limit, None)
+        [rows] = yield [self._found(self._window(bounds), filter, limit, bounds)]
+        ends = [] if len(rows) == limit else (yield [self.query(self._end(bounds))])[0]
+        return _page(tuple(map(self.entry, rows)), limit, self._shown_id(ends[0][0]) if ends else None)
+
+    def _found(self, window: sa.Select[Any], filter: Filter, limit: int, bounds: Bounds) -> Query:
         columns = window.subquery("w")
         found = self._select(columns).where(*self._conditions(columns.c, filter))
-        if narrow is not None:
-            found = found.where(*self._within(columns.c, bounds))
         order = columns.c.id.asc() if bounds.ascending else columns.c.id.desc()
-        [rows] = yield [self.query(found.order_by(order).limit(limit))]
-        entries = tuple(map(self.entry, rows))
-        if len(entries) == limit:
-            return Page(entries, entries[-1].id)
-        ends = [] if narrow is not None else (yield [self.query(self._end(bounds))])[0]
-        return Page(entries, self._shown_id(ends[0][0]) if ends else None)
+        return self.query(found.where(*self._within(columns.c, bounds)).order_by(order).limit(limit))
 
     def find(self, id_: UUID, *, whole: bool = False, exact: bool = False) -> Steps[tuple[Entry, ...]]:
         """The delivery of that id (``exact``: only), or (``whole``: only) those of the event of that id.
@@ -141,6 +161,42 @@ class Search:
         entries = {entry.id: entry for entry in map(self.entry, rows)}
         return tuple(sorted(entries.values(), key=lambda entry: entry.position))
 
+    def tally(self, filter: Filter) -> Steps[Counted]:
+        """How many the filter is true of; where no index leads to few rows, only of the first windows."""
+        if filter.event_id is not None:
+            page = yield from self.page(filter, CAP, Bounds())
+            return Counted(len(page.entries), page.cursor is not None)
+        broad: Part | None = None
+        for part in self._parts(filter):
+            if (yield from self._length(part)) <= CAP:
+                return Counted((yield from self._matching(self._part(part), filter)), False)
+            broad = broad or part
+        if broad is not None:
+            return Counted(min(CAP, (yield from self._matching(self._part(broad), filter))), True)
+        return (yield from self._tally_windows(filter))
+
+    def _tally_windows(self, filter: Filter) -> Steps[Counted]:
+        bounds, count = _in_time(filter, Bounds()), 0
+        for _ in range(WINDOWS):
+            count += yield from self._matching(self._window(bounds), filter)
+            if count >= CAP:
+                return Counted(CAP, True)
+            [ends] = yield [self.query(self._end(bounds))]
+            if not ends:
+                return Counted(count, False)
+            bounds = replace(bounds, below=self._shown_id(ends[0][0]))
+        return Counted(count, True)
+
+    def _matching(self, window: sa.Select[Any], filter: Filter) -> Steps[int]:
+        rows = window.subquery("w")
+        conditions = self._conditions(rows.c, filter)
+        if filter.fingerprint is None:
+            [[[count]]] = yield [self.query(sa.select(sa.func.count()).select_from(rows).where(*conditions))]
+            return int(count)
+        error = sa.func.substr(rows.c.error_message, 1, LOOKED_AT)
+        [errors] = yield [self.query(sa.select(rows.c.destination, error).where(*conditions))]
+        return sum(_is(filter.fingerprint, destination, error) for destination, error in errors)
+
     def newest(self) -> Query:
         """The id of the newest row."""
         return self.query(sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(1))
@@ -161,15 +217,25 @@ class Search:
         """For each range of a destination's rows: how many, how many of them leased, the oldest, and now."""
         event = self._event.c
         pending = self._pending(name)
-        delivered = self._equal(event.status, "delivered") & (event.destination == name)
+        parked = _only(pending, event.next_attempt_at.is_(None))
+        if self._split:
+            # MariaDB would sort by a time that is null in every row.
+            parked = parked._replace(order=(event.position,))
         parts = {
-            "due": Part(pending.condition & (event.next_attempt_at <= self._now), pending.order),
-            "scheduled": Part(pending.condition & (event.next_attempt_at > self._now), pending.order),
-            "parked": Part(pending.condition & event.next_attempt_at.is_(None), pending.order),
-            "failed": self._failed(name),
-            "delivered": Part(delivered & event.delivered_at.is_not(None), (event.delivered_at,)),
+            "due": _only(pending, event.next_attempt_at <= self._now),
+            "scheduled": _only(pending, event.next_attempt_at > self._now),
+            "parked": parked,
         }
-        return {state: self.query(self._count(part)) for state, part in parts.items()}
+        final = {"failed": self._failed(name), "delivered": self._delivered(name)}
+        counts = {state: self._count(part) for state, part in parts.items()}
+        counts |= {state: self._count_final(part) for state, part in final.items()}
+        return {state: self.query(count) for state, count in counts.items()}
+
+    def _count_final(self, part: Part) -> sa.Select[Any]:
+        """From the index alone: nothing else of these rows is asked for."""
+        window = self._part(part, sa.literal_column("1").label("one")).subquery("w")
+        columns: list[Any] = [sa.func.count(), sa.literal_column("0"), sa.null(), now()]
+        return sa.select(*columns).select_from(window)
 
     def _count(self, part: Part) -> sa.Select[Any]:
         event = self._event.c
@@ -181,11 +247,14 @@ class Search:
     def _narrow(self, filter: Filter) -> Steps[Part | None]:
         """The first index that leads to few rows."""
         for part in self._parts(filter):
-            window = self._part(part, self._event.c.id).subquery("w")
-            [[row]] = yield [self.query(sa.select(sa.func.count()).select_from(window))]
-            if row[0] <= CAP:
+            if (yield from self._length(part)) <= CAP:
                 return part
         return None
+
+    def _length(self, part: Part) -> Steps[int]:
+        window = self._part(part, self._event.c.id).subquery("w")
+        [[row]] = yield [self.query(sa.select(sa.func.count()).select_from(window))]
+        return int(row[0])
 
     def _parts(self, filter: Filter) -> Iterator[Part]:
         event = self._event.c
@@ -196,6 +265,8 @@ class Search:
             yield self._failed(filter.destination)
         elif filter.status in ("pending", "due", "scheduled", "parked", "sending", "processing"):
             yield self._pending(filter.destination)
+        elif filter.status in ("delivered", "completed") and filter.destination is not None:
+            yield self._delivered(filter.destination)
 
     def _aggregate(self, entry: Entry) -> Part:
         [part] = self._parts(Filter(aggregate_type=entry.aggregate_type, aggregate_id=entry.aggregate_id))
@@ -213,7 +284,13 @@ class Search:
         # MariaDB would sort by a name even where it is the same in every row.
         first = (column,) if destination is None else ()
         order = (*first, event.next_attempt_at, event.position)
-        return Part(self._open(column, destination, "pending"), order)
+        hint = self._by_due if destination is not None else ""
+        return Part(self._open(column, destination, "pending"), order, hint)
+
+    def _delivered(self, name: str) -> Part:
+        event = self._event.c
+        delivered = self._equal(event.status, "delivered") & (event.destination == name)
+        return Part(delivered & event.delivered_at.is_not(None), (event.delivered_at,))
 
     def _open(self, column: Any, destination: str | None, status: str) -> Any:
         name = column.is_not(None) if destination is None else column == destination
@@ -222,7 +299,8 @@ class Search:
     def _part(self, part: Part, *columns: Any) -> sa.Select[Any]:
         # In the order of the index, so that the planner has a reason to take it.
         chosen = columns or self._columns()
-        return sa.select(*chosen).where(part.condition).order_by(*part.order).limit(CAP + 1)
+        statement = sa.select(*chosen).where(part.condition).order_by(*part.order).limit(CAP + 1)
+        return statement.with_hint(self._event, part.hint, "mysql") if part.hint else statement
 
     def _window(self, bounds: Bounds) -> sa.Select[Any]:
         return self._in_order(sa.select(*self._columns()), bounds).limit(CAP)
@@ -296,11 +374,25 @@ class Search:
         return self.dialect.to_uuid(id_)
 
 
+def _only(part: Part, condition: Any) -> Part:
+    return part._replace(condition=part.condition & condition)
+
+
 def shown(value: Any) -> str | None:
     """A text, of whatever a row holds in its place."""
     if value is None or isinstance(value, str):
         return value
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _is(wanted: str, destination: Any, error: Any) -> bool:
+    """Whether an error has the fingerprint."""
+    return fingerprint(shown(destination) or "", shown(error)).hash == wanted
+
+
+def _page(entries: tuple[Entry, ...], limit: int, end: UUID | None) -> Page:
+    """It goes on behind its last entry, or where it is not full at the end of its window."""
+    return Page(entries, entries[-1].id if len(entries) == limit else end)
 
 
 def _in_time(filter: Filter, bounds: Bounds) -> Bounds:

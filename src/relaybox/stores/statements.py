@@ -66,7 +66,7 @@ WORDS = {
     crashes = {least}(crashes, 2147483646) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
-    "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event}
+    "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event} {by_due}
 WHERE {in_line}""",
     "window_of_chosen": """SELECT id, ordering_key, position, 1, {suspect}
 FROM {chosen} {join} {event} {by_id} ON id = chosen_id
@@ -292,6 +292,7 @@ class Statements:
         self.dialect = dialect
         self.style = style
         words = WORDS | dict(dialect.words) | _table_names(tables, dialect)
+        self.by_due = _expand(words["by_due"], words)
         texts = TEMPLATES[dialect.name] if templates is None else templates
         self._sql = {name: _expand(sql, words).strip() for name, sql in texts.items()}
 
@@ -341,7 +342,8 @@ def _table_names(tables: Tables, dialect: Dialect) -> dict[str, str]:
 
     every = {field.name: getattr(tables, field.name) for field in fields(tables)}
     names = {word: quoted(table.schema, table.name) for word, table in every.items()}
-    return names | {"event_alias": quoted(tables.event.name)}
+    [due] = [index.name for index in tables.event.indexes if index.columns[0].name == "due_destination"]
+    return names | {"event_alias": quoted(tables.event.name), "due_index": quoted(due)}
 
 
 def _expand(sql: str, words: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox import ordering
-from relaybox.event import Delivery, Status
+from relaybox.event import TEST_TYPE, Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
@@ -230,7 +230,7 @@ class StoreSteps:
                     "attempt": delivery.attempts,
                     "relay": delivery.lease_owner,
                     **_effect(outcome),
-                    **({"copy": uuid7()} if copy and isinstance(outcome, Failed) else {}),
+                    **({"copy": uuid7()} if copy and is_dead_letter(delivery, outcome) else {}),
                 }
                 # In the order of ids, so that no two statements wait for each other's rows.
                 for delivery, outcome in sorted(settlements, key=lambda s: s.delivery.id.int)
@@ -496,6 +496,11 @@ def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
 
 
 _position = itemgetter(POSITION)
+
+
+def is_dead_letter(delivery: Delivery, outcome: Outcome) -> bool:
+    """Whether somebody will miss it."""
+    return isinstance(outcome, Failed) and delivery.event_type != TEST_TYPE
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class SqlUpkeep:
         self._run = store.driver.run
         self._store_sql = store.steps.statements
         self._dialect = self._store_sql.dialect
-        self._sql = self._store_sql.others(templates(self._dialect.name, self._store_sql.tables))
+        self._sql = self._store_sql.others(templates(self._dialect.name))
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
         """Be seen, and read who was seen; one that ``joins`` commits in between."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from relaybox.schema import Tables
-
 # What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
 
@@ -204,11 +202,11 @@ ON DUPLICATE KEY UPDATE delivered = VALUES(delivered), retried = VALUES(retried)
     failed = VALUES(failed), lag = VALUES(lag)""",
     # It does not know by itself that what is null is in the order of position.
     "parked": """
-SELECT ordering_key, position FROM {event} FORCE INDEX ({due_index})
+SELECT ordering_key, position FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND position > :after
 ORDER BY position LIMIT :limit""",
     "unpark": """
-SELECT id FROM {event} FORCE INDEX ({due_index})
+SELECT id FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
 ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
     # By status too it would go through all that is pending.
@@ -234,7 +232,6 @@ WORDS = {
     "{still_unrouted}": STILL_UNROUTED,
 }
 POSTGRESQL_WORDS = WORDS | {
-    "{by_due}": "",
     "{beyond}": "(next_attempt_at, position) > (:since, :position)",
     "{listed_ids}": "id = ANY (CAST(:ids AS uuid[]))",
     "{targets}": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
@@ -250,7 +247,6 @@ SQLITE_WORDS = POSTGRESQL_WORDS | {
 FROM json_each(:targets)) AS s""",
 }
 MYSQL_WORDS = WORDS | {
-    "{by_due}": "FORCE INDEX ({due_index})",
     "{lock_now}": "FOR UPDATE NOWAIT",
     # It reads no range of an index from a comparison of rows.
     "{beyond}": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
@@ -272,17 +268,10 @@ _WORDS = {
 }
 
 
-def templates(dialect: str, tables: Tables) -> dict[str, str]:
+def templates(dialect: str) -> dict[str, str]:
     """The texts for one database."""
-    words = _WORDS[dialect] | {"{remove}": REMOVE, "{led}": LED, "{due_index}": _due_index(tables)}
+    words = _WORDS[dialect] | {"{remove}": REMOVE, "{led}": LED}
     texts = dict(_TEXTS[dialect])
     for word, meaning in words.items():
         texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}
     return texts
-
-
-def _due_index(tables: Tables) -> str:
-    """MySQL's index of what is due; its name begins with the tables' prefix."""
-    return next(
-        f"`{index.name}`" for index in tables.event.indexes if index.columns[0].name == "due_destination"
-    )

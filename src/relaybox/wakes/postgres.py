@@ -24,7 +24,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from relaybox.connect import hang_up
-from relaybox.setting import mask_url
+from relaybox.setting import without_password
 from relaybox.wakes.fork import renew_after_fork
 from relaybox.wakes.libpq import Ear, Line
 from relaybox.wakes.local import LocalWake
@@ -72,7 +72,7 @@ def _options(url: str) -> dict[str, Any]:
 
 def _reason(error: BaseException, url: str) -> str:
     """What went wrong, in one line and without the password that libpq repeats where it cannot read a URL."""
-    return " ".join(str(error).replace(url, mask_url(url)).split()) or type(error).__name__
+    return " ".join(without_password(str(error), url).split()) or type(error).__name__
 
 
 class Notifier:

@@ -258,6 +258,49 @@ class OutboxStats(OutboxTable):
         )
 
 
+class OutboxSample(OutboxTable):
+    """What waited at a minute, at a destination or (without a name) at all of them."""
+
+    minute = UTCDateTimeField(primary_key=True)
+    destination = models.CharField(max_length=100)
+    pending = models.IntegerField(default=0)
+    failed = models.IntegerField(default=0)
+    oldest_seconds = models.FloatField(null=True)
+    position = models.BigIntegerField(null=True)
+
+    class Meta(OutboxTable.Meta):
+        """One row a minute and destination."""
+
+        db_table = "outbox_sample"
+        verbose_name = "sample of a destination"
+        verbose_name_plural = "samples of destinations"
+        constraints = (models.UniqueConstraint(fields=["minute", "destination"], name="outbox_sample_pkey"),)
+
+
+class OutboxOperation(OutboxTable):
+    """A bulk action in the background of a process."""
+
+    id = OutboxUUIDField("ID", primary_key=True, editable=False)
+    action = models.CharField(max_length=50)
+    actor = models.CharField(max_length=200)
+    details = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
+    state = models.CharField(max_length=20, default="running")
+    total = models.IntegerField(null=True)
+    capped = models.IntegerField(default=0)
+    done = models.IntegerField(default=0)
+    skipped = models.IntegerField(default=0)
+    started_at = UTCDateTimeField()
+    updated_at = UTCDateTimeField()
+    finished_at = UTCDateTimeField(null=True)
+    error = models.TextField(null=True)
+
+    class Meta(OutboxTable.Meta):
+        """One row an operation."""
+
+        db_table = "outbox_operation"
+        verbose_name = "operation"
+
+
 class InboxMessage(OutboxTable):
     """A message that a consumer has processed."""
 

@@ -23,8 +23,9 @@ MODEL = "OutboxEvent"
 
 
 class CreateOutboxTables(Operation):  # type: ignore[misc]
-    """Brings the tables to a version with the statements of ``relaybox migrate``; backwards it drops them.
+    """Brings the tables to a version with the statements of ``relaybox migrate``.
 
+    Backwards the first one drops the tables; the others leave them: the version before runs on them too.
     Where somebody ran ``relaybox migrate`` before, there is nothing left to do.
     """
 
@@ -44,7 +45,9 @@ class CreateOutboxTables(Operation):  # type: ignore[misc]
             create_tables(schema_editor, self.version)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Drop the tables with everything in them."""
+        """Drop the tables with everything in them, on the way back from the first version."""
+        if self.version > 1:
+            return
         connection = schema_editor.connection
         if self.allow_migrate_model(connection.alias, to_state.apps.get_model(app_label, MODEL)):
             _execute(schema_editor, drop(outbox_of(connection)), ALREADY_GONE)
@@ -58,7 +61,8 @@ def create_tables(schema_editor: Any, version: int = NEWEST) -> None:
     """Apply the versions up to ``version`` that the database has not recorded."""
     connection = schema_editor.connection
     outbox = outbox_of(connection)
-    recorded = None if schema_editor.collect_sql else recorded_version(connection)
+    # What is only printed stands in one migration for each version.
+    recorded = version - 1 if schema_editor.collect_sql else recorded_version(connection)
     pending = [migration for migration in MIGRATIONS if (recorded or 0) < migration.number <= version]
     statements = [statement for migration in pending for statement in migration.statements(outbox)]
     # Without the table of migrations, which is made first, whatever else exists is not ours.

@@ -20,6 +20,7 @@ from relaybox.errors import PayloadError
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.sink import REGARDLESS, Answer, Progress, describe, runs
+from relaybox.tracing import attached, stored
 
 log = logging.getLogger("relaybox.handler")
 
@@ -90,7 +91,8 @@ class CallersThread:
     def _handle(self, delivery: Delivery, inside: bool) -> Answer:
         try:
             # Inside a test's transaction: what a handler breaks there is mended.
-            with transaction.atomic(using=self._using) if inside else nullcontext():
+            block = transaction.atomic(using=self._using) if inside else nullcontext()
+            with attached(stored(delivery.headers)), block:
                 self._handler(self._given(delivery))
         except (Retry, Reject, Unavailable) as answer:
             # An answer is kept for a while, and what it was raised in the midst of can be large.

@@ -1,0 +1,128 @@
+"""``relaybox doctor``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relaybox.cli.operate import plain, print_json
+from relaybox.cli.options import Json, Options, options
+
+if TYPE_CHECKING:
+    from relaybox.doctor import Finding, Report
+
+EXIT_STATUS = """Exit status: 0 no error was found (there may be warnings); 1 an error was found; 2 wrong
+usage: one line on standard error says why; 130 interrupted."""
+
+_COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW, "info": typer.colors.CYAN}
+_INDENT = " " * 9
+
+
+def doctor(
+    context: typer.Context,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Only this check; may be repeated.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="NAME", help="Not this check; may be repeated.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for what is wrong: database, tables, rights, sinks, rows, relays. Each finding says what mends it.
+
+    Nothing is changed, nothing is sent, and the big table is not scanned. The checks: settings, sinks,
+    database, isolation, schema, privileges, listener, clock, transactions, vacuum, destinations, payloads,
+    relays.
+    """
+    from relaybox.doctor.examination import choose
+
+    names = (tuple(only or ()), tuple(skip or ()))
+    choose(*names)
+    report = _examine(options(context), *names)
+    if as_json:
+        print_json(_document(report))
+    else:
+        _show(report)
+    if report.sick:
+        raise typer.Exit(1)
+
+
+def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
+    """Also of settings that cannot be read, of which there is no more to say."""
+    import asyncio
+    import warnings
+
+    from relaybox.config import ConfigWarning
+    from relaybox.doctor import Finding, Report, examine
+    from relaybox.errors import RelayboxError
+
+    try:
+        with warnings.catch_warnings():
+            # They are findings.
+            warnings.simplefilter("ignore", ConfigWarning)
+            outbox = given.outbox()
+    except RelayboxError as error:
+        seen, _, fix = " ".join(str(error).split()).rpartition("; ")
+        finding = Finding("error", "the settings cannot be read", seen or fix, fix, "settings")
+        return Report((finding,), (), ("settings",))
+    with _quiet():
+        return asyncio.run(examine(outbox.settings, outbox.handlers, only=only, skip=skip))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What drivers and sinks log of their trouble is among the findings."""
+    import logging
+
+    root, nowhere = logging.getLogger(), logging.NullHandler()
+    root.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        root.removeHandler(nowhere)
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "ok": not report.sick,
+        "findings": [asdict(finding) for finding in report.findings],
+        "unseen": [asdict(one) for one in report.unseen],
+        "checks": list(report.checks),
+    }
+
+
+def _show(report: Report) -> None:
+    from relaybox.cli.logs import colours
+
+    coloured = colours(sys.stdout)
+    for finding in report.findings:
+        _tell(finding, coloured)
+    for one in report.unseen:
+        typer.echo(plain(f"not looked at ({one.check}): {one.reason}"))
+    looked = f"{len(report.checks)} checks" if len(report.checks) != 1 else "1 check"
+    typer.echo(f"{_summary(report)} ({looked})")
+
+
+def _tell(finding: Finding, coloured: bool) -> None:
+    level = f"{finding.level:<8} "
+    if coloured:
+        level = typer.style(level, fg=_COLOURS[finding.level], bold=True)
+    typer.echo(f"{level}{plain(finding.title)} ({finding.check})")
+    typer.echo(f"{_INDENT}{plain(finding.detail)}")
+    for number, line in enumerate(finding.fix.splitlines()):
+        typer.echo(f"{_INDENT}{'fix: ' if number == 0 else '     '}{plain(line)}")
+    typer.echo()
+
+
+def _summary(report: Report) -> str:
+    levels = [finding.level for finding in report.findings]
+    if not levels:
+        return "nothing found"
+    words = {"error": "error", "warning": "warning", "info": "note"}
+    counts = [(levels.count(level), word) for level, word in words.items() if level in levels]
+    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts)

@@ -1,0 +1,135 @@
+"""A small HTTP server for a relay's own pages: it knows GET, reads no body, and answers once a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple, TypeAlias
+
+from relaybox.errors import ConfigError
+from relaybox.web.settings import is_loopback
+
+LOOPBACK = "127.0.0.1"
+HEAD = 16_384
+"""Bytes of a request's head that are read."""
+AT_ONCE = 50
+"""Connections that are served at the same time; others are closed."""
+SLOWEST = 5.0
+"""Seconds that a client has for its request, and for taking the answer."""
+
+_PHRASES = {
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+    421: "Misdirected Request", 500: "Internal Server Error", 503: "Service Unavailable",
+}  # fmt: skip
+_REQUEST = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.[01]\r\n")
+_HOST = re.compile(rb"\r\nhost:[ \t]*(\[[^\]\r]*\]|[^:\r]*)(?::[0-9]*)?[ \t]*(?=\r\n)", re.IGNORECASE)
+_HOSTS = re.compile(rb"\r\nhost[ \t]*:", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):)?(?P<port>[0-9]{1,5})")
+
+
+class Reply(NamedTuple):
+    """What a page answers."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+Page: TypeAlias = Callable[[], Awaitable[Reply]]
+
+
+def listen(address: str) -> socket.socket:
+    """A socket at ``HOST:PORT``, or at a port of the loopback; raises ``ConfigError`` where it cannot be."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match["port"]) > 65_535:
+        raise ConfigError(f"--listen = {address!r}: write HOST:PORT, such as 127.0.0.1:9464")
+    host, port = (match["host"] or LOOPBACK).strip("[]"), int(match["port"])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            problem = "another process listens there; choose another port for each relay of a host"
+        else:
+            problem = f"{error.strerror or error}; name an address of this host, and a port that is allowed"
+        raise ConfigError(f"--listen = {address!r}: {problem}") from None
+
+
+@asynccontextmanager
+async def serving(listening: socket.socket, pages: Mapping[str, Page]) -> AsyncIterator[None]:
+    """Serve the pages, by their paths, beside the block."""
+    served: set[asyncio.Task[None]] = set()
+    local = is_loopback(str(listening.getsockname()[0]))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        served.add(task)
+        try:
+            if len(served) <= AT_ONCE:
+                await _serve(reader, writer, pages, local)
+        finally:
+            served.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(serve, sock=listening, limit=HEAD)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in served:
+            task.cancel()
+
+
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Mapping[str, Page], local: bool
+) -> None:
+    # A client that goes away, or is slow, is nobody's trouble but its own.
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        try:
+            async with asyncio.timeout(SLOWEST):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            head = b""
+        method, reply = await _reply(head, pages, local)
+        lines = [
+            f"HTTP/1.1 {reply.status} {_PHRASES[reply.status]}",
+            f"content-type: {reply.content_type}",
+            f"content-length: {len(reply.body)}",
+            "cache-control: no-store",
+            "x-content-type-options: nosniff",
+            "connection: close",
+            *(["allow: GET, HEAD"] if reply.status == 405 else []),
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + (b"" if method == b"HEAD" else reply.body))
+        async with asyncio.timeout(SLOWEST):
+            await writer.drain()
+
+
+async def _reply(head: bytes, pages: Mapping[str, Page], local: bool) -> tuple[bytes, Reply]:
+    request = _REQUEST.match(head)
+    if request is None:
+        return b"", _plain(400, "this is no HTTP request")
+    if local and not _of_this_host(head):
+        # A page of elsewhere that leads its own name here would read what only this host may.
+        return request[1], _plain(421, "only names of this host, such as localhost, are answered")
+    method, path = request[1], request[2].partition(b"?")[0].decode()
+    if path not in pages:
+        return method, _plain(404, f"there are {', '.join(pages)}")
+    if method not in (b"GET", b"HEAD"):
+        return method, _plain(405, "only GET is served")
+    return method, await pages[path]()
+
+
+def _of_this_host(head: bytes) -> bool:
+    """Whether it is asked by a name of this host, or by none, as no browser does."""
+    names = [name.decode("latin-1").strip("[] \t") for name in _HOST.findall(head)]
+    return len(names) == len(_HOSTS.findall(head)) and all(map(is_loopback, names))
+
+
+def _plain(status: int, text: str) -> Reply:
+    return Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())

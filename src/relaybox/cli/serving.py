@@ -1,0 +1,130 @@
+"""A web server in the process of a command: one socket, one application, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from relaybox.errors import ConfigError, MissingExtra
+
+try:
+    import h11
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError:
+    raise MissingExtra("uvicorn", "web") from None
+
+if TYPE_CHECKING:
+    from relaybox.web.app import Web
+
+PATIENCE = 3
+"""Seconds that requests have to end, once a signal came."""
+SLOWEST_HEAD = 10.0
+"""Seconds that a client has for the head of a request, counted from its first byte, or from connecting."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server((str(address[0]), port), family=family)
+    except OSError as error:
+        fix = "choose another with --host and --port"
+        raise ConfigError(f"{host} port {port} cannot be listened on: {error.strerror}; {fix}") from None
+
+
+def serve(web: Web, listener: socket.socket) -> None:
+    """Serve it until SIGTERM or SIGINT, and return."""
+    # Whom a proxy asks for is believed only of proxies that are named, as uvicorn has it.
+    proxies = os.environ.get("FORWARDED_ALLOW_IPS")
+    config = uvicorn.Config(
+        web,
+        http=Protocol,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=proxies is not None,
+        forwarded_allow_ips=proxies,
+        lifespan="on",
+        timeout_graceful_shutdown=PATIENCE,
+    )
+    asyncio.run(_Server(config, web).serve([listener]))
+
+
+class Protocol(H11Protocol):
+    """Closes connections whose requests do not arrive: the server itself would hold them without end."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        # The loop does so only for sockets that name their protocol; else a body waits for its head's receipt
+        # by the client, which may take its time.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._wait_no_longer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Wait on, unless that was the rest of a head."""
+        super().data_received(data)
+        if self._incomplete():
+            self._wait()
+        else:
+            self._wait_no_longer()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, of which a part may be here already."""
+        super().on_response_complete()
+        if self._incomplete() and self.conn.trailing_data[0]:
+            self._wait()
+
+    def _incomplete(self) -> bool:
+        """Whether a head is to come, or the rest of a body that nobody reads any more."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(SLOWEST_HEAD, self.transport.close)
+
+    def _wait_no_longer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Server(uvicorn.Server):
+    """Ends what streams when it is told to stop, and leaves with the status 0."""
+
+    def __init__(self, config: uvicorn.Config, web: Web) -> None:
+        super().__init__(config)
+        self._web = web
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._web.end_streams()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Only the main thread can listen to signals.
+        listens = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if listens else ()
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

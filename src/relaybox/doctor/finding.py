@@ -1,0 +1,56 @@
+"""What an examination comes to: findings, and what could not be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Level: TypeAlias = Literal["error", "warning", "info"]
+"""``error``: events are not delivered, or will not be. ``warning``: they are, but worse than they could be.
+``info``: worth knowing, and perhaps meant so."""
+
+LEVELS: tuple[Level, ...] = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong: what was seen, and the command, the SQL or the words that mend it."""
+
+    level: Level
+    title: str
+    detail: str
+    fix: str
+    check: str = ""
+    """The name of the check that found it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What a check could not look at, and why: it says nothing about whether that is as it should be."""
+
+    reason: str
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was found, the worst first, by whichever checks were made."""
+
+    findings: tuple[Finding, ...]
+    unseen: tuple[Unseen, ...]
+    checks: tuple[str, ...]
+
+    @property
+    def sick(self) -> bool:
+        """Whether there is an error among the findings."""
+        return any(finding.level == "error" for finding in self.findings)
+
+
+def report(results: Iterable[Finding | Unseen], checks: Iterable[str]) -> Report:
+    """The results in the order in which they are worth reading."""
+    every = list(results)
+    findings = [one for one in every if isinstance(one, Finding)]
+    findings.sort(key=lambda finding: LEVELS.index(finding.level))
+    unseen = [one for one in every if isinstance(one, Unseen)]
+    return Report(tuple(findings), tuple(unseen), tuple(checks))

@@ -1,0 +1,156 @@
+"""Server-sent events: open pages learn that something changed, and fetch what they show.
+
+One round of bounded queries every two seconds serves every client of the process, and none runs while nobody
+listens. A round that fails is told, and tried again. A stream ends when its client leaves, at shutdown, and
+after ``LIFE``: servers that wait for open connections before they shut down wait no longer than that, and
+browsers connect again by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from relaybox.admin import Admin, Stats
+from relaybox.why import is_alive
+
+ROUND = 2.0
+"""Seconds between two looks at the database."""
+BEAT = 15.0
+"""Seconds after which a stream says something, so that neither end takes it for dead."""
+LIFE = 25.0
+"""Seconds after which a stream ends."""
+MOST = 100
+"""Clients of one process."""
+LATER = 60_000
+"""Milliseconds after which a client that was one too many may ask again."""
+
+TOPICS = ("stats",)
+
+log = logging.getLogger("relaybox.web")
+
+
+class Live:
+    """The round that all clients of one process share."""
+
+    def __init__(self) -> None:
+        self._listeners: set[asyncio.Queue[str | None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._last = ""
+        self.rounds = 0
+        self.closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no further client is taken."""
+        return self.closed or len(self._listeners) >= MOST
+
+    async def stream(self, admin: Admin) -> AsyncIterator[str]:
+        """What one client is sent, from now on."""
+        if self.full:
+            # Others came since it was asked.
+            yield f"retry: {LATER}\n\n"
+            return
+        # Holds one: a client that is slow to read misses rounds, and never holds up the others.
+        news: asyncio.Queue[str | None] = asyncio.Queue(1)
+        self._listeners.add(news)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(admin), name="relaybox live")
+        ends = asyncio.get_running_loop().time() + LIFE
+        try:
+            yield f"retry: 1000\n\n{self._last}"
+            while (left := ends - asyncio.get_running_loop().time()) > 0:
+                try:
+                    message = await asyncio.wait_for(news.get(), min(BEAT, left))
+                except TimeoutError:
+                    message = ": still here\n\n"
+                if message is None:
+                    return
+                yield message
+        finally:
+            self._leave(news)
+
+    def close(self) -> None:
+        """End every stream, and take no more."""
+        self.closed = True
+        for listener in self._listeners:
+            if listener.full():
+                listener.get_nowait()
+            listener.put_nowait(None)
+        self._stop()
+
+    def _leave(self, news: asyncio.Queue[str | None]) -> None:
+        self._listeners.discard(news)
+        if not self._listeners:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._last = ""
+
+    async def _run(self, admin: Admin) -> None:
+        while True:
+            message = await self._look(admin)
+            self.rounds += 1
+            if message != self._last:
+                self._last = message
+                for listener in self._listeners:
+                    if not listener.full():
+                        listener.put_nowait(message)
+            await asyncio.sleep(ROUND)
+
+    async def _look(self, admin: Admin) -> str:
+        try:
+            return _message("stats", digest(await admin.stats()))
+        except Exception as error:
+            log.warning("live: the database does not answer: %s", type(error).__name__)
+            return _message("trouble", {"reason": "The database does not answer."})
+
+
+def digest(stats: Stats) -> dict[str, Any]:
+    """A few numbers, and a mark that changes with anything that a page would show differently."""
+    total = stats.total
+    seen = [
+        [one.name, repr(one.place and (one.place.paused, one.place.circuit)), repr(one.counts.capped)]
+        + [getattr(one.counts, name) for name in ("due", "scheduled", "parked", "sending")]
+        + [one.counts.delivered, one.counts.failed]
+        for one in stats.destinations
+    ]
+    alive = sorted(relay.name for relay in stats.relays if is_alive(relay))
+    mark = hashlib.sha256(json.dumps([seen, alive]).encode()).hexdigest()[:16]
+    pending = total.due + total.scheduled + total.parked
+    return {"mark": mark, "pending": pending, "failed": total.failed}
+
+
+def _message(event: str, data: dict[str, Any]) -> str:
+    return f"event: {event}\ndata: {json.dumps(data)}\n\n"
+
+
+def live_of(app: Any) -> Live:
+    """The one of an application; made when it is first asked for."""
+    found = getattr(app.state, "live", None)
+    if not isinstance(found, Live):
+        found = app.state.live = Live()
+    return found
+
+
+async def live(request: Request) -> Response:
+    """``GET /live?topic=stats``."""
+    if request.query_params.get("topic", "stats") not in TOPICS:
+        return PlainTextResponse(f"topic: one of {', '.join(TOPICS)}\n", 400)
+    of_app = live_of(request.app)
+    if of_app.full:
+        busy = "Too many pages are open; this one is not updated by itself.\n"
+        return PlainTextResponse(busy, 503, {"retry-after": "60"})
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    stream = of_app.stream(request.state.admin)
+    return StreamingResponse(stream, headers=headers, media_type="text/event-stream")

@@ -1,0 +1,126 @@
+"""The OpenAPI document, made of the route table and the types that requests are read by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relaybox.web import documents, render, schemas
+from relaybox.web.problems import MEDIA_TYPE
+from relaybox.web.route import Route
+
+REF = "#/components/schemas/{name}"
+PROBLEM = {
+    "description": "What went wrong, as RFC 9457 has it.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(name="ProblemDocument")}}},
+}
+
+
+async def openapi(request: Request) -> Response:
+    """This document."""
+    return render.answer(document(request.app.table.routes, str(request.scope.get("root_path", ""))))
+
+
+def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
+    """OpenAPI 3.1, for everything that is not a page."""
+    served = [route for route in routes if route.kind != "page"]
+    types = {kind for route in served for kind in (route.body, route.answer) if _is_struct(kind)}
+    types |= {documents.ProblemDocument, documents.OperationDocument}
+    _, components = msgspec.json.schema_components(
+        sorted(types, key=lambda one: one.__name__), ref_template=REF
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in served:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    bearer = {"type": "http", "scheme": "bearer", "description": "A token of [web.users.NAME]."}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Relaybox",
+            "version": version("relaybox"),
+            "description": "Questions and actions of operators of a transactional outbox.",
+        },
+        "servers": [{"url": prefix.rstrip("/") or "/"}],
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"bearer": bearer}},
+        "security": [{"bearer": []}],
+    }
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not schemas.Nothing
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": route.endpoint.__name__,
+        "summary": route.summary,
+        "parameters": [*_in_path(route), *_in_query(route)],
+        "responses": _responses(route),
+    }
+    if route.role is None:
+        described["security"] = []
+    else:
+        described["description"] = f"For the role {route.role}."
+    if _is_struct(route.body):
+        described["requestBody"] = {
+            "required": any(field.required for field in msgspec.structs.fields(route.body)),
+            "content": {"application/json": {"schema": {"$ref": REF.format(name=route.body.__name__)}}},
+        }
+    return described
+
+
+def _in_path(route: Route) -> list[dict[str, Any]]:
+    kinds = {"id": {"type": "string", "format": "uuid"}, "name": {"type": "string", "minLength": 1}}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": kinds[name]}
+        for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+
+
+def _in_query(route: Route) -> list[dict[str, Any]]:
+    if not _is_struct(route.query):
+        return []
+    [_], components = msgspec.json.schema_components([route.query], ref_template=REF)
+    schema = components[route.query.__name__]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": _present(one)}
+        for name, one in schema["properties"].items()
+    ]
+
+
+def _present(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter that is not given is left out, and never null."""
+    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+    if schema.get("default") is not None:
+        rest["default"] = schema["default"]
+    if "enum" in rest:
+        rest["enum"] = [one for one in rest["enum"] if one is not None]
+    return {**rest, **kinds[0]} if kinds else rest
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"type": "object"}}
+    if _is_struct(route.answer):
+        content = {"schema": {"$ref": REF.format(name=route.answer.__name__)}}
+    if route.media_type != "application/json":
+        content = {"schema": {"type": "string"}}
+    told = {"description": route.summary or "Done.", "content": {route.media_type: content}}
+    responses: dict[str, Any] = {str(route.status): told, "4XX": PROBLEM, "5XX": PROBLEM}
+    if issubclass(route.body, schemas.ActionBody | schemas.MoveBody):
+        operation = {"$ref": REF.format(name="OperationDocument")}
+        begun = {
+            "description": "It goes on in the background.",
+            "content": {"application/json": {"schema": operation}},
+        }
+        responses["202"] = begun
+    if route.answer is documents.HealthDocument:
+        responses["503"] = told
+    return responses

@@ -1,0 +1,197 @@
+"""``/actions/…``: what an operator's forms do. Each leads back to a page, with a message."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relaybox.admin import Admin, Done, Named
+from relaybox.bulk import TooManyOperations
+from relaybox.config import parse_duration
+from relaybox.errors import ConfigError
+from relaybox.ledger import Filter
+from relaybox.web.pages.error import error
+from relaybox.web.pages.filters import FIELDS, Wrong, chosen, filter_of
+from relaybox.web.show import shortened
+from relaybox.web.templating import back, page, redirect
+
+Action: TypeAlias = Literal["retry", "replay", "discard"]
+Form: TypeAlias = Mapping[str, str]
+
+PAST: Mapping[Action, str] = {"retry": "Retried", "replay": "Replayed", "discard": "Discarded"}
+EFFECTS: Mapping[Action, str] = {
+    "retry": "They start anew, with all their attempts, at their old place in the order.",
+    "replay": "Each is sent again as a new delivery of the same event, with a header that says so.",
+    "discard": "They are given up for good; what waits behind them goes on.",
+}
+LONGEST_REASON = 500
+
+
+def acting(
+    otherwise: str, do: Callable[[Request, Form], Awaitable[tuple[str, str]]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that does it and leads to the page that it names, with a message; or says what is wrong."""
+
+    async def endpoint(request: Request) -> Response:
+        given: Form = request.state.form
+        try:
+            path, message = await do(request, given)
+        except (Wrong, ConfigError, TooManyOperations) as wrong:
+            return redirect(request, back(given.get("back"), otherwise), str(wrong), "trouble")
+        return redirect(request, path, message)
+
+    return endpoint
+
+
+async def confirm(request: Request) -> Response:
+    """How many an action is about, and the form that starts it."""
+    query = request.query_params
+    action = query.get("action", "")
+    if action not in PAST:
+        return error(request, 400, "No such action", f"It is one of {', '.join(PAST)}.")
+    admin: Admin = request.state.admin
+    given = chosen(query)
+    try:
+        count, capped = await _count(admin, action, given, query.get("id"))  # type: ignore[arg-type]
+    except (Wrong, ConfigError) as wrong:
+        return error(request, 400, "This cannot be done", str(wrong))
+    deliveries = f"{count:,}+ deliveries" if capped else _deliveries(count)
+    one = query.get("id")
+    return page(
+        request,
+        "confirm.html",
+        title=f"{action.capitalize()} {deliveries}?",
+        button=f"{action.capitalize()} {deliveries}",
+        effect=EFFECTS[action] if count else "Nothing is in a state for this now.",  # type: ignore[index]
+        action=action,
+        count=count,
+        single=one is not None,
+        filter=[("Delivery", one)] if one else [(FIELDS[name], value) for name, value in given.items()],
+        fields=[("id", one)] if one else list(given.items()),
+        back=f"/events/{one}" if one else "/failures" if "fingerprint" in given else "/events",
+        names=sorted(name for name, about in (await admin.destinations()).items() if not about.handed_over),
+    )
+
+
+def _deliveries(count: int) -> str:
+    return "1 delivery" if count == 1 else f"{count:,} deliveries"
+
+
+async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> tuple[int, bool]:
+    if one is not None:
+        done = await _do(admin, action, Named([_id(one)], exact=True), None, dry_run=True)
+        return done.affected, False
+    if not given:
+        raise Wrong("Name at least one thing that they have in common.")
+    counted = await admin.count(action, filter_of(given))
+    return counted.count, counted.capped
+
+
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise Wrong(f"{shortened(text, 40)!r} is no id.") from None
+
+
+async def _do(admin: Admin, action: Action, what: Named, to: str | None, *, dry_run: bool = False) -> Done:
+    match action:
+        case "retry":
+            return await admin.retry(what, dry_run=dry_run)
+        case "replay":
+            return await admin.replay(what, to=to, dry_run=dry_run)
+        case "discard":
+            return await admin.discard(what, dry_run=dry_run)
+
+
+def _changing(action: Action) -> Callable[[Request], Awaitable[Response]]:
+    """For one delivery at once; for all that match a filter in the background."""
+
+    async def do(request: Request, given: Form) -> tuple[str, str]:
+        to = given.get("to") or None
+        if "id" in given:
+            done = await _do(request.state.admin, action, Named([_id(given["id"])], exact=True), to)
+            if not done.affected:
+                raise Wrong("Nothing was changed: it is not in a state for this any more.")
+            return back(
+                given.get("back"), "/events"
+            ), f"{PAST[action]} 1 delivery to {to or done.destinations[0]}."
+        fields = chosen(given)
+        if not fields:
+            raise Wrong("Name at least one thing that they have in common.")
+        filter = filter_of(fields)
+        user = request.state.user
+        await request.app.service.bulk().start(
+            user.name, action, filter, to=to, rate=_rate(given.get("rate", ""))
+        )
+        return "/operations", f"The {action} has begun; it goes on in the background."
+
+    return acting("/events", do)
+
+
+def _rate(text: str) -> float | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text)):
+        raise Wrong(f"At most a second: {shortened(text, 20)!r} is no number from 1 to 999999.")
+    return float(text)
+
+
+async def _pause(request: Request, given: Form) -> tuple[str, str]:
+    name = given.get("destination", "")
+    reason = given.get("reason", "").strip()
+    if not reason:
+        raise Wrong("Reason: write why, for whoever finds it paused.")
+    until = None
+    if given.get("for"):
+        seconds = parse_duration(given["for"], "until")
+        if not seconds:
+            raise Wrong("For how long: a pause of no time is none.")
+        until = datetime.now(UTC) + timedelta(seconds=min(seconds, 366 * 86_400))
+    await request.state.admin.pause(name, reason[:LONGEST_REASON], until)
+    return back(given.get("back"), "/destinations"), f"Paused {name}."
+
+
+async def _resume(request: Request, given: Form) -> tuple[str, str]:
+    name = given.get("destination", "")
+    was = await request.state.admin.resume(name)
+    message = f"Resumed {name}." if was else f"Nothing held {name} up."
+    return back(given.get("back"), "/destinations"), message
+
+
+async def _test(request: Request, given: Form) -> tuple[str, str]:
+    event_id = await request.state.admin.test(given.get("destination", ""))
+    return f"/events/{event_id}", "A test event was written. Here is where it is."
+
+
+async def _move(request: Request, given: Form) -> tuple[str, str]:
+    filter = Filter(destination=given.get("destination", ""))
+    to = given.get("to", "")
+    await request.app.service.bulk().start(request.state.user.name, "move", filter, to=to)
+    return "/operations", f"The move to {to} has begun; it goes on in the background."
+
+
+async def _cancel(request: Request, given: Form) -> tuple[str, str]:
+    if await request.state.admin.cancel(_id(given.get("id", ""))):
+        return "/operations", "It ends after what it is doing now."
+    raise Wrong("It does not run any more.")
+
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+ACTIONS: Mapping[str, Endpoint] = {
+    "retry": _changing("retry"),
+    "replay": _changing("replay"),
+    "discard": _changing("discard"),
+    "pause": acting("/destinations", _pause),
+    "resume": acting("/destinations", _resume),
+    "test": acting("/destinations", _test),
+    "move": acting("/destinations", _move),
+    "cancel": acting("/operations", _cancel),
+}
+"""What answers ``POST /actions/{name}``, all for operators."""

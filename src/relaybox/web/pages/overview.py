@@ -1,0 +1,78 @@
+"""``/``: whether everything flows, and since when not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relaybox.admin import Health, Point, Series
+from relaybox.web.charts import charts
+from relaybox.web.pages.health import Mood, Row, rows
+from relaybox.web.show import plural
+from relaybox.web.templating import page
+from relaybox.why import is_alive
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """How far back the charts go."""
+
+    hours: float
+    label: str
+
+
+PERIODS = {"1h": Period(1, "1 h"), "24h": Period(24, "24 h"), "7d": Period(168, "7 d")}
+
+
+def chosen_period(request: Request) -> str:
+    """The name of the period that the URL asks for; an hour's where it names none."""
+    name = request.query_params.get("period", "")
+    return name if name in PERIODS else "1h"
+
+
+async def overview(request: Request) -> Response:
+    """Rates, lag, backlog and every destination's state."""
+    admin = request.state.admin
+    period = chosen_period(request)
+    stats = await admin.stats()
+    series = await admin.series(PERIODS[period].hours)
+    recent = series if period == "1h" else await admin.series(PERIODS["1h"].hours)
+    health = await admin.health()
+    every = rows(stats, dict(await admin.destinations()))
+    mood, headline = _headline(health, every)
+    return page(
+        request,
+        "overview.html",
+        stats=stats,
+        rows=every,
+        mood=mood,
+        headline=headline,
+        problems=health.problems,
+        alive=sum(map(is_alive, stats.relays)),
+        charts=charts(series, PERIODS[period].hours),
+        latest=latest(recent),
+        delivered=sum(point.delivered for point in series.points) * series.step.total_seconds(),
+        failed=sum(point.failed for point in series.points),
+        periods=PERIODS.items(),
+        period=period,
+        label=PERIODS[period].label,
+    )
+
+
+def latest(series: Series) -> Point:
+    """The newest step of time that is over: the one that runs has only a part of its numbers."""
+    return series.points[-2] if len(series.points) > 1 else series.points[-1]
+
+
+def _headline(health: Health, every: list[Row]) -> tuple[Mood, str]:
+    troubled = [one for one in every if one.health.mood in ("warn", "bad")]
+    if not health.ready:
+        return "bad", "Deliveries do not flow as they should."
+    if troubled:
+        verb = "needs" if len(troubled) == 1 else "need"
+        return "warn", f"{len(troubled)} of {plural(len(every), 'destination')} {verb} attention."
+    if not every:
+        return "", "Nothing is configured yet."
+    return "good", "Everything flows." if len(every) == 1 else f"All {len(every)} destinations are healthy."

@@ -1,0 +1,31 @@
+"""``/relays``: who delivers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relaybox.ledger import Relay
+from relaybox.web.show import plural
+from relaybox.web.templating import page
+from relaybox.why import is_alive
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    relay: Relay
+    alive: bool
+    leads: bool
+
+
+async def relays(request: Request) -> Response:
+    """The relays that were seen lately, and which of them leads."""
+    seen = (await request.state.admin.stats()).relays
+    shown = [
+        _Shown(one, is_alive(one), one.leads_until is not None and one.leads_until > one.seen_at)
+        for one in seen
+    ]
+    spoken = f"{plural(sum(one.alive for one in shown), 'relay')} alive"
+    return page(request, "relays.html", relays=shown, spoken=spoken)

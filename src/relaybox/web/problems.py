@@ -1,0 +1,93 @@
+"""Everything that goes wrong, as a document: RFC 9457, ``application/problem+json``.
+
+A problem is an exception; whoever finds that a request cannot be served raises one. What the rest of the
+product raises is translated here, in one place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from relaybox.bulk import TooManyOperations
+from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
+
+log = logging.getLogger("relaybox.web")
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(Exception):
+    """A request that is not served, and why."""
+
+    def __init__(
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.title = HTTPStatus(status).phrase
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.more = more
+
+    def document(self) -> dict[str, Any]:
+        """What the client is told."""
+        return {
+            "type": "about:blank",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            **self.more,
+        }
+
+    def response(self) -> Response:
+        """The document as an answer."""
+        body = json.dumps(self.document()).encode()
+        headers = {"cache-control": "no-store", **self.headers}
+        return Response(body, self.status, headers, MEDIA_TYPE)
+
+
+def not_found(what: str) -> Problem:
+    """There is no such thing."""
+    return Problem(404, what)
+
+
+def invalid(parameter: str, detail: str, status: int = 422) -> Problem:
+    """A parameter, or a field of the body, is wrong."""
+    return Problem(status, f"{parameter}: {detail}", parameter=parameter)
+
+
+def translate(error: Exception) -> Problem:
+    """What an error means to a client; nothing of its text where that could hold what is secret."""
+    match error:
+        case Problem():
+            return error
+        case SchemaError():
+            return Problem(503, _line(error), {"retry-after": "30"})
+        case StoreError():
+            log.warning("the database refused or could not be reached: %s", _line(error))
+            detail = "The database refused or could not be reached; try again."
+            return Problem(503, detail, {"retry-after": "5"})
+        case TimeoutError():
+            log.warning("a request took too long")
+            return Problem(503, "The database took too long to answer; try again.", {"retry-after": "5"})
+        case TooManyOperations():
+            return Problem(429, _line(error), {"retry-after": "10"})
+        case MissingExtra():
+            return Problem(501, _line(error))
+        case ConfigError():
+            return Problem(422, _line(error))
+        case HTTPException():
+            return Problem(error.status_code, error.detail, error.headers)
+    log.error("a request failed: %s", type(error).__name__, exc_info=error)
+    return Problem(500, "This is a defect; the log of the server tells more.")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

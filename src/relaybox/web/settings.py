@@ -1,0 +1,216 @@
+"""The ``[web]`` table: where the web is served, to whom, and what of a payload is not shown."""
+
+# A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Literal, Self, TypeAlias
+
+from relaybox.errors import ConfigError, shorten
+from relaybox.setting import (
+    Secret,
+    Setting,
+    Table,
+    choice,
+    known_only,
+    optional,
+    parse_name,
+    parse_secret,
+    wrong,
+)
+
+Role: TypeAlias = Literal["viewer", "operator"]
+
+SHORTEST_TOKEN = 16
+"""Characters; what can be guessed, also by whoever has something that it signed, must not be a token."""
+SHORTEST_SECRET = 16
+
+RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
+"""Names by which the audit and the rows call those who are no users."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Known:
+    """A user whose tokens were read: one, or several while one replaces another."""
+
+    name: str
+    role: Role
+    tokens: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Known({self.name!r}, {self.role!r})"
+
+
+@dataclass(frozen=True)
+class UserSettings:
+    """One ``[web.users.NAME]`` table."""
+
+    name: str
+    _: KW_ONLY
+    token: Setting[str | Secret, Secret] = Setting(parse_secret, "")
+    role: Setting[Role, Role] = Setting(choice(Role), "viewer")
+
+    @property
+    def _where(self) -> str:
+        return f"web: user {shorten(self.name)}: "
+
+    def __post_init__(self) -> None:
+        parse_name(self.name, f"{self._where}name")
+        if self.name.casefold() in RESERVED:
+            raise ConfigError(f"{self._where}the audit calls others so; choose another name")
+
+    @classmethod
+    def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
+        """Made of its table."""
+        where = f"web: user {shorten(name)}"
+        settings = known_only(mapping, ("token", "role"), where, {"password": "did you mean 'token'?"})
+        if "token" not in settings:
+            raise ConfigError(f"{where} has no token; write one, such as token = 'env:{_variable(name)}'")
+        return cls(name, **settings)
+
+    def reveal(self) -> Known:
+        """With the tokens themselves; raises where they are missing or too short."""
+        try:
+            tokens = tuple(self.token.reveal().split())
+        except ConfigError as error:
+            raise ConfigError(f"{self._where}token: {error}") from None
+        if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
+            fix = f"write {SHORTEST_TOKEN} characters or more, such as `openssl rand -hex 32` prints"
+            raise ConfigError(f"{self._where}token is too short; {fix}")
+        return Known(self.name, self.role, tokens)
+
+
+def _variable(name: str) -> str:
+    return f"{re.sub('[^A-Z0-9]', '_', str(name).upper())[:40]}_TOKEN"
+
+
+def _host(value: str, setting: str) -> str:
+    if not isinstance(value, str) or not (_is_address(value) or _NAME.fullmatch(value)):
+        raise wrong(setting, value, "write an address or a name to listen on, such as '127.0.0.1'")
+    return value
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _port(value: int, setting: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65_535:
+        raise wrong(setting, value, "write a port, 0 to 65535; 0 takes one that is free")
+    return value
+
+
+def _texts(value: Iterable[str], setting: str, example: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise wrong(setting, value, f"write a list such as {example}")
+    return tuple(value)
+
+
+def _hosts(value: Iterable[str], setting: str) -> tuple[str, ...]:
+    names = _texts(value, setting, "['outbox.example.org']")
+    for name in names:
+        if not isinstance(name, str) or not (_is_address(name.strip("[]")) or _NAME.fullmatch(name)):
+            raise wrong(setting, name, "write a host's name without scheme and port, as outbox.example.org")
+    return tuple(name.strip("[]").lower() for name in names)
+
+
+def _rules(value: Iterable[str], setting: str) -> tuple[str, ...]:
+    rules = _texts(value, setting, "['customer.email']")
+    for rule in rules:
+        if not isinstance(rule, str) or not all(part.strip() for part in rule.split(".")):
+            raise wrong(setting, rule, "write the names that lead to a value, as customer.email")
+    return rules
+
+
+def _users(value: Any, setting: str) -> tuple[UserSettings, ...]:
+    if isinstance(value, tuple) and all(isinstance(user, UserSettings) for user in value):
+        return value
+    if not isinstance(value, Mapping):
+        raise wrong(setting, type(value).__name__, "write each as a [web.users.NAME] table")
+    return tuple(UserSettings.from_mapping(name, table) for name, table in value.items())
+
+
+@dataclass(frozen=True)
+class WebSettings:
+    """Everything the web is configured with."""
+
+    host: Setting[str, str] = Setting(_host, "127.0.0.1")
+    port: Setting[int, int] = Setting(_port, 8811)
+    hosts: Setting[Iterable[str], tuple[str, ...]] = Setting(_hosts, ())
+    redact: Setting[Iterable[str], tuple[str, ...]] = Setting(_rules, ())
+    secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
+    users: Setting[Mapping[str, Any], tuple[UserSettings, ...]] = Setting(_users, Table({}))
+
+    _where = "web: "
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], **more: Any) -> Self:
+        """Made of the ``[web]`` table, with what is given in code before it."""
+        fixes = {"token": "write it in a [web.users.NAME] table"}
+        names = [item.name for item in fields(cls)]
+        given = known_only(table, names, "[web]", fixes)
+        return cls(**given | known_only(more, names, "the web", fixes))
+
+    def reveal(self) -> tuple[Known, ...]:
+        """The users with their tokens; raises where one is missing, or two have the same."""
+        self.revealed_secret()
+        known = tuple(user.reveal() for user in self.users)
+        owners: dict[str, str] = {}
+        for user in known:
+            for token in user.tokens:
+                if owners.setdefault(token, user.name) != user.name:
+                    both = f"{owners[token]!r} and {user.name!r}"
+                    raise ConfigError(f"web: users {both} have the same token; give each their own")
+        return known
+
+    def revealed_secret(self) -> str:
+        """What signs, beside the tokens; nothing where none is configured."""
+        if self.secret is None:
+            return ""
+        try:
+            secret = self.secret.reveal()
+        except ConfigError as error:
+            raise ConfigError(f"web: secret: {error}") from None
+        if len(secret) < SHORTEST_SECRET:
+            fix = f"write {SHORTEST_SECRET} characters or more, such as `openssl rand -hex 32` prints"
+            raise ConfigError(f"web: secret is too short; {fix}")
+        return secret
+
+    @property
+    def address(self) -> str:
+        """Where it is served."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+
+    def check_binding(self, *, require_users: bool = False) -> None:
+        """Raise where everybody could reach it and nobody would have to log in."""
+        if require_users and not self.users:
+            fix = "add a [web.users.NAME] table with a token and a role"
+            raise ConfigError(f"web: --require-users, and no users are configured; {fix}")
+        if not self.users and not is_loopback(self.host):
+            fix = "add a [web.users.NAME] table with a token and a role, or listen on 127.0.0.1"
+            raise ConfigError(
+                f"web: host = {self.host!r} is reachable from elsewhere and no users are configured; {fix}"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means this very host."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,107 @@
+"""How pages say numbers, durations and sizes, in few characters."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from relaybox.ledger import Counts
+from relaybox.setting import mask_url
+
+NOTHING = "–"
+GAP = "\N{NO-BREAK SPACE}"
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def number(value: float | None) -> str:
+    """A whole number with its thousands apart."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def compact(value: float) -> str:
+    """A number for an axis, such as ``1.5k``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def counted(counts: Counts, *names: str) -> str:
+    """How many are in these states together; ``+`` where the count stopped early."""
+    total = sum(getattr(counts, name) for name in names)
+    return f"{total:,}{'+' if counts.capped.intersection(names) else ''}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def duration(seconds: float | None) -> str:
+    """One number and its unit, such as ``3 min``."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, int(seconds))
+    size, unit = next((unit for unit in _UNITS if whole >= unit[0]), _UNITS[-1])
+    return f"{whole // size}{GAP}{unit}"
+
+
+def lag(seconds: float | None) -> str:
+    """A duration of any length to two or three digits, such as ``42 ms`` or ``1.3 s``."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 1:
+        return f"{seconds * 1000:.3g}{GAP}ms"
+    return f"{seconds:.2g}{GAP}s" if seconds < 10 else duration(seconds)
+
+
+def rate(per_second: float | None) -> str:
+    """So many a second."""
+    if per_second is None:
+        return NOTHING
+    return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.2g}/s" if per_second else "0/s"
+
+
+def size(count: int | None) -> str:
+    """Bytes in the unit that suits them."""
+    if count is None:
+        return NOTHING
+    for unit, name in _SIZES:
+        if count >= unit:
+            return f"{count / unit:.3g}{GAP}{name}"
+    return f"{count}{GAP}B"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """How far away a moment is, in either direction."""
+    distance = (moment - now).total_seconds()
+    return f"in {duration(distance)}" if distance > 0 else f"{duration(-distance)} ago"
+
+
+def spelled(moment: datetime) -> str:
+    """A moment as people read it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def machine(moment: datetime) -> str:
+    """A moment as ``datetime`` attributes hold it."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def place(sink: str) -> str:
+    """Where a sink leads: its scheme and its host; the rest of an address can be what opens it."""
+    return re.sub(r"(//[^/]*).*", r"\1", mask_url(sink).partition("?")[0], flags=re.DOTALL)
+
+
+def segment(text: str) -> str:
+    """A text as one segment of a path."""
+    return quote(text, safe="")
+
+
+def shortened(text: str | None, length: int = 120) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join((text or "").split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"

@@ -1,0 +1,168 @@
+"""Pages from templates: what each of them knows, and how one page leads to the next."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from relaybox.web import csrf, show
+from relaybox.web.hosts import over_tls
+
+FRAGMENT = "x-relaybox-fragment"
+"""The header of a request for a page without its frame, to update what is on the screen."""
+
+FLASH = "relaybox_flash"
+"""The cookie that carries a message to the next page."""
+
+LONGEST_FLASH = 1_400
+"""Bytes; a cookie of more than four kilobytes, with everything that is escaped in it, is none."""
+
+STATIC = Path(__file__).parent / "static"
+
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/destinations", "Destinations"),
+    ("/events", "Events"),
+    ("/failures", "Failures"),
+    ("/dead-letters", "Dead letters"),
+    ("/operations", "Operations"),
+    ("/relays", "Relays"),
+    ("/audit", "Audit"),
+    ("/system", "System"),
+)
+
+
+def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+    """The template as an answer, in its frame unless only a fragment was asked for."""
+    whole = FRAGMENT not in request.headers
+    flash = read_flash(request) if whole else None
+    about = {**_about(request), "layout": "base.html" if whole else "fragment.html", "flash": flash}
+    body = _environment().get_template(template).render({**about, **context})
+    response = HTMLResponse(body, status, headers={"cache-control": "no-store"})
+    csrf.keep(request, response)
+    if flash is not None:
+        response.delete_cookie(FLASH, path=_root(request) or "/")
+    return response
+
+
+def redirect(request: Request, path: str, message: str, kind: str = "done") -> RedirectResponse:
+    """To a page, by GET, with a message that it shows once; ``kind`` is ``done`` or ``trouble``."""
+    response = RedirectResponse(_root(request) + path, 303)
+    shown = "".join(one if one.isprintable() else " " for one in message).encode("utf-8", "replace")
+    cut = shown[:LONGEST_FLASH].decode("utf-8", "ignore")
+    text = json.dumps([kind, cut], ensure_ascii=False).encode()
+    response.set_cookie(
+        FLASH,
+        base64.urlsafe_b64encode(text).decode(),
+        max_age=60,
+        path=_root(request) or "/",
+        httponly=True,
+        samesite="strict",
+        secure=over_tls(request),
+    )
+    return response
+
+
+def read_flash(request: Request) -> tuple[str, str] | None:
+    """The message that the last action left, if any."""
+    try:
+        kind, text = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        return None
+    known = kind in ("done", "trouble") and isinstance(text, str)
+    return (kind, text[:LONGEST_FLASH]) if known else None
+
+
+def back(given: str | None, otherwise: str) -> str:
+    """A path of this dashboard that a form names to come back to."""
+    if given and given.startswith("/") and not given.startswith("//") and given.isprintable():
+        return given if "\\" not in given else otherwise
+    return otherwise
+
+
+def here(request: Request) -> str:
+    """The path of the request as it was written, without the prefix that all of this is mounted under."""
+    raw = request.scope.get("raw_path")
+    path = raw.split(b"?")[0].decode("ascii", "replace") if raw else quote(request.scope["path"])
+    return path.removeprefix(quote(_root(request))) or "/"
+
+
+def url_of(request: Request) -> Callable[..., str]:
+    """Makes addresses of paths: with the prefix, and with the parameters that are given."""
+
+    def url(path: str, **query: Any) -> str:
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return _root(request) + path + (f"?{urlencode(given)}" if given else "")
+
+    return url
+
+
+def _about(request: Request) -> dict[str, Any]:
+    user = getattr(request.state, "user", None)
+    query = f"?{request.url.query}" if request.url.query else ""
+    return {
+        "url": url_of(request),
+        "user": user,
+        "operator": user is not None and user.role == "operator",
+        "csrf": getattr(request.state, "csrf", ""),
+        "now": datetime.now(UTC),
+        "here": here(request),
+        "place": here(request) + query,
+        "theme": _chosen(request, "relaybox_theme", ("light", "dark")),
+        "zone": _chosen(request, "relaybox_zone", ("utc", "local")) or "utc",
+        "navigation": NAVIGATION,
+        "scrub": request.app.rules.scrub,
+    }
+
+
+def _chosen(request: Request, cookie: str, known: tuple[str, ...]) -> str:
+    value = request.cookies.get(cookie, "")
+    return value if value in known else ""
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("relaybox.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=show.number,
+        duration=show.duration,
+        lag=show.lag,
+        rate=show.rate,
+        size=show.size,
+        spelled=show.spelled,
+        machine=show.machine,
+        segment=show.segment,
+        shortened=show.shortened,
+    )
+    environment.globals.update(
+        ago=show.ago, counted=show.counted, plural=show.plural, version_of=version_of, nothing=show.NOTHING
+    )
+    return environment
+
+
+@functools.cache
+def version_of(name: str) -> str:
+    """Of a static file: changes when the file does, so that browsers may keep it for good."""
+    return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]

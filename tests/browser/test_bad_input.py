@@ -1,0 +1,85 @@
+"""Whatever is asked of a page: a page, a friendly refusal, or the way back; never an error of the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+from relaybox.web import dashboard
+from relaybox.web.pages.actions import ACTIONS
+from tests.browser import seed
+
+NOBODY = "01977f3c-5d0e-7bb2-a8a6-4f1f5a4e2a11"
+TEXTS = [
+    *("%00", "%FF", "%F0%9F%92%A9", "-1", "9" * 40, "x" * 3000, "%22%3E%3Cb%3E"),
+    *("..%2F..%2Fetc", "0x10", "1e999", "9999-12-31T23:59:59-23:59"),
+]
+PARAMETERS = [
+    *("cursor", "status", "destination", "event_type", "aggregate_id", "ordering_key", "event_id"),
+    *("since", "until", "error", "fingerprint", "period", "action", "id"),
+]
+PAGES = [
+    *("/", "/destinations", "/events", "/failures", "/dead-letters", "/operations", "/relays"),
+    *("/audit", "/login", "/actions/confirm"),
+]
+HTML = {"accept": "text/html"}
+
+
+@pytest.fixture(scope="module")
+def client(module_database: Callable[[str], str]) -> Iterator[TestClient]:
+    """A browser without a screen."""
+    web = dashboard(seed.shop(module_database("postgresql-18")))
+    with TestClient(web, base_url="http://127.0.0.1", client=("127.0.0.1", 1), headers=HTML) as client:
+        yield client
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:12])
+def test_parameters(client: TestClient, text: str) -> None:
+    for page in PAGES:
+        query = "&".join(f"{name}={text}" for name in PARAMETERS)
+        queries = [query] if page != "/events" else [f"{name}={text}" for name in PARAMETERS]
+        for one in queries:
+            answer = client.get(f"{page}?{one}")
+            assert answer.status_code < 500, (page, one, answer.text)
+            assert "<h1>" in answer.text
+
+
+@pytest.mark.parametrize("text", [*TEXTS, NOBODY], ids=lambda text: text[:12])
+def test_paths(client: TestClient, text: str) -> None:
+    for place in ("/events/", "/destinations/", "/static/", "/actions/", "/"):
+        answer = client.get(place + text)
+        assert 400 <= answer.status_code < 500, (place, answer.text)
+        assert "To the overview" in answer.text
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_forms(client: TestClient, action: str) -> None:
+    csrf = re.search(r'name="csrf" value="(\w+)"', client.get("/destinations/billing").text)
+    assert csrf is not None
+    fields = ("destination", "reason", "for", "to", "id", "rate", "status", "since", "back")
+    bodies = [
+        "",
+        *(f"{name}={text}" for text in TEXTS for name in fields),
+        f"id={NOBODY}",
+        "rate=0&status=failed",
+    ]
+    bodies += ["destination=billing&reason=x&for=99999999d", "id=&status=due", "back=//evil.example&id=x"]
+    for body in bodies:
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        sent = f"csrf={csrf[1]}&{body}"
+        answer = client.post(f"/actions/{action}", content=sent, headers=headers, follow_redirects=False)
+        assert answer.status_code in (303, 400, 413, 422), (body, answer.text)
+        assert "evil" not in answer.headers.get("location", "")
+
+
+def test_cookies(client: TestClient) -> None:
+    for value in ("%%%", "bnVsbA==", "WzEsMl0=", '"><script>', quote("ü"), "W" * 3000):
+        names = ("relaybox_flash", "relaybox_theme", "relaybox_zone", "relaybox_session")
+        header = "; ".join(f"{name}={value}" for name in names)
+        answer = client.get("/", headers={"cookie": header})
+        assert answer.status_code == 200
+        assert value not in answer.text or value == "bnVsbA=="

@@ -1,0 +1,99 @@
+"""A page costs the same with ten rows and with a thousand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from relaybox.stores.postgres import Psycopg
+from relaybox.web import dashboard
+from tests.browser import seed
+
+PATHS = [
+    "/",
+    "/?period=7d",
+    "/destinations",
+    "/destinations/billing",
+    "/events",
+    "/events?status=failed",
+    "/events?status=failed&destination=billing",
+    "/failures",
+    "/failures?destination=billing",
+    "/dead-letters",
+    "/operations",
+    "/relays",
+    "/audit",
+    "/system",
+    "/actions/confirm?action=retry&status=failed&destination=billing",
+]
+MOST = 40
+"""Round trips of one page, with six destinations."""
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked of the database; each is a round trip."""
+    asked: list[Any] = []
+    run = Psycopg.run
+
+    async def counting(self: Psycopg, begin: Callable[[], Any], **options: Any) -> Any:
+        def counted() -> Iterator[Any]:
+            steps = begin()
+            answer = None
+            while True:
+                try:
+                    query = steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                asked.append(query)
+                answer = yield query
+
+        return await run(self, counted, **options)
+
+    monkeypatch.setattr(Psycopg, "run", counting)
+    return asked
+
+
+def test_the_number_of_queries_does_not_grow(fresh_database: Callable[[str], str], trips: list[Any]) -> None:
+    database = fresh_database("postgresql-18")
+    outbox = seed.shop(database)
+    engine = sa.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
+    with TestClient(dashboard(outbox), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client:
+        write(outbox, engine, 10)
+        few = costs(client, trips)
+        write(outbox, engine, 990)
+        many = costs(client, trips)
+    engine.dispose()
+    assert {path: many[path] for path in few if many[path] > few[path]} == {}
+    assert max(few.values()) <= MOST
+
+
+def costs(client: TestClient, trips: list[Any]) -> dict[str, int]:
+    found = {}
+    for path in PATHS:
+        trips.clear()
+        answer = client.get(path, headers={"accept": "text/html"})
+        assert answer.status_code == 200, (path, answer.text)
+        found[path] = len(trips)
+    return found
+
+
+def write(outbox: Any, engine: sa.Engine, count: int) -> None:
+    chance, now = random.Random(count), datetime.now(UTC)
+    rows = []
+    for index in range(count):
+        moment = now - timedelta(seconds=count - index)
+        for name in ("billing", "search", "dead-letters"):
+            about = seed.failed(moment, seed.REFUSED) if index % 2 else seed.delivered(moment)
+            rows.append(seed.event(moment, chance, name, "order.paid", **about))
+    tables = outbox.tables
+    with engine.begin() as connection:
+        connection.execute(tables.event.insert(), rows)
+        said = {"actor": "ada", "action": "retry", "details": {}, "affected": 1}
+        connection.execute(tables.audit.insert(), [said] * count)

@@ -1,0 +1,223 @@
+"""One schedule with a broker: harm is done to it while events flow there and to a healthy receiver beside it.
+
+Emitters come in waves, one for each harm, so that there is something to deliver however long a broker takes
+to be started again. The judge knows exactly what the broker acknowledged (see ``brokers.base``), which
+attempts were under way during a harm (see ``flights``), and when events reached the receiver beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from relaybox.maintenance.caretaker import SWEEP
+from relaybox.testing.checker import Received
+from tests.chaos import receiver, workload
+from tests.chaos.asking import Operator
+from tests.chaos.broker_faults import Blow, BrokerDraw, draw
+from tests.chaos.brokers.base import Broker, Harm
+from tests.chaos.drivers import DRIVERS
+from tests.chaos.flights import Window, excuses, flights, install
+from tests.chaos.ground import Ground
+from tests.chaos.rows import Rows
+from tests.chaos.schedule import Result, Schedule
+from tests.chaos.storm import Scene, Storm
+from tests.chaos.verdict import Verdict, judge, payload_of
+from tests.chaos.workload import BROKER, Place
+
+WAVE = 2
+"""Emitters for each harm: one before it begins, and one while it lasts."""
+STILL = 4.0
+"""Seconds for which a receiver that is well may get nothing though events wait for it."""
+LATE = 30.0
+"""Seconds in which an event reaches it, also where the machine is busy with something else."""
+LEASES = 2
+"""Where relays are killed it may take so many more, and a sweep, for what is left between two steps."""
+CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 FROM outbox_event"
+
+
+class BrokerSchedule(Schedule):
+    """The parts of one schedule, while it runs."""
+
+    def __init__(
+        self, ground: Ground, broker: Broker, url: str, plan: BrokerDraw, events: int, defect: str
+    ) -> None:
+        part = -(-events // (len(plan.blows) + 1))
+        super().__init__(ground, url, plan.general, part, defect)
+        self._broker = broker
+        self._blows = plan.blows
+        self._part = part
+        self._lease = 3.0 + broker.timeout
+        self._windows: list[Window] = []
+        self._refusals: list[Harm] = []
+        self._happened: Counter[str] = Counter()
+        self._explained = 0
+        self._slowest = 0.0
+        self._bound = 0
+        broker.make()
+
+    @property
+    def subject(self) -> str:
+        """What is put to the test."""
+        return self._broker.name
+
+    def run(self) -> Result:
+        """Set up, do harm, heal, drain and judge."""
+        result = super().run()
+        return msgspec.structs.replace(
+            result,
+            bound=self._bound,
+            faults={**result.faults, **self._happened},
+            findings={"late": 0, "unexplained": 0, **result.findings},
+            explained=self._explained,
+            delay=round(self._slowest, 2),
+        )
+
+    def _place(self, remote: receiver.Remote) -> Place:
+        return msgspec.structs.replace(
+            super()._place(remote),
+            broker=self._broker.url,
+            lease=self._lease,
+            timeout=self._broker.timeout,
+        )
+
+    def _set_up(self) -> Scene:
+        scene = super()._set_up()
+        self._way = self._place(scene.receiver)
+        self._operator = Operator(self._way)
+        return scene
+
+    def _prepare(self, rows: Rows) -> None:
+        install(rows)
+
+    def _rage(self, scene: Scene, storm: Storm) -> None:
+        for number, blow in enumerate(self._blows):
+            self._emit(scene, WAVE * number, blow.gap + blow.lasts)
+            _pass(storm, blow.gap)
+            self._strike(scene, storm, blow, WAVE * number + 1)
+        storm.rage()
+        storm.heal()
+
+    def _emit(self, scene: Scene, number: int, seconds: float) -> None:
+        drivers = DRIVERS[self._url.partition(":")[0]]
+        driver, seed = drivers[number % len(drivers)], 1000 * self._draw.seed + number
+        scene.emitters.start(workload.Plan(self._way, driver, seed, -(-self._part // WAVE), seconds))
+
+    def _strike(self, scene: Scene, storm: Storm, blow: Blow, number: int) -> None:
+        harm = self._broker.harms[blow.kind]
+        self._happened[f"broker: {blow.kind}"] += 1
+        begun = time.time()
+        harm.begin()
+        felt = time.time()
+        try:
+            self._emit(scene, number, blow.lasts)
+            _pass(storm, blow.lasts)
+            if blow.asked and harm.says:
+                self._ask(scene, storm, harm, blow)
+        finally:
+            shut = (felt, time.time()) if harm.shut else None
+            harm.end()
+        # A broker that is back is still busy with what it was sent meanwhile.
+        self._windows.append(Window(begun, time.time() + self._broker.timeout, shut))
+        if harm.refuses:
+            self._refusals.append(harm)
+
+    def _ask(self, scene: Scene, storm: Storm, harm: Harm, blow: Blow) -> None:
+        """Why the first events wait, until the harm is named in an answer."""
+        end, said = time.monotonic() + 3 + 4 * self._broker.timeout, [""]
+        while time.monotonic() < end:
+            self._retry()
+            rows = self._operator.waiting()
+            if not rows and not scene.emitters.busy:
+                # None of them was too large, or all were called delivered, which is judged elsewhere.
+                return
+            said = self._operator.why(rows)
+            if any(re.search(harm.says, text) for text in said):
+                self._explained += 1
+                return
+            _pass(storm, 0.1)
+        scene.unexpected.append(("unexplained", f"{self.subject} {blow.kind}: {' | '.join(said)}"))
+
+    def _retry(self) -> int:
+        """Retry what was too large until a while ago; how many it were."""
+        return sum(self._operator.retry(harm.says) for harm in self._refusals)
+
+    def _is_drained(self, scene: Scene) -> bool:
+        return not self._retry() and super()._is_drained(scene)
+
+    def _judge(self, scene: Scene, applied: list[receiver.Applied]) -> Verdict:
+        excused = excuses(flights(scene.rows), self._windows, scene.fleet.killed, BROKER, self._broker.copies)
+        self._bound = sum(excused.values())
+        arrived = [Received(BROKER, one.event_id, payload_of(one.body)) for one in self._broker.read()]
+        verdict = judge(scene.rows, applied, excused, elsewhere={BROKER: arrived})
+        ended = [("ended", text) for text in (*scene.fleet.unexpected, *scene.emitters.unexpected)]
+        late = self._late(scene, applied)
+        return verdict._replace(others=(*verdict.others, *ended, *scene.unexpected, *late))
+
+    def _late(self, scene: Scene, applied: list[receiver.Applied]) -> list[tuple[str, str]]:
+        """What reached the receiver, which is well all the time, later than it should."""
+        created = {(str(event), place): at for event, place, at in scene.rows.execute(CREATED)}
+        offset = time.time() - time.monotonic()
+        arrivals = [(one.headers["webhook-id"], one.endpoint, one.at + offset) for one in applied]
+        more = LEASES * self._lease + SWEEP if scene.fleet.killed else 0.0
+        found = list(waits(created, arrivals))
+        self._slowest = max((wait.still for wait in found), default=0.0)
+        return [
+            ("late", f"{wait.event} waited for {wait.all:.1f} s, for {wait.still:.1f} s while nothing came")
+            for wait in found
+            if wait.still > STILL + more or wait.all > LATE + more
+        ]
+
+
+class Wait(NamedTuple):
+    """For how many seconds an event was on its way, and how many of them nothing else arrived either."""
+
+    event: tuple[str, str]
+    all: float
+    still: float
+
+
+def waits(
+    created: Mapping[tuple[str, str], float], arrivals: Iterable[tuple[str, str, float]]
+) -> Iterator[Wait]:
+    """Of every event that arrived, the first time."""
+    last: dict[str, float] = {}
+    seen: set[tuple[str, str]] = set()
+    for event_id, place, at in arrivals:
+        event = event_id, place
+        if event in created and event not in seen:
+            seen.add(event)
+            begun = created[event]
+            yield Wait(event, at - begun, at - max(begun, last.get(place, begun)))
+        last[place] = at
+
+
+def _pass(storm: Storm, seconds: float) -> None:
+    """Let time go by."""
+    end = time.monotonic() + seconds
+    storm.step()
+    while time.monotonic() < end:
+        storm.step()
+
+
+def run_broker_schedule(
+    ground: Ground,
+    broker: Broker,
+    seed: int,
+    events: int = 1000,
+    *,
+    plan: BrokerDraw | None = None,
+    defect: str = "",
+) -> Result:
+    """Run the schedule that this seed draws (or ``plan``) with the broker and a fresh PostgreSQL database.
+
+    ``defect``: of every relay, as ``tests.chaos.broken_sinks`` has them.
+    """
+    with ground.server.database() as url:
+        drawn = plan or draw(seed, tuple(broker.harms))
+        return BrokerSchedule(ground, broker, url, drawn, events, defect).run()

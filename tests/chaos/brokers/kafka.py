@@ -1,0 +1,140 @@
+"""Kafka: a place is a topic."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from uuid import UUID, uuid4
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from tests.chaos.brokers.base import DOWN, PATIENCE, SILENT, Harm, Message, until
+from tests.integration.kafka_log import headers, make_topic, read
+from tests.servers import kafka as server
+
+PARTITIONS = 4
+SMALL = 800
+"""Bytes: some of the events are larger, and some are not."""
+STILL = 0.4
+"""Seconds without a new message in a topic that takes none."""
+_log = logging.getLogger("tests.kafka")
+
+
+class Kafka:
+    """A server that makes no topic by itself. It is not asked to end: with its options that is a crash."""
+
+    name = "kafka"
+    timeout = 3.0
+    copies = 1
+
+    def __init__(self, running: server.Broker) -> None:
+        self._running = running
+        self._topic = ""
+        self._gone: list[Message] = []
+        self.harms = {
+            "killed": Harm(self._kill, running.start, DOWN, shut=True),
+            "stopped": Harm(running.pause, running.resume, SILENT),
+            # With one replica of two it has to refuse what all replicas shall have.
+            "full": Harm(
+                partial(self._set, "min.insync.replicas", "2"),
+                partial(self._set, "min.insync.replicas", "1"),
+                "no answer|[Rr]eplica",
+                shut=True,
+            ),
+            "deleted": Harm(
+                self._delete, self._create, "create the topic|[Uu]nknown topic|no answer", shut=True
+            ),
+            "too small": Harm(
+                partial(self._set, "max.message.bytes", str(SMALL)),
+                partial(self._set, "max.message.bytes", "1048588"),
+                r"max\.message\.bytes",
+                refuses=True,
+            ),
+        }
+
+    @property
+    def url(self) -> str:
+        """Where relays send to."""
+        return f"{self._running.url}/{self._topic}"
+
+    def make(self) -> None:
+        """A new place."""
+        self._topic, self._gone = f"chaos-{uuid4()}", []
+        self._create()
+
+    def read(self) -> list[Message]:
+        """All messages, those of each partition in order."""
+        return [*self._gone, *self._messages()]
+
+    def _messages(self) -> list[Message]:
+        found = read(self._running.bootstrap, self._topic)
+        return [Message(UUID(headers(one)["event-id"]), one.value() or b"") for one in found]
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self._running.bootstrap}, logger=_log)
+
+    def _kill(self) -> None:
+        os.kill(self._running._pid(), signal.SIGKILL)
+        self._running.stop()
+
+    def _set(self, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, self._topic, incremental_configs=[entry])
+        # A client that nobody holds gives up what it was asked.
+        admin = self._admin()
+        [done] = admin.incremental_alter_configs([resource]).values()
+        done.result(PATIENCE)
+
+    def _create(self) -> None:
+        def made() -> bool:
+            # The one of this name that was deleted may still be on its way out.
+            with suppress(KafkaException):
+                make_topic(self._running.bootstrap, self._topic, PARTITIONS)
+            return self._is_there()
+
+        until(made, "the topic is there")
+
+    def _delete(self) -> None:
+        """It takes nothing any more, is read, and goes."""
+        self._set("min.insync.replicas", "2")
+        self._wait_until_still()
+        self._gone += self._messages()
+        admin = self._admin()
+        [done] = admin.delete_topics([self._topic]).values()
+        done.result(PATIENCE)
+        until(lambda: not self._is_there(), "the topic is gone")
+
+    def _is_there(self) -> bool:
+        return self._topic in self._admin().list_topics(timeout=PATIENCE).topics
+
+    def _wait_until_still(self) -> None:
+        consumer = Consumer(
+            {"bootstrap.servers": self._running.bootstrap, "group.id": str(uuid4())}, logger=_log
+        )
+        places = [TopicPartition(self._topic, number) for number in range(PARTITIONS)]
+        last, since = -1, time.monotonic()
+
+        def still() -> bool:
+            nonlocal last, since
+            size = sum(consumer.get_watermark_offsets(place, PATIENCE)[1] for place in places)
+            if size != last:
+                last, since = size, time.monotonic()
+            return time.monotonic() - since > STILL
+
+        try:
+            until(still, "no message comes any more")
+        finally:
+            consumer.close()
+
+
+@contextmanager
+def running() -> Iterator[Kafka]:
+    """A server of its own."""
+    with server.broker(auto_create=False) as started:
+        yield Kafka(started)

@@ -1,0 +1,78 @@
+"""Redis Streams: a place is a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from uuid import UUID, uuid4
+
+import redis
+
+from tests.chaos.brokers.base import DOWN, SILENT, Harm, Message, nothing, terminate
+from tests.servers import redis as server
+from tests.servers.restart import Restartable
+
+
+class Redis:
+    """A durable server. A stream is made by whoever adds to it, so one that was deleted is no trouble."""
+
+    name = "redis"
+    timeout = 1.0
+    copies = 1
+
+    def __init__(self, running: Restartable) -> None:
+        self._running = running
+        self._silence = ExitStack()
+        self._stream = ""
+        self._gone: list[str] = []
+        self.harms = {
+            "killed": Harm(running.kill, running.start, DOWN, shut=True),
+            "ended": Harm(self._end, running.start, DOWN, shut=True),
+            "stopped": Harm(self._stop, self._silence.close, SILENT),
+            "full": Harm(partial(self._limit, 1), partial(self._limit, 0), "maxmemory", shut=True),
+            "deleted": Harm(self._delete, nothing),
+        }
+
+    @property
+    def url(self) -> str:
+        """Where relays send to."""
+        return f"{server.url_of(self._running)}?stream={self._stream}"
+
+    def make(self) -> None:
+        """A new place."""
+        self._stream, self._gone = f"chaos-{uuid4()}", []
+
+    def read(self) -> list[Message]:
+        """All messages, in order."""
+        with self._client() as client:
+            entries = [fields for name in (*self._gone, self._stream) for _, fields in client.xrange(name)]
+        return [Message(UUID(fields[b"event-id"].decode()), fields[b"data"]) for fields in entries]
+
+    def _client(self) -> redis.Redis:
+        return redis.Redis.from_url(server.url_of(self._running))
+
+    def _end(self) -> None:
+        terminate(self._running._process)
+        self._running.stop()
+
+    def _stop(self) -> None:
+        self._silence.enter_context(self._running.silent())
+
+    def _limit(self, size: int) -> None:
+        with self._client() as client:
+            client.config_set("maxmemory", size)
+
+    def _delete(self) -> None:
+        """To whoever adds to it a stream with another name is gone as well, and all of it at one moment."""
+        with self._client() as client:
+            if client.exists(self._stream):
+                self._gone.append(f"{self._stream}-{len(self._gone)}")
+                client.rename(self._stream, self._gone[-1])
+
+
+@contextmanager
+def running() -> Iterator[Redis]:
+    """A server of its own."""
+    with server.broker() as started:
+        yield Redis(started)

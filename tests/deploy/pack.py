@@ -1,0 +1,85 @@
+"""The deploy pack, read: its files, the rules, the dashboard, and commands as the command line sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from relaybox.cli import app
+from relaybox.cli.group import Group, global_first
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+RUNBOOK = ROOT / "docs" / "runbook"
+RULES = DEPLOY / "prometheus" / "rules.yml"
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every rule."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    """The rules that are alerts."""
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard of Grafana."""
+    return json.loads((DEPLOY / "grafana" / "relaybox.json").read_text())  # type: ignore[no-any-return]
+
+
+def panels() -> list[dict[str, Any]]:
+    """Its panels, without the headings."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def manifests() -> dict[str, list[dict[str, Any]]]:
+    """The documents of each Kubernetes manifest."""
+    files = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    return {file.name: list(yaml.safe_load_all(file.read_text())) for file in files}
+
+
+def check_command(words: list[str]) -> None:
+    """Raise what the command line would say of these arguments of ``relaybox``; nothing is run."""
+    command: Any = typer.main.get_command(app)
+    rest = _without_globals(global_first(words))
+    name = "relaybox"
+    while hasattr(command, "commands"):
+        name = rest.pop(0) if rest else ""
+        assert name in command.commands, f"relaybox has no command {name!r}: {shlex.join(words)}"
+        command = command.commands[name]
+    # A context of its own parses the rest as the command does when it runs.
+    command.make_context(name, rest)
+
+
+def _without_globals(words: list[str]) -> list[str]:
+    while words and words[0].partition("=")[0] in Group.anywhere:
+        words = words[1:] if "=" in words[0] else words[2:]
+    return words
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The arguments of each ``relaybox …`` in a document: in a code block, or between backquotes."""
+    inline = re.findall(r"`(relaybox [a-z][^`]*)`", text)
+    blocks = re.findall(r"^(?: {4}|)(relaybox [a-z].*)$", "\n".join(_code_lines(text)), re.MULTILINE)
+    for line in [*inline, *blocks]:
+        words = shlex.split(line.replace("…", "REST"), comments=True)
+        ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&", ";")]
+        yield words[1 : min(ends, default=len(words))]
+
+
+def _code_lines(text: str) -> Iterator[str]:
+    fenced = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line

@@ -1,0 +1,255 @@
+"""What starts Relaybox elsewhere names commands, options, settings and variables that there are."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from relaybox.config import Settings
+from relaybox.setting import parse_duration
+from tests.deploy.pack import DEPLOY, ROOT, check_command, manifests
+
+READ = {"RELAYBOX_CONFIG", "RELAYBOX_DATABASE", "DATABASE_URL", "NO_COLOR"}
+"""The variables that the command reads itself."""
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+OURS = {name: service for name, service in COMPOSE["services"].items() if service["image"] == "relaybox"}
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SETTINGS = DEPLOY / "relaybox.toml"
+PATIENCE = 30.0
+
+
+def workloads() -> dict[str, dict[str, Any]]:
+    """The pod of each Kubernetes workload, by its name."""
+    return {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"]
+        for documents in manifests().values()
+        for document in documents
+        if document["kind"] in ("Deployment", "Job")
+    }
+
+
+def config_map() -> dict[str, Any]:
+    [document] = manifests()["configmap.yaml"]
+    return document["data"]  # type: ignore[no-any-return]
+
+
+def referred(toml: str) -> set[str]:
+    """The variables that settings name."""
+    return set(re.findall(r'"env:(\w+)"', toml))
+
+
+def patience(words: list[str]) -> float:
+    return (
+        parse_duration(words[words.index("--patience") + 1], "--patience")
+        if "--patience" in words
+        else PATIENCE
+    )
+
+
+def unit(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if "=" in line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_of_the_compose_file_is_one_that_starts(name: str) -> None:
+    service = OURS[name]
+    check_command(service["command"])
+    assert set(service["environment"]) <= READ | referred(SETTINGS.read_text())
+    assert f"./{SETTINGS.name}:{service['environment']['RELAYBOX_CONFIG']}:ro" in service["volumes"]
+
+
+def test_the_compose_file_has_everything_and_gives_relays_time_to_stop() -> None:
+    assert {*COMPOSE["services"]} == {"postgres", "migrate", "relay", "web", "prometheus", "grafana"}
+    relay = COMPOSE["services"]["relay"]
+    assert relay["deploy"]["replicas"] == 2
+    assert parse_duration(relay["stop_grace_period"], "stop_grace_period") > patience(relay["command"]) + 5
+    for service in COMPOSE["services"].values():
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            assert (DEPLOY / source).is_file() if source.startswith("./") else source in COMPOSE["volumes"]
+    for port in [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]:
+        assert port.startswith("127.0.0.1:"), port
+
+
+def test_prometheus_of_the_compose_file_scrapes_where_the_others_listen() -> None:
+    written = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])
+    relay, web = written["scrape_configs"]
+    assert f"0.0.0.0:{relay['dns_sd_configs'][0]['port']}" in OURS["relay"]["command"]
+    assert relay["dns_sd_configs"][0]["names"] == ["relay"]
+    [target] = web["static_configs"][0]["targets"]
+    assert target == f"web:{OURS['web']['command'][-1]}"
+    assert target.partition(":")[0] in Settings.load(SETTINGS, ENVIRONMENT).web["hosts"]
+
+
+ENVIRONMENT: Mapping[str, str] = {
+    "RELAYBOX_DATABASE": "postgresql://relaybox@localhost/relaybox",
+    "RELAYBOX_OPERATOR_TOKEN": "o" * 48,
+    "RELAYBOX_VIEWER_TOKEN": "v" * 48,
+}
+
+
+def test_the_settings_are_ones_that_a_relay_takes(tmp_path: Path) -> None:
+    assert config_map()["relaybox.toml"] == SETTINGS.read_text()
+    environment = {**os.environ, **ENVIRONMENT, "RELAYBOX_CONFIG": str(SETTINGS)}
+    shown = subprocess.run(
+        [sys.executable, "-m", "relaybox", "config", "show"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown
+    assert 'sink = "console:"' in shown.stdout
+    assert "oooo" not in shown.stdout
+
+
+def test_a_relay_starts_with_these_settings_and_needs_no_secret_of_the_web(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    environment |= {"RELAYBOX_CONFIG": str(SETTINGS), "RELAYBOX_DATABASE": "sqlite:///relaybox.db"}
+    for words in (["migrate"], ["relay", "--once"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "relaybox", *words],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_a_workload_is_one_that_starts_and_says_little_of_its_secrets(name: str) -> None:
+    pod = workloads()[name]
+    [container] = pod["containers"]
+    check_command(container["args"])
+    variables = {each["name"]: each for each in container["env"]}
+    assert set(variables) <= READ | referred(config_map()["relaybox.toml"])
+    for variable in variables.keys() - {"RELAYBOX_CONFIG"}:
+        assert variables[variable]["valueFrom"]["secretKeyRef"]["name"] == "relaybox"
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["resources"]["limits"]["memory"]
+
+
+def test_a_relay_of_kubernetes_is_probed_where_it_listens_and_has_time_to_stop() -> None:
+    pod = workloads()["relaybox-relay"]
+    [container] = pod["containers"]
+    assert pod["terminationGracePeriodSeconds"] > patience(container["args"]) + 5
+    [port] = container["ports"]
+    assert f"0.0.0.0:{port['containerPort']}" in container["args"]
+    for probe, path in (
+        ("livenessProbe", "/livez"),
+        ("startupProbe", "/livez"),
+        ("readinessProbe", "/readyz"),
+    ):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    _, budget = manifests()["relay.yaml"]
+    assert (budget["kind"], budget["spec"]["minAvailable"]) == ("PodDisruptionBudget", 1)
+
+
+def test_kubernetes_names_lead_to_each_other() -> None:
+    documents = [document for group in manifests().values() for document in group]
+    files = manifests().keys() - {"kustomization.yaml", "monitoring.yaml"}
+    [kustomization] = manifests()["kustomization.yaml"]
+    assert set(kustomization["resources"]) == files
+    pods = [
+        document["spec"]["template"]["metadata"]["labels"]
+        for document in documents
+        if document["kind"] in ("Deployment", "Job")
+    ]
+    for document in documents:
+        selector = document.get("spec", {}).get("selector", {})
+        if document["kind"] == "Service":
+            assert selector in pods
+        elif selector:
+            assert selector["matchLabels"] in pods
+    for pod in workloads().values():
+        for volume in pod.get("volumes", []):
+            assert volume["configMap"]["name"] == "relaybox"
+            assert pod["containers"][0]["volumeMounts"][0]["name"] == volume["name"]
+
+
+def test_kustomize_makes_one_set_of_the_manifests() -> None:
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl")
+    built = subprocess.run(
+        ["kubectl", "kustomize", DEPLOY / "kubernetes"], capture_output=True, text=True, check=True
+    )
+    documents = list(yaml.safe_load_all(built.stdout))
+    assert {document["metadata"]["labels"]["app.kubernetes.io/name"] for document in documents} == {
+        "relaybox"
+    }
+    images = set(re.findall(r"image: (.*)", built.stdout))
+    assert images == {"registry.example.org/relaybox:0.1.0"}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_starts_what_there_is_and_gives_it_time_to_stop(path: Path) -> None:
+    settings = unit(path)
+    program, *words = shlex.split(settings["ExecStart"])
+    assert program.endswith("/bin/relaybox")
+    check_command(words)
+    if words[0] == "relay":
+        assert parse_duration(settings["TimeoutStopSec"], "TimeoutStopSec") > patience(words) + 5
+    assert settings["Restart"] == "always"
+    assert settings["NoNewPrivileges"] == "yes"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_takes_a_unit_and_finds_it_little_exposed(path: Path, tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze")
+    # Verified is also that the program is there.
+    text = path.read_text().replace(
+        "/srv/shop/.venv/bin/relaybox", str(Path(sys.executable).with_name("relaybox"))
+    )
+    copy = tmp_path / path.name
+    copy.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+    told = [line for line in done.stderr.splitlines() if path.name in line]
+    assert (done.returncode, told) == (0, []), done
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=25", copy],
+        capture_output=True,
+        text=True,
+    )
+    assert judged.returncode == 0, judged
+
+
+def test_the_image_copies_what_there_is_and_installs_extras_that_there_are() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    [(files, extras)] = re.findall(r"^COPY (.*) /source/$.*?\[([a-z,]+)\]'", text, re.MULTILINE | re.DOTALL)
+    assert all((ROOT / file).is_file() for file in files.split())
+    project = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{extra} = ", project, re.MULTILINE) for extra in extras.split(","))
+    [started] = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
+    check_command(yaml.safe_load(started))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*UNITS, DEPLOY / "compose.yaml", DEPLOY / "Dockerfile", *(DEPLOY / "kubernetes").glob("*.yaml")],
+    ids=lambda path: path.name,
+)
+def test_what_was_not_run_says_so_at_its_top(path: Path) -> None:
+    head = path.read_text().splitlines()[:4]
+    assert any(re.search(r"NOT (RUN|BUILT)", line) for line in head)
+
+
+def test_wherever_a_proxy_may_stand_in_front_the_web_does_not_start_without_users() -> None:
+    unit_of_web = unit(DEPLOY / "systemd" / "relaybox-web.service")
+    assert "--require-users" in shlex.split(unit_of_web["ExecStart"])
+    assert "--require-users" in OURS["web"]["command"]
+    assert "--require-users" in workloads()["relaybox-web"]["containers"][0]["args"]
+    assert "FORWARDED_ALLOW_IPS=127.0.0.1" in (DEPLOY / "systemd" / "relaybox-web.service").read_text()

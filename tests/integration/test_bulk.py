@@ -1,0 +1,348 @@
+"""Bulk actions in the background: at a pace, cancelled half-way, twice at once, in a process that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Destination, Outbox
+from relaybox.admin import Admin
+from relaybox.bulk import STOPPED_REPLAY, Bulk
+from relaybox.errors import ConfigError, StoreError
+from relaybox.fingerprint import fingerprint
+from relaybox.journal import STALLED, Operation
+from relaybox.ledger import Filter
+from relaybox.outcome import Delivered, Failed
+from relaybox.store import Settlement
+from tests.integration.operated import Operated
+
+KINDS = ["postgresql-18", "mariadb", "sqlite"]
+SECONDS = 30.0
+RETRY_SLOWLY = """
+import asyncio, sys
+from relaybox import Destination, Outbox
+from relaybox.bulk import Bulk
+from relaybox.ledger import Filter
+
+async def main():
+    bulk = Bulk(Outbox(sys.argv[1], destinations=[Destination("mail", "console:")]).admin)
+    operation = await bulk.start("ann", "retry", Filter(), rate=20)
+    print(operation.id, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=KINDS)
+async def outbox(
+    request: pytest.FixtureRequest, fresh_database: Callable[[str], str]
+) -> AsyncIterator[Operated]:
+    operated = Operated(fresh_database(request.param))
+    yield operated
+    await operated.close()
+
+
+@pytest.fixture
+async def bulk(outbox: Operated) -> AsyncIterator[Bulk]:
+    @asynccontextmanager
+    async def open_admin(actor: str) -> AsyncIterator[Admin]:
+        yield outbox.admin.acting_as(actor)
+
+    opened = Bulk(open_admin)
+    yield opened
+    await opened.close()
+
+
+async def failed(outbox: Operated, count: int, destination: str = "mail", **options: object) -> list[UUID]:
+    ids = [outbox.emit(destination, **options) for _ in range(count)]
+    while claim := (await outbox.claim(destination)).deliveries:
+        await outbox.store.settle([Settlement(one, Failed("busy")) for one in claim], on_failed="skip")
+    return ids
+
+
+async def ended(outbox: Operated, id_: UUID) -> Operation:
+    async with asyncio.timeout(SECONDS):
+        while True:
+            operation = await outbox.admin.operation(id_)
+            assert operation is not None
+            if operation.state != "running" and operation.finished_at is not None:
+                return operation
+            await asyncio.sleep(0.02)
+
+
+async def pending(outbox: Operated, count: int) -> None:
+    async with asyncio.timeout(SECONDS):
+        while True:
+            if states(outbox).get("pending", 0) >= count:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def discarded(outbox: Operated, id_: UUID) -> None:
+    async with asyncio.timeout(SECONDS):
+        while True:
+            if outbox.row(id_).status == "discarded":
+                return
+            await asyncio.sleep(0.02)
+
+
+def states(outbox: Operated) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in outbox.rows():
+        counts[row.status] = counts.get(row.status, 0) + 1
+    return counts
+
+
+async def test_an_operation_does_it_and_says_so(outbox: Operated, bulk: Bulk) -> None:
+    await failed(outbox, 30)
+    begun = await bulk.start("ann", "retry", Filter(destination="mail"))
+    assert (begun.state, begun.total, begun.capped, begun.actor) == ("running", 30, False, "ann")
+    assert begun.details == {"filter": {"destination": "mail"}}
+    operation = await ended(outbox, begun.id)
+    assert (operation.state, operation.done, operation.skipped) == ("done", 30, 0)
+    assert states(outbox) == {"pending": 30}
+    assert [(actor, action, affected) for actor, action, _, affected in outbox.audit()] == [
+        ("ann", "retry", 30)
+    ]
+
+
+async def test_every_action_can_be_one(outbox: Operated, bulk: Bulk) -> None:
+    await failed(outbox, 4)
+    replay = await bulk.start("ann", "replay", Filter(status="failed"), to="web")
+    assert (await ended(outbox, replay.id)).done == 4
+    move = await bulk.start("ann", "move", Filter(destination="web"), to="spare", rate=1000)
+    assert (move.total, (await ended(outbox, move.id)).done) == (4, 4)
+    discard = await bulk.start("ann", "discard", Filter(status="pending", destination="spare"))
+    assert (await ended(outbox, discard.id)).done == 4
+    assert states(outbox) == {"failed": 4, "discarded": 4}
+    assert [one.action for one in await outbox.admin.operations()] == ["discard", "move", "replay"]
+
+
+async def test_what_cannot_be_is_refused_before_it_begins(outbox: Operated, bulk: Bulk) -> None:
+    for arguments in (
+        {"action": "retry", "filter": Filter(status="delivered")},
+        {"action": "retry", "filter": Filter(destination="nowhere")},
+        {"action": "replay", "filter": Filter(), "to": "nowhere"},
+        {"action": "move", "filter": Filter(destination="mail")},
+        {"action": "destroy", "filter": Filter()},
+        {"action": "retry", "filter": Filter(), "rate": 0},
+        {"action": "retry", "filter": Filter(), "rate": float("nan")},
+    ):
+        with pytest.raises(ConfigError):
+            await bulk.start("ann", **arguments)  # type: ignore[arg-type]
+    assert await outbox.admin.operations() == ()
+
+
+async def test_it_goes_no_faster_than_it_may_and_ends_half_way_when_it_is_cancelled(
+    outbox: Operated, bulk: Bulk
+) -> None:
+    await failed(outbox, 60)
+    began = asyncio.get_running_loop().time()
+    operation = await bulk.start("ann", "retry", Filter(), rate=10)
+    await pending(outbox, 10)
+    assert await outbox.admin.cancel(operation.id)
+    over = await ended(outbox, operation.id)
+    seconds = asyncio.get_running_loop().time() - began
+    done = states(outbox)["pending"]
+    assert (over.state, over.done, over.error) == ("cancelled", done, None)
+    assert 10 <= done <= 10 * (seconds + 1)
+    assert states(outbox)["failed"] == 60 - done
+
+
+async def test_two_operators_who_retry_the_same_rows_retry_each_once(outbox: Operated, bulk: Bulk) -> None:
+    await failed(outbox, 200)
+    both = await asyncio.gather(*(bulk.start(who, "retry", Filter(), rate=2000) for who in ("ann", "bob")))
+    done = [await ended(outbox, operation.id) for operation in both]
+    assert {operation.state for operation in done} == {"done"}
+    assert sum(operation.done for operation in done) == 200
+    assert sum(affected for _, action, _, affected in outbox.audit() if action == "retry") == 200
+    assert states(outbox) == {"pending": 200}
+
+
+async def test_what_a_relay_settles_meanwhile_is_not_discarded(outbox: Operated, bulk: Bulk) -> None:
+    for number in range(60):
+        outbox.emit("shop", key=f"k{number % 6}")
+    held = (await outbox.claim("shop", limit=20)).deliveries
+    operation = await bulk.start("ann", "discard", Filter(status="pending", destination="shop"), rate=200)
+    assert not await outbox.store.settle([Settlement(one, Delivered()) for one in held])
+    discarded = await ended(outbox, operation.id)
+    assert states(outbox)["delivered"] == len(held)
+    assert states(outbox).get("discarded", 0) == discarded.done
+    # Whatever is left has a head that is due: nothing is stuck.
+    while claim := (await outbox.claim("shop")).deliveries:
+        assert not await outbox.store.settle([Settlement(one, Delivered()) for one in claim])
+    assert set(states(outbox)) <= {"delivered", "discarded"}
+
+
+async def test_what_another_operator_saves_meanwhile_is_not_discarded(outbox: Operated, bulk: Bulk) -> None:
+    first, second = await failed(outbox, 2)
+    operation = await bulk.start("ann", "discard", Filter(status="failed"), rate=1)
+    await discarded(outbox, first)
+    assert (await outbox.admin.retry([second])).affected == 1
+    over = await ended(outbox, operation.id)
+    assert (over.state, over.done) == ("done", 1)
+    assert outbox.row(second).status == "pending"
+
+
+async def test_what_fails_meanwhile_for_another_reason_is_no_longer_of_the_group(
+    outbox: Operated, bulk: Bulk
+) -> None:
+    first, second = await failed(outbox, 2)
+    group = Filter(fingerprint=fingerprint("mail", "busy").hash)
+    operation = await bulk.start("ann", "discard", group, rate=1)
+    await discarded(outbox, first)
+    outbox.change(second, error_message="ValueError: another thing")
+    assert (await ended(outbox, operation.id)).done == 1
+    assert outbox.row(second).status == "failed"
+
+
+async def test_a_replay_does_not_take_its_own_copies_though_an_emitters_clock_is_ahead(
+    outbox: Operated, bulk: Bulk
+) -> None:
+    ids = [outbox.emit("mail") for _ in range(4)]
+    later = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
+    outbox.change(ids[-1], id=UUID(int=later << 80 | 7 << 76 | 2 << 62))
+    await outbox.deliver("mail")
+    operation = await bulk.start("ann", "replay", Filter(destination="mail"), rate=2)
+    await pending(outbox, 2)
+    await outbox.deliver("mail")
+    assert states(outbox) == {"delivered": 6}
+    assert (await ended(outbox, operation.id)).done == 4
+    assert states(outbox) == {"delivered": 6, "pending": 2}
+
+
+async def test_a_process_that_dies_leaves_a_stalled_operation_and_the_rest_can_be_done(
+    outbox: Operated, bulk: Bulk
+) -> None:
+    await failed(outbox, 100)
+    command = [sys.executable, "-c", RETRY_SLOWLY, outbox.url]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    id_ = UUID((await process.stdout.readline()).decode().strip())
+    await pending(outbox, 20)
+    process.kill()
+    await process.wait()
+    table = outbox.tables.operation
+    long_ago = datetime.now(UTC) - timedelta(seconds=STALLED + 5)
+    with outbox.engine.begin() as connection:
+        connection.execute(sa.update(table).where(table.c.id == id_).values(updated_at=long_ago))
+    operation = await outbox.admin.operation(id_)
+    assert operation is not None
+    assert operation.state == "stalled"
+    left = states(outbox)["failed"]
+    assert 0 < left < 100
+    again = await bulk.start("ann", "retry", Filter())
+    assert (again.total, (await ended(outbox, again.id)).done) == (left, left)
+    assert states(outbox) == {"pending": 100}
+
+
+async def test_closing_ends_what_runs_and_puts_it_on_record(outbox: Operated, bulk: Bulk) -> None:
+    await failed(outbox, 30)
+    operation = await bulk.start("ann", "retry", Filter(), rate=1)
+    await bulk.close()
+    ended_as = await outbox.admin.operation(operation.id)
+    assert ended_as is not None
+    assert ended_as.state == "cancelled"
+    assert "its process was stopped" in (ended_as.error or "")
+    assert states(outbox).get("pending", 0) == ended_as.done < 30
+
+
+async def test_an_action_that_breaks_is_on_record_as_failed(
+    outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await failed(outbox, 3)
+
+    async def broken(*_: object, **__: object) -> frozenset[UUID]:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(outbox.ledger, "retry", broken)
+    operation = await bulk.start("ann", "retry", Filter())
+    over = await ended(outbox, operation.id)
+    assert (over.state, over.error, over.done) == ("failed", "RuntimeError: broken", 0)
+
+
+async def test_how_it_ended_is_on_record_though_the_database_was_away(
+    outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await failed(outbox, 3)
+    finish, tries = outbox.ledger.finish, 0
+
+    async def away_at_first(*arguments: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise StoreError("server closed the connection")
+        await finish(*arguments)
+
+    monkeypatch.setattr("relaybox.bulk.BEAT", 0.01)
+    monkeypatch.setattr(outbox.ledger, "finish", away_at_first)
+    operation = await bulk.start("ann", "retry", Filter())
+    over = await ended(outbox, operation.id)
+    assert (over.state, over.done, tries) == ("done", 3, 3)
+
+
+async def test_a_sign_of_life_that_breaks_keeps_nothing_from_ending(
+    outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await failed(outbox, 3)
+    broken = asyncio.Event()
+
+    async def breaks(*_: object) -> bool:
+        broken.set()
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(outbox.ledger, "advance", breaks)
+    operation = await bulk.start("ann", "retry", Filter(), rate=2)
+    assert (await ended(outbox, operation.id)).state == "done"
+    assert broken.is_set()
+
+
+async def test_who_stops_a_replay_is_not_told_that_a_second_one_does_the_rest(
+    outbox: Operated, bulk: Bulk
+) -> None:
+    await failed(outbox, 3)
+    operation = await bulk.start("ann", "replay", Filter(status="failed"), rate=1)
+    await bulk.close()
+    stopped = await outbox.admin.operation(operation.id)
+    assert stopped is not None
+    assert (stopped.state, stopped.error) == ("cancelled", STOPPED_REPLAY)
+
+
+async def test_closing_just_after_the_start_does_not_wait_for_another_connection(
+    outbox: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await failed(outbox, 3)
+    openings = 0
+
+    @asynccontextmanager
+    async def slow_the_second_time(actor: str) -> AsyncIterator[Admin]:
+        nonlocal openings
+        openings += 1
+        if openings > 1:
+            await asyncio.Event().wait()
+        yield outbox.admin.acting_as(actor)
+
+    monkeypatch.setattr("relaybox.bulk.PATIENCE", 1.0)
+    bulk = Bulk(slow_the_second_time)
+    operation = await bulk.start("ann", "retry", Filter(), rate=1)
+    await bulk.close()
+    over = await outbox.admin.operation(operation.id)
+    assert over is not None
+    assert over.state == "cancelled"
+
+
+async def test_an_outbox_opens_the_service_for_its_own_destinations(outbox: Operated) -> None:
+    own = Outbox(outbox.url, destinations=[Destination("mail", "console:")])
+    async with own.admin("ann", connections=1) as admin:
+        assert list(await admin.destinations()) == ["mail"]
+        await admin.acting_as("bob").note("login", {})
+        assert [row.actor for row in (await admin.audits()).rows] == ["bob"]

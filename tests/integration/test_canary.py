@@ -1,0 +1,178 @@
+"""The test event that proves the path, in real tables: one row, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relaybox import Destination, Event, Outbox, Reject
+from relaybox.cli.monitor import Monitor
+from relaybox.event import TEST_TYPE
+from relaybox.ledger import Filter
+from relaybox.maintenance.canary import Rows
+from relaybox.outcome import Failed
+from relaybox.store import DeadLetter, Settlement
+from tests.integration.consuming import until
+from tests.integration.operated import Operated
+
+KINDS = ("postgresql-18", "mariadb", "sqlite")
+FreshDatabase = Callable[[str], str]
+
+
+@pytest.fixture(params=KINDS)
+async def outbox(request: pytest.FixtureRequest, fresh_database: FreshDatabase) -> AsyncIterator[Operated]:
+    operated = Operated(fresh_database(request.param))
+    yield operated
+    await operated.close()
+
+
+async def test_the_one_that_is_left_is_found_wherever_it_is(outbox: Operated) -> None:
+    rows = Rows(outbox.admin, outbox.ledger, "mail")
+    assert await rows.left() is None
+    await outbox.admin.test("mail")
+    await outbox.fail("mail")
+    assert await rows.left() is None, "an operator's is none of the relay's"
+    id_ = await rows.send()
+    assert (await rows.left()).id == id_  # type: ignore[union-attr]
+    assert await Rows(outbox.admin, outbox.ledger, "web").left() is None
+    await outbox.back_off("mail")
+    assert (await rows.left()).id == id_  # type: ignore[union-attr]
+    outbox.change(id_, next_attempt_at=sa.func.now())
+    [claimed] = (await outbox.claim("mail")).deliveries
+    assert (await rows.left()).id == id_  # type: ignore[union-attr]
+    await outbox.store.settle([Settlement(claimed, Failed("422"))])
+    entry = await rows.left()
+    assert entry is not None
+    assert (entry.id, entry.status, entry.error_message) == (id_, "failed", "422")
+
+
+async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(outbox: Operated) -> None:
+    rows = Rows(outbox.admin, outbox.ledger, "mail")
+    failed = await rows.send()
+    other = outbox.emit("mail")
+    await outbox.fail("mail")
+    waiting = await rows.send()
+    await rows.forget(waiting)
+    await rows.forget(failed)
+    assert {row.id for row in outbox.rows()} == {other, waiting}
+    assert (await rows.look(failed), len(await outbox.ledger.attempts(failed))) == (None, 0)
+    assert len(await outbox.ledger.attempts(other)) == 1
+    assert outbox.audit() == []
+
+
+async def test_a_look_is_one_question(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows(outbox.admin, outbox.ledger, "mail")
+    id_ = await rows.send()
+    asked: list[Any] = []
+    run = outbox.store.driver.run
+
+    async def counted(begin: Callable[[], Any], **options: Any) -> Any:
+        def steps() -> Any:
+            answers, work = None, begin()
+            while True:
+                try:
+                    queries = work.send(answers)
+                except StopIteration as end:
+                    return end.value
+                asked.extend(queries)
+                answers = yield queries
+
+        return await run(steps, **options)
+
+    monkeypatch.setattr(outbox.store.driver, "run", counted)
+    assert (await rows.look(id_)).id == id_  # type: ignore[union-attr]
+    assert len(asked) == 1
+
+
+async def test_one_that_failed_is_no_dead_letter(outbox: Operated) -> None:
+    await Rows(outbox.admin, outbox.ledger, "mail").send()
+    other = outbox.emit("mail")
+    claimed = (await outbox.claim("mail")).deliveries
+    settlements = [Settlement(delivery, Failed("422")) for delivery in claimed]
+    await outbox.store.settle(settlements, dead_letter=DeadLetter("spare"))
+    assert [row.event_id for row in outbox.rows(destination="spare")] == [other]
+    assert len(outbox.rows(destination="mail", status="failed")) == 2
+
+
+@asynccontextmanager
+async def running(outbox: Outbox, monitor: Monitor) -> AsyncIterator[Any]:
+    relay = outbox.relay(observers=monitor.observers)
+    task = asyncio.create_task(relay.run(signals=False))
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        await task
+
+
+async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_one_row(
+    fresh_database: FreshDatabase,
+) -> None:
+    graves = Destination("graves", "console:")
+    outbox = Outbox(
+        fresh_database("sqlite"), destinations=[graves], canary="1s", canary_destination="on_order"
+    )
+    seen: list[str] = []
+
+    @outbox.handler("order.*", name="on_order", dead_letter="graves")
+    async def on_order(event: Event) -> None:
+        seen.append(event.type)
+        raise Reject("422 unknown event type")
+
+    await outbox.amigrate()
+    monitor = Monitor(outbox)
+    async with outbox.admin("test") as admin:
+        async with running(outbox, monitor) as relay:
+            await until(lambda: len(seen) >= 4, 30)
+            await until(lambda: relay.canary.refused is not None, 10)
+            problems = [problem async for problem in monitor._problems(admin, relay)]
+        page = await admin.events(Filter())
+    assert set(seen) == {TEST_TYPE}
+    assert len(page.entries) == 1
+    assert [(one.destination, one.reason) for one in problems] == [
+        ("on_order", "its test event was refused: 422 unknown event type")
+    ]
+
+
+async def test_relays_one_after_the_other_leave_one_where_it_cannot_be_sent(
+    fresh_database: FreshDatabase,
+) -> None:
+    url = fresh_database("sqlite")
+    place = Destination("runner", "console:")
+    settings: dict[str, Any] = {"destinations": [place], "canary": "1h", "canary_destination": "runner"}
+    outbox = Outbox(url, **settings)
+    await outbox.amigrate()
+    async with outbox.admin("test") as admin:
+        await admin.pause("runner", "tea")
+        for _ in range(3):
+            again = Outbox(url, **settings)
+            async with running(again, Monitor(again)) as relay:
+                await until(lambda relay=relay: relay.canary._event is not None, 10)
+        assert len((await admin.events(Filter())).entries) == 1
+
+
+async def test_a_circuit_that_nobody_waits_for_is_no_reason(fresh_database: FreshDatabase) -> None:
+    dead = Destination("web", "http://127.0.0.1:1/", allow=["127.0.0.0/8"])
+    outbox = Outbox(fresh_database("sqlite"), destinations=[dead])
+    await outbox.amigrate()
+    monitor = Monitor(outbox)
+    async with outbox.admin("test") as admin, running(outbox, monitor) as relay:
+        await admin.test("web")
+        await until(lambda: any(monitor._flow.stops()), 20)
+        problems = [problem async for problem in monitor._problems(admin, relay)]
+        assert [problem.destination for problem in problems] == ["web"]
+        await admin.pause("web", "tea")
+        monitor._health._at -= 10.0
+        assert [stop.destination for stop in monitor._flow.stops()] == ["web"]
+        assert [problem async for problem in monitor._problems(admin, relay)] == []
+        # While the database is away, what the relay saw itself is all there is.
+        monitor._health._at = float("-inf")
+        monitor._health._task = asyncio.create_task(asyncio.sleep(60))
+        found = [problem async for problem in monitor._problems(admin, relay)]
+        assert [problem.destination for problem in found] == [None, "web"]
+        await monitor._health.close()

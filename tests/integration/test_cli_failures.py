@@ -1,0 +1,131 @@
+"""The commands about failures, dead letters, audits and test events, as they are typed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from typer.testing import CliRunner
+
+from relaybox.cli import app
+from relaybox.outcome import Failed
+from relaybox.store import DeadLetter, Settlement
+from tests.integration.operated import CONFIGURATION, Operated
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]) -> str:
+    """A directory with a configuration, and the database that the commands use."""
+    dead = "[destinations.last]\nsink = 'console:'\ndead_letter = 'web'\n"
+    (tmp_path / "relaybox.toml").write_text(CONFIGURATION + dead)
+    monkeypatch.chdir(tmp_path)
+    url = fresh_database("sqlite")
+    monkeypatch.setenv("RELAYBOX_DATABASE", url)
+    return url
+
+
+def relaybox(*arguments: object, status: int = 0) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
+    return done.stderr if status else done.stdout
+
+
+def document(*arguments: object) -> Any:
+    return json.loads(relaybox(*arguments, "--json"))
+
+
+def at(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
+    async def start() -> T:
+        outbox = Operated(url)
+        try:
+            return await work(outbox)
+        finally:
+            await outbox.close()
+
+    return asyncio.run(start())
+
+
+async def fail_some(outbox: Operated) -> None:
+    for number in range(4):
+        outbox.emit("mail", aggregate_id=number)
+    claim = await outbox.claim("mail")
+    errors = ["KeyError: 1", "KeyError: 2", "422 No \x1b[2J", "KeyError: 3"]
+    settlements = [
+        Settlement(one, Failed(error)) for one, error in zip(claim.deliveries, errors, strict=True)
+    ]
+    await outbox.store.settle(settlements)
+
+
+def test_failures_are_shown_in_groups_and_retried_by_fingerprint(url: str) -> None:
+    at(url, fail_some)
+    shown = relaybox("failures")
+    assert "\x1b" not in shown
+    heading, largest, *_ = shown.splitlines()
+    assert heading.split() == ["FINGERPRINT", "COUNT", "DESTINATION", "LAST", "CLASS", "MESSAGE"]
+    found = document("failures", "--destination", "mail")
+    assert (found["looked_at"], found["capped"]) == (4, False)
+    group = found["failures"][0]
+    assert (group["count"], group["error_class"], group["event_types"]) == (3, "KeyError", ["order.paid"])
+    assert largest.startswith(group["fingerprint"])
+    listed = document("events", "list", "--fingerprint", group["fingerprint"])
+    assert len(listed["events"]) == 3
+    assert document("retry", "--fingerprint", group["fingerprint"], "--yes", "--rate", "1000")["retried"] == 3
+    assert [one["count"] for one in document("failures")["failures"]] == [1]
+    rest = document("failures")["failures"][0]["fingerprint"]
+    assert document("discard", "--fingerprint", rest, "--yes")["discarded"] == 1
+    assert relaybox("failures") == "no delivery has failed\n"
+
+
+def test_what_cannot_be_is_a_line_and_status_2() -> None:
+    relaybox("migrate")
+    assert "no destination is called 'mial'; did you mean 'mail'?" in relaybox(
+        "failures", "--destination", "mial", status=2
+    )
+    assert "rate = 0: use rows a second, more than 0" in relaybox(
+        "retry", "--all", "--yes", "--rate", "0", status=2
+    )
+    assert "only failed deliveries have a fingerprint" in relaybox(
+        "events", "list", "--fingerprint", "x", "--status", "due", status=2
+    )
+    assert "no destination is called 'nowhere'" in relaybox("send-test", "nowhere", status=2)
+    relaybox("failures", "--limit", "0", status=2)
+    relaybox("audit", "--cursor", "x", status=2)
+    relaybox("dead-letters", "--cursor", "x", status=2)
+
+
+def test_dead_letters_are_listed_with_their_reasons(url: str) -> None:
+    async def give_up(outbox: Operated) -> None:
+        outbox.emit("mail")
+        [delivery] = (await outbox.claim("mail")).deliveries
+        dead_letter = DeadLetter("web", 5, ordered=False)
+        await outbox.store.settle([Settlement(delivery, Failed("too\x1b large"))], dead_letter=dead_letter)
+
+    relaybox("migrate")
+    assert relaybox("dead-letters") == "no dead letter\n"
+    at(url, give_up)
+    shown = relaybox("dead-letters")
+    assert "mail" in shown
+    assert "\x1b" not in shown
+    [letter] = document("dead-letters")["dead_letters"]
+    assert (letter["origin"], letter["reason"], letter["destination"]) == ("mail", "too\x1b large", "web")
+
+
+def test_a_test_event_is_sent_and_on_record() -> None:
+    relaybox("migrate")
+    assert relaybox("audit") == "nobody has done anything\n"
+    sent = document("send-test", "mail")
+    assert "relaybox.test for mail" in relaybox("why", sent["event_id"])
+    assert "relaybox why " in relaybox("send-test", "mail")
+    audits = document("audit")["audits"]
+    assert {one["action"] for one in audits} == {"test"}
+    assert audits[-1]["details"] == {"destination": "mail", "event_id": sent["event_id"]}
+    page = document("audit", "--limit", "1")
+    assert len(page["audits"]) == 1
+    assert page["cursor"] == page["audits"][0]["id"]
+    assert "more: --cursor" in relaybox("audit", "--limit", "1")

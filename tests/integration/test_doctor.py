@@ -1,0 +1,722 @@
+"""The doctor says nothing of a healthy set-up, finds what was planted, and what it says mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from typer.testing import CliRunner
+
+from relaybox.cli import app
+from relaybox.doctor import Finding, examine, transactions, vacuum
+from relaybox.doctor.case import Case, Results
+from relaybox.doctor.database import outdated
+from relaybox.doctor.privileges import parse_grants
+from relaybox.grants import grants
+from tests.conftest import available
+from tests.integration.clinic import Clinic
+from tests.schema_snapshot import run_script
+from tests.servers import pgbouncer, postgres18
+
+KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with nothing of anybody else's in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "RELAYBOX_DATABASE", "RELAYBOX_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def clinic(request: pytest.FixtureRequest, fresh_database: Callable[[str], str], tmp_path: Path) -> Clinic:
+    return Clinic(fresh_database(getattr(request, "param", "sqlite")), tmp_path)
+
+
+on_every_database = pytest.mark.parametrize("clinic", KINDS, indirect=True)
+on_each_kind = pytest.mark.parametrize("clinic", ["postgresql-18", "mariadb", "sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("clinic", ["postgresql-18"], indirect=True)
+
+
+@on_every_database
+def test_nothing_is_said_of_a_healthy_set_up(clinic: Clinic) -> None:
+    assert clinic.findings() == []
+    assert clinic.run("doctor") == "nothing found (13 checks)\n"
+
+
+@on_every_database
+def test_nothing_is_said_of_one_that_has_delivered(clinic: Clinic) -> None:
+    clinic.emit()
+    clinic.run("drain")
+    assert clinic.findings() == []
+
+
+@on_postgresql
+def test_nothing_is_written(clinic: Clinic) -> None:
+    clinic.emit()
+    written = []
+    with psycopg.connect(clinic.url, autocommit=True) as connection:
+        # Whatever writes takes a number; the server's own upkeep may take one now and then.
+        for _ in range(3):
+            before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
+            clinic.findings("--skip", "listener")
+            after = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
+            written.append(before != after)
+    assert not all(written)
+
+
+@pytest.mark.parametrize("schema", [None, "ours"])
+def test_nothing_is_said_of_tables_with_other_names(
+    fresh_database: Callable[[str], str], tmp_path: Path, schema: str | None
+) -> None:
+    clinic = Clinic(fresh_database("postgresql-18"), tmp_path)
+    line = f'schema = "{schema}"' if schema else 'prefix = "shop_"'
+    clinic.configure(more=line)
+    clinic.run("migrate")
+    assert clinic.findings() == []
+    table = f"{schema}.outbox_event" if schema else "shop_outbox_event"
+    clinic.sql(f"ALTER TABLE {table} DROP COLUMN error_message")
+    finding = clinic.only_finding("column .*error_message is missing")
+    clinic.apply(finding["fix"])
+    assert clinic.findings() == []
+
+
+OF_TABLES = ("--only", "schema", "--only", "vacuum")
+DRIFT = {
+    "postgresql-18": [
+        ("DROP INDEX idx_outbox_event_failed", "index idx_outbox_event_failed is missing"),
+        (
+            "UPDATE pg_index SET indisvalid = false "
+            "WHERE indexrelid = 'idx_outbox_event_pending_next_attempt'::regclass",
+            "index idx_outbox_event_pending_next_attempt is invalid",
+        ),
+        (
+            "DROP INDEX idx_outbox_event_key_head;"
+            "CREATE INDEX idx_outbox_event_key_head ON outbox_event (ordering_key)",
+            "index idx_outbox_event_key_head is another one",
+        ),
+        ("ALTER TABLE outbox_event ALTER max_attempts TYPE bigint", "max_attempts has another type"),
+        ('ALTER TABLE outbox_event ALTER status TYPE varchar(20) COLLATE "POSIX"', "another collation"),
+        ("ALTER TABLE outbox_event ALTER event_id DROP NOT NULL", "event_id may be null"),
+        ("ALTER TABLE outbox_destination ALTER paused_by SET NOT NULL", "paused_by may not be null"),
+        ("ALTER TABLE outbox_event ALTER status DROP DEFAULT", "status has no default"),
+        ("ALTER TABLE outbox_event ALTER position DROP IDENTITY", "position has no default"),
+        ("ALTER TABLE outbox_event DROP COLUMN error_message", "column .*error_message is missing"),
+        ("ALTER TABLE outbox_event ADD extra text", "column .*extra is not of this release$"),
+        ("ALTER TABLE outbox_event ADD extra text NOT NULL", "extra is not of this release, and must have"),
+        ("ALTER TABLE outbox_event DROP CONSTRAINT outbox_event_lease", "no constraint outbox_event_lease"),
+        ("ALTER TABLE outbox_attempt DROP CONSTRAINT outbox_attempt_pkey", "another primary key"),
+        ("ALTER TABLE outbox_event RESET (fillfactor)", "lacks settings of its storage"),
+        ("ALTER TABLE outbox_event SET (fillfactor = 80)", "is set otherwise than by this release"),
+        ("ALTER TABLE outbox_event SET (autovacuum_enabled = false)", "autovacuum is off for outbox_event"),
+        ("DROP TABLE outbox_stats", "table outbox_stats is missing"),
+    ],
+    "mariadb": [
+        ("DROP INDEX idx_outbox_event_due ON outbox_event", "index idx_outbox_event_due is missing"),
+        ("ALTER TABLE outbox_event MODIFY max_attempts BIGINT NOT NULL DEFAULT 5", "another type"),
+        ("ALTER TABLE outbox_event MODIFY event_type VARCHAR(100) NOT NULL", "another collation"),
+        ("ALTER TABLE outbox_event DROP COLUMN error_message", "column .*error_message is missing"),
+        ("ALTER TABLE outbox_event DROP CONSTRAINT outbox_event_lease", "no constraint outbox_event_lease"),
+        ("ALTER TABLE outbox_event ALTER status DROP DEFAULT", "status has no default"),
+        ("ALTER TABLE outbox_attempt ENGINE = Aria", "outbox_attempt is not of the engine InnoDB"),
+        ("ALTER TABLE outbox_event ADD extra TEXT NOT NULL", "extra is not of this release, and must have"),
+        ("DROP TABLE outbox_stats", "table outbox_stats is missing"),
+    ],
+    "sqlite": [
+        ("DROP INDEX idx_outbox_event_failed", "index idx_outbox_event_failed is missing"),
+        (
+            "DROP INDEX idx_outbox_event_key_head;"
+            "CREATE INDEX idx_outbox_event_key_head ON outbox_event (ordering_key)",
+            "index idx_outbox_event_key_head is another one",
+        ),
+        ("DROP TRIGGER outbox_event_position", "trigger outbox_event_position is missing"),
+        ("ALTER TABLE outbox_event DROP COLUMN error_message", "column .*error_message is missing"),
+        ("DROP TABLE outbox_stats", "table outbox_stats is missing"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", DRIFT)
+def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
+    kind: str, fresh_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    clinic = Clinic(fresh_database(kind), tmp_path)
+    for plant, title in DRIFT[kind]:
+        for statement in plant.split(";"):
+            clinic.sql(statement)
+        finding = clinic.only_finding(title, *OF_TABLES)
+        clinic.apply(finding["fix"])
+        if "must have" in title:
+            # Nothing that is not ours is dropped: it may only be empty from now on.
+            clinic.only_finding("extra is not of this release$", *OF_TABLES)
+            clinic.sql("ALTER TABLE outbox_event DROP COLUMN extra")
+        assert clinic.findings(*OF_TABLES) == [], plant
+    assert clinic.findings() == []
+
+
+@on_every_database
+def test_old_tables_are_told_once_and_migrated(clinic: Clinic) -> None:
+    for table in ("outbox_sample", "outbox_operation"):
+        clinic.sql(f"DROP TABLE {table}")
+    clinic.sql("DELETE FROM outbox_migration WHERE version = 2")
+    finding = clinic.only_finding("tables are at version 1, and this release needs 2")
+    assert (finding["level"], finding["fix"]) == ("error", "relaybox migrate")
+    clinic.apply(finding["fix"])
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_newer_tables_are_no_error(clinic: Clinic) -> None:
+    clinic.sql("INSERT INTO outbox_migration (version) VALUES (99)")
+    clinic.sql("ALTER TABLE outbox_event ADD COLUMN of_the_future INTEGER")
+    finding = clinic.only_finding("at version 99")
+    assert finding["level"] == "info"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_tables_are_told_and_made(
+    kind: str, fresh_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    clinic = Clinic(fresh_database("sqlite"), tmp_path)
+    clinic.url = fresh_database(kind)
+    # On SQLite there is not even a file, and looking makes none.
+    finding = clinic.only_finding("cannot be reached" if kind == "sqlite" else "the tables are missing")
+    assert "relaybox migrate" in finding["fix"]
+    if kind == "sqlite":
+        assert not Path(sa.make_url(clinic.url).database or "").exists()
+    clinic.run("migrate")
+    assert clinic.findings() == []
+
+
+@pytest.fixture
+def roles(clinic: Clinic) -> Iterator[dict[str, str]]:
+    """The roles of ``relaybox sql --grants``, under names of their own."""
+    mark = uuid4().hex[:8]
+    roles = {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+    run_script(clinic.url, ";".join(grants("postgresql", **roles)))
+    run_script(clinic.url, ";".join(f"ALTER ROLE {name} LOGIN" for name in roles.values()))
+    owner = clinic.url
+    yield roles
+    everyone = ", ".join(roles.values())
+    run_script(owner, f"DROP OWNED BY {everyone}; DROP ROLE {everyone}")
+
+
+def connect_as(clinic: Clinic, role: str) -> str:
+    """Have commands connect as this role; the owner's URL."""
+    owner = clinic.url
+    clinic.url = sa.make_url(owner).set(username=role).render_as_string(hide_password=False)
+    return owner
+
+
+@on_postgresql
+def test_a_right_that_a_relay_lacks_is_named_and_granted(clinic: Clinic, roles: dict[str, str]) -> None:
+    clinic.sql(f"REVOKE UPDATE, DELETE ON outbox_event FROM {roles['relay']}")
+    clinic.sql(f"REVOKE INSERT ON outbox_audit FROM {roles['relay']}")
+    owner = connect_as(clinic, roles["relay"])
+    finding = clinic.only_finding("lacks rights that a relay needs")
+    assert "no UPDATE, DELETE on outbox_event; no INSERT on outbox_audit" in finding["detail"]
+    run_script(owner, finding["fix"])
+    assert clinic.findings() == []
+
+
+@on_postgresql
+def test_a_viewer_is_told_what_it_could_not_see_and_finds_the_rest(
+    clinic: Clinic, roles: dict[str, str]
+) -> None:
+    owner = connect_as(clinic, roles["viewer"])
+    with psycopg.connect(owner) as beside:
+        beside.execute("SELECT 1")
+        document = clinic.report()
+    assert document["findings"] == []
+    assert {one["check"] for one in document["unseen"]} == {"privileges", "transactions"}
+    with psycopg.connect(owner) as connection:
+        connection.execute("DROP INDEX idx_outbox_event_failed")
+    [finding] = clinic.report()["findings"]
+    assert finding["title"] == "the index idx_outbox_event_failed is missing"
+
+
+@on_postgresql
+def test_an_emitters_role_is_told_all_that_it_lacks(clinic: Clinic, roles: dict[str, str]) -> None:
+    connect_as(clinic, roles["emitter"])
+    document = clinic.report()
+    titles = [finding["title"] for finding in document["findings"]]
+    assert titles == [f"{roles['emitter']} lacks rights that a relay needs"]
+    assert {"destinations", "payloads", "relays"} <= {one["check"] for one in document["unseen"]}
+
+
+@pytest.mark.parametrize("clinic", ["mariadb"], indirect=True)
+def test_the_roles_of_mariadb_see_as_much_as_they_need(clinic: Clinic) -> None:
+    mark, owner = uuid4().hex[:8], clinic.url
+    roles = {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+    users = {role: f"user_{name}@'127.0.0.1'" for role, name in roles.items()}
+    run_script(owner, ";".join(grants("mariadb", **roles)))
+    for role, user in users.items():
+        run_script(
+            owner,
+            f"CREATE USER {user} IDENTIFIED BY 'relaybox'; GRANT {roles[role]} TO {user};"
+            f"SET DEFAULT ROLE {roles[role]} FOR {user}",
+        )
+    run_script(owner, f"REVOKE UPDATE ON outbox_event FROM {roles['relay']}")
+    try:
+        connect_as(clinic, f"user_{roles['viewer']}")
+        document = clinic.report()
+        assert document["findings"] == []
+        assert {one["check"] for one in document["unseen"]} == {"privileges", "transactions"}
+        clinic.url = owner
+        connect_as(clinic, f"user_{roles['relay']}")
+        finding = clinic.only_finding("lacks rights that a relay needs")
+        assert finding["detail"] == "no UPDATE on outbox_event"
+        run_script(owner, finding["fix"])
+        document = clinic.report()
+        assert document["findings"] == []
+        assert {one["check"] for one in document["unseen"]} == {"transactions"}
+    finally:
+        run_script(owner, f"DROP USER {', '.join(users.values())}; DROP ROLE {', '.join(roles.values())}")
+
+
+def test_the_grants_of_mariadb_are_read_as_it_writes_them() -> None:
+    lines = [
+        "GRANT USAGE ON *.* TO `u`@`%` IDENTIFIED BY PASSWORD '*X'",
+        "GRANT `relaybox_relay` TO `u`@`%`",
+        r"GRANT SELECT ON `shop\_%`.* TO `u`@`%`",
+        "GRANT INSERT, UPDATE ON `shop_1`.`outbox_event` TO `relaybox_relay`",
+        "GRANT DELETE ON `other`.`outbox_event` TO `relaybox_relay`",
+    ]
+    held = parse_grants(lines, "shop_1", ["outbox_event", "outbox_audit"])
+    assert held == {"outbox_event": {"SELECT", "INSERT", "UPDATE"}, "outbox_audit": {"SELECT"}}
+    [every] = parse_grants(["GRANT ALL PRIVILEGES ON *.* TO `u`@`%`"], "x", ["t"]).values()
+    assert every == {"SELECT", "INSERT", "UPDATE", "DELETE"}
+
+
+@pytest.mark.parametrize("clinic", ["postgresql-18", "postgresql-15"], indirect=True)
+def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(psycopg.connect(clinic.url)) as holder:
+        holder.execute("CREATE TEMPORARY TABLE held ()")
+        assert clinic.findings() == []
+        monkeypatch.setattr(transactions, "OLD", 0.0)
+        finding = clinic.only_finding("a transaction is open for")
+        assert "idle in transaction" in finding["detail"]
+        clinic.apply(finding["fix"])
+        assert clinic.findings() == []
+
+
+def test_what_a_server_of_its_own_has_is_found_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with available("PostgreSQL 18", postgres18.server(own=["max_prepared_transactions=5"])) as url:
+        clinic = Clinic(url, tmp_path)
+        clinic.sql("ALTER SYSTEM SET autovacuum = off")
+        clinic.sql("SELECT pg_reload_conf()")
+        until(clinic, ["autovacuum is off on this server"])
+        clinic.apply(clinic.only_finding("autovacuum")["fix"])
+        until(clinic, [])
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("BEGIN")
+            connection.execute("INSERT INTO outbox_destination (name) VALUES ('held')")
+            connection.execute("PREPARE TRANSACTION 'it''s held'")
+        monkeypatch.setattr(transactions, "OLD", 0.0)
+        finding = clinic.only_finding("the transaction 'it''s held' is prepared for")
+        clinic.apply(finding["fix"])
+        assert clinic.findings() == []
+
+
+def until(clinic: Clinic, titles: list[str]) -> None:
+    """Look until a server has read its settings."""
+    deadline = time.monotonic() + 20
+    while (found := [finding["title"] for finding in clinic.findings()]) != titles:
+        assert time.monotonic() < deadline, found
+
+
+@on_postgresql
+def test_dead_rows_are_found_and_vacuumed(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic.emit()
+    clinic.run("drain")
+    for _ in range(5):
+        clinic.change(error_message="x")
+    assert clinic.findings() == []
+    monkeypatch.setattr(vacuum, "DEAD", 3)
+    found = clinic.only_finding("outbox_event has [0-9]+ dead rows", "--only", "vacuum")
+    clinic.apply(found["fix"])
+    assert clinic.findings("--only", "vacuum") == []
+
+
+@pytest.mark.parametrize("clinic", ["mariadb"], indirect=True)
+def test_an_old_transaction_is_found_and_ended_on_mariadb(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sa.create_engine(sa.make_url(clinic.url).set(drivername="mysql+pymysql"), poolclass=sa.NullPool)
+    connection = engine.connect()
+    try:
+        connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
+        monkeypatch.setattr(transactions, "OLD", -1.0)
+        finding = clinic.only_finding("a transaction is open for")
+        clinic.apply(finding["fix"])
+        assert clinic.findings() == []
+    finally:
+        connection.invalidate()
+        connection.close()
+
+
+@on_postgresql
+def test_a_slot_that_nobody_reads_is_found_and_dropped(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"slot_{uuid4().hex[:8]}"
+    clinic.sql(f"SELECT pg_create_physical_replication_slot('{name}', true)")
+    try:
+        assert clinic.findings() == []
+        monkeypatch.setattr(transactions, "KEPT", 0)
+        finding = clinic.only_finding(f"nobody reads the replication slot {name}")
+        clinic.apply(finding["fix"])
+        assert clinic.findings() == []
+    finally:
+        drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'"
+        clinic.sql(drop.format(name))
+
+
+@on_postgresql
+def test_what_the_database_sets_for_transactions_is_told_and_reset(clinic: Clinic) -> None:
+    name = sa.make_url(clinic.url).database
+    clinic.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    finding = clinic.only_finding("transactions are serializable by default")
+    assert finding["level"] == "info"
+    clinic.apply(finding["fix"])
+    clinic.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    finding = clinic.only_finding("transactions are read-only")
+    with psycopg.connect(clinic.url, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(finding["fix"].encode())
+    assert clinic.findings() == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "version", "old"),
+    [
+        ("postgresql", "12.22 (Debian)", True),
+        ("postgresql", "13.1", False),
+        ("postgresql", "18.0", False),
+        ("mariadb", "5.5.5-10.5.9-MariaDB", True),
+        ("mariadb", "10.11.6-MariaDB", False),
+        ("mariadb", "12.0.2-MariaDB", False),
+        ("mysql", "5.7.44", True),
+        ("mysql", "8.0.36", False),
+        ("sqlite", "3.34.1", True),
+        ("sqlite", "3.46.0", False),
+    ],
+)
+def test_a_server_that_is_too_old_is_told(dialect: str, version: str, old: bool) -> None:
+    finding = outdated(dialect, version)
+    assert (finding is not None) is old
+    assert finding is None or finding.level == "error"
+
+
+@on_each_kind
+def test_events_for_a_destination_that_is_gone_are_found_and_moved(clinic: Clinic) -> None:
+    clinic.emit(destinations=["gone"])
+    finding = clinic.only_finding("1 event waits for 'gone', which is no destination")
+    assert (finding["level"], finding["fix"]) == ("error", "relaybox move gone runner")
+    clinic.apply(finding["fix"])
+    clinic.run("drain")
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_events_that_no_route_takes_are_found_and_moved(clinic: Clinic) -> None:
+    clinic.emit("invoice.sent")
+    finding = clinic.only_finding("1 event waits for a route")
+    assert "invoice.sent" in finding["detail"]
+    assert "Route('invoice.sent'" in finding["fix"]
+    clinic.apply(finding["fix"].partition("or: ")[2])
+    clinic.run("drain")
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_events_that_do_not_decode_are_found_and_discarded(clinic: Clinic) -> None:
+    clinic.emit()
+    clinic.change(payload=sa.null(), payload_data=b"?", payload_encoding="rot13")
+    finding = clinic.only_finding("1 event for 'runner' cannot be decoded", "--skip", "relays")
+    assert "rot13" in finding["detail"]
+    clinic.apply(finding["fix"])
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_due_events_without_a_relay_are_found_and_delivered_by_one(clinic: Clinic) -> None:
+    clinic.emit()
+    assert clinic.only_finding("no relay runs, and 1 event is due")["level"] == "info"
+    clinic.change(created_at=datetime.now(UTC) - timedelta(hours=1))
+    finding = clinic.only_finding("no relay runs, and 1 event is due")
+    assert (finding["level"], finding["fix"]) == ("error", "relaybox relay")
+    clinic.apply(f"{finding['fix']} --once")
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_a_failed_event_that_holds_up_its_key_is_found_and_retried(clinic: Clinic) -> None:
+    clinic.configure("ordered = true")
+    clinic.emit()
+    clinic.change(status="failed", next_attempt_at=None, attempts=5, error_message="422")
+    clinic.emit()
+    event = clinic.outbox.tables.event
+    with sa.create_engine(_sync(clinic.url)).begin() as connection:
+        connection.execute(sa.update(event).where(event.c.status == "pending").values(next_attempt_at=None))
+    finding = clinic.only_finding("1 event failed for 'runner', and what is behind in the order waits")
+    assert (finding["level"], finding["fix"]) == ("warning", "relaybox retry --destination runner")
+    clinic.apply(finding["fix"])
+    clinic.run("drain")
+    clinic.run("drain")
+    assert clinic.findings() == []
+
+
+def _sync(url: str) -> sa.URL:
+    drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+    parsed = sa.make_url(url)
+    return parsed.set(drivername=drivers.get(parsed.drivername, parsed.drivername))
+
+
+def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
+    clinic.run("pause", "runner", "--reason", "their maintenance")
+    finding = clinic.only_finding("destination 'runner' is paused")
+    assert finding["level"] == "info"
+    assert "their maintenance" in finding["detail"]
+    clinic.apply(finding["fix"])
+    assert clinic.findings() == []
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        "http://127.0.0.1:{port}/events",
+        "redis://127.0.0.1:{port}/0",
+        "nats://127.0.0.1:{port}/events",
+        "amqp://guest:guest@127.0.0.1:{port}/",
+    ],
+)
+def test_a_sink_that_does_not_answer_is_found_within_seconds(clinic: Clinic, sink: str) -> None:
+    with socket.socket() as place:
+        # Nobody listens there, and nobody else can begin to.
+        place.bind(("127.0.0.1", 0))
+        url = sink.format(port=place.getsockname()[1])
+        clinic.configure(text=f'[destinations.dead]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
+        begun = time.monotonic()
+        [finding] = clinic.findings("--only", "sinks")
+        assert time.monotonic() - begun < 10
+    assert (finding["level"], finding["title"]) == ("error", "destination 'dead' does not answer")
+    assert "guest" not in json.dumps(finding)
+
+
+def test_a_celery_broker_that_does_not_answer_is_found(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        celery = Celery("shop", broker=f"redis://127.0.0.1:{place.getsockname()[1]}/0", set_as_current=False)
+        current = SimpleNamespace(_get_current_object=lambda: celery)
+        monkeypatch.setattr("relaybox.sinks.celery.current_app", current)
+        clinic.configure(text='[destinations.work]\nsink = "celery:shop.tasks.index"\n')
+        [finding] = clinic.findings("--only", "sinks")
+    assert finding["title"] == "destination 'work' does not answer"
+    assert "refused" in finding["detail"]
+
+
+def test_a_celery_broker_that_says_nothing_holds_up_no_exit(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    class Silent:
+        main, conf = "shop", SimpleNamespace(task_always_eager=False, broker_url="amqp://nowhere")
+
+        def connection_for_write(self) -> None:
+            go_on.wait(60)
+            raise OSError("gone")
+
+    current = SimpleNamespace(_get_current_object=Silent)
+    monkeypatch.setattr("relaybox.sinks.celery.current_app", current)
+    clinic.configure(text='[destinations.work]\nsink = "celery:shop.tasks.index"\ntimeout = "100ms"\n')
+    begun = time.monotonic()
+    try:
+        [finding] = clinic.findings("--only", "sinks")
+        assert time.monotonic() - begun < 10
+    finally:
+        go_on.set()
+    assert (finding["title"], finding["detail"]) == (
+        "destination 'work' does not answer",
+        "celery:shop.tasks.index: no answer within 0.1 s",
+    )
+
+
+def test_a_webhook_that_answers_is_well_and_gets_nothing(clinic: Clinic) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/events"
+        clinic.configure(text=f'[destinations.web]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
+        assert clinic.findings("--only", "sinks") == []
+        server.settimeout(10)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100) == b""
+
+
+def test_an_address_that_is_not_allowed_is_told_with_the_setting(clinic: Clinic) -> None:
+    clinic.configure(text='[destinations.web]\nsink = "http://127.0.0.1:9/events"\n')
+    [finding] = clinic.findings("--only", "sinks")
+    assert "allow" in finding["fix"]
+
+
+def test_a_secret_that_is_not_set_is_found_and_set(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic.configure('secret = "env:RUNNER_SECRET"')
+    finding = clinic.only_finding("destination 'runner' cannot be sent to")
+    assert finding["level"] == "error"
+    assert "RUNNER_SECRET" in finding["detail"]
+    assert finding["fix"] == "set the variable RUNNER_SECRET"
+    monkeypatch.setenv("RUNNER_SECRET", "s3cret")
+    assert clinic.findings() == []
+
+
+def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: Path) -> None:
+    name = f"tasks_{uuid4().hex}"
+    route = '[[routes]]\nevents = ["*"]\nto = ["work"]\n'
+    clinic.configure(text=f'[destinations.work]\nsink = "handler:{name}:take"\n{route}')
+    finding = clinic.only_finding("destination 'work' cannot be sent to")
+    assert name in finding["detail"]
+    (tmp_path / f"{name}.py").write_text("def take(event):\n    pass\n")
+    assert clinic.findings() == []
+    sys.modules.pop(name, None)
+
+
+def test_a_setting_that_argues_and_a_destination_without_a_route_are_told(clinic: Clinic) -> None:
+    clinic.configure('lease = "5s"\ntimeout = "30s"')
+    finding = clinic.only_finding("a setting of destination 'runner'")
+    assert finding["level"] == "warning"
+    assert "lease" in finding["detail"]
+    clinic.configure(text='[destinations.runner]\nsink = "console:"\n')
+    assert clinic.only_finding("gets no events by itself")["level"] == "info"
+    clinic.configure(text="")
+    assert clinic.only_finding("no destinations are configured")["level"] == "error"
+
+
+def test_settings_that_cannot_be_read_are_the_only_finding(clinic: Clinic) -> None:
+    clinic.configure('no_such_setting = "1"')
+    finding = clinic.only_finding("the settings cannot be read")
+    assert "no_such_setting" in finding["detail"]
+
+
+def test_a_database_whose_variable_is_not_set_is_told(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic.configure(more='database = "env:SHOP_DATABASE"')
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    assert done.exit_code == 1
+    [finding] = json.loads(done.stdout)["findings"]
+    assert finding["fix"] == "set the variable SHOP_DATABASE"
+    monkeypatch.setenv("SHOP_DATABASE", clinic.url)
+    assert CliRunner().invoke(app, ["doctor"]).stdout == "nothing found (13 checks)\n"
+
+
+def test_a_transaction_pooler_is_found_and_going_round_it_mends_it(
+    fresh_database: Callable[[str], str], pgbouncer_url: str, tmp_path: Path
+) -> None:
+    clinic = Clinic(fresh_database("postgresql-18"), tmp_path)
+    direct, clinic.url = clinic.url, pgbouncer.through(pgbouncer_url, clinic.url)
+    finding = clinic.only_finding("a transaction pooler stands before the database")
+    assert finding["level"] == "warning"
+    assert "notify = false" in finding["fix"]
+    clinic.configure(more="notify = false")
+    assert clinic.findings() == []
+    clinic.configure()
+    clinic.url = direct
+    assert clinic.findings() == []
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
+@pytest.mark.parametrize(("ahead", "level"), [(60.0, "warning"), (-3600.0, "error"), (0.0, None)])
+async def test_a_clock_that_is_wrong_is_found(
+    kind: str, ahead: float, level: str | None, fresh_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    clinic = Clinic(fresh_database(kind), tmp_path)
+    report = await examine(clinic.outbox.settings, {}, only=["clock"], clock=lambda: time.time() + ahead)
+    assert [finding.level for finding in report.findings] == ([level] if level else [])
+    assert all("timedatectl" in finding.fix for finding in report.findings)
+
+
+def test_a_database_that_is_away_is_told_and_the_sinks_are_looked_at_all_the_same(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic.configure('secret = "env:RUNNER_SECRET"')
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        for scheme in ("postgresql", "mysql"):
+            clinic.url = f"{scheme}://u:hunter2@127.0.0.1:{place.getsockname()[1]}/db"
+            titles = [finding["title"] for finding in clinic.findings()]
+            assert titles == [
+                "destination 'runner' cannot be sent to",
+                "the database cannot be reached",
+            ]
+            assert "hunter2" not in clinic.run("doctor", status=1)
+
+
+async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic.sql("DROP INDEX idx_outbox_event_failed")
+
+    async def breaks(case: Case) -> Results:
+        yield Finding("info", "a title", "seen before it broke", "a fix")
+        raise ZeroDivisionError("of a check")
+
+    async def hangs(case: Case) -> Results:
+        await asyncio.sleep(3600)
+        yield Finding("info", "a title", "never", "a fix")
+
+    module: Any = sys.modules["relaybox.doctor.examination"]
+    changed = {"database": breaks, "isolation": hangs}
+    checks = [replace(one, run=changed.get(one.name, one.run)) for one in module.CHECKS]
+    monkeypatch.setattr(module, "CHECKS", tuple(checks))
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    report = await examine(clinic.outbox.settings, {}, skip=["settings"])
+    assert [(one.check, one.reason) for one in report.unseen] == [
+        ("database", "ZeroDivisionError: of a check"),
+        ("isolation", "no answer within 0.5 s"),
+    ]
+    titles = {finding.title for finding in report.findings}
+    assert titles == {"a title", "the index idx_outbox_event_failed is missing"}
+
+
+def test_checks_are_chosen_by_their_names(clinic: Clinic) -> None:
+    assert clinic.report("--only", "schema", "--only", "clock")["checks"] == ["schema", "clock"]
+    assert "sinks" not in clinic.report("--skip", "sinks")["checks"]
+    assert "did you mean 'schema'" in clinic.run("doctor", "--only", "shema", status=2)
+    assert "no check is called 'nonsense'" in clinic.run("doctor", "--skip", "nonsense", status=2)
+
+
+def test_findings_are_printed_for_people(clinic: Clinic) -> None:
+    clinic.sql("DROP INDEX idx_outbox_event_failed")
+    clinic.emit()
+    lines = clinic.run("doctor", status=1).splitlines()
+    assert lines[0] == "error    the index idx_outbox_event_failed is missing (schema)"
+    assert lines[2].startswith("         fix: CREATE INDEX idx_outbox_event_failed ON outbox_event")
+    assert "info     no relay runs, and 1 event is due (relays)" in lines
+    assert lines[-1] == "1 error, 1 note (13 checks)"
+
+
+def test_text_of_others_moves_no_cursor(clinic: Clinic) -> None:
+    clinic.run("pause", "runner", "--reason", "\x1b[2Jgone")
+    assert "\x1b" not in clinic.run("doctor")

@@ -1,0 +1,49 @@
+"""Prometheus and promtool, from Debian's package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tests.servers import base
+
+READY = "Server is ready to receive web requests"
+
+
+@contextmanager
+def server(files: Mapping[str, str]) -> Iterator[str]:
+    """Yield the URL of a new server with these files, of which ``prometheus.yml`` is its configuration."""
+    program = _program("prometheus")
+    with base.workspace() as directory:
+        for name, text in files.items():
+            (directory / name).write_text(text)
+
+        def command(port: int) -> base.Command:
+            return [
+                program,
+                f"--config.file={directory / 'prometheus.yml'}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ]
+
+        with base.running(command, directory, READY) as port:
+            yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def promtool() -> Iterator[str]:
+    """Yield the path of promtool."""
+    yield _program("promtool")
+
+
+def _program(name: str) -> str:
+    if not shutil.which(name):
+        base.apt_install("prometheus")
+        # The package starts a service of its own.
+        subprocess.run(["service", "prometheus", "stop"], capture_output=True)
+    program = shutil.which(name)
+    if not program:
+        raise base.Unavailable(f"{name} is not on PATH")
+    return program

@@ -1,0 +1,171 @@
+"""Server-sent events: one round for all, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relaybox import Outbox
+from relaybox.admin import Stats
+from relaybox.errors import StoreError
+from relaybox.ledger import Counts
+from relaybox.web import api
+from relaybox.web import live as module
+from relaybox.web.live import Live, digest
+
+
+class Service:
+    """An admin that counts its questions."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.failed = 0
+        self.broken = False
+
+    async def stats(self) -> Stats:
+        self.asked += 1
+        if self.broken:
+            raise StoreError("postgresql://ann:secret@db is away")
+        return Stats(Counts(failed=self.failed), (), ())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND", 0.02)
+
+
+async def told(stream: Any, word: str) -> str:
+    async with asyncio.timeout(5):
+        async for message in stream:
+            if word in message:
+                return str(message)
+    raise AssertionError(f"the stream ended without {word!r}")
+
+
+async def test_one_round_serves_all_and_ends_with_the_last() -> None:
+    live, service = Live(), Service()
+    streams = [live.stream(service) for _ in range(5)]  # type: ignore[arg-type]
+    for stream in streams:
+        assert "retry" in await told(stream, "retry")
+    await told(streams[0], '"failed": 0')
+    assert service.asked <= 3
+    for stream in streams:
+        await stream.aclose()
+    asked = service.asked
+    await asyncio.sleep(0.1)
+    assert service.asked == asked
+    assert live._task is None
+
+
+async def test_only_what_changed_is_told() -> None:
+    live, service = Live(), Service()
+    stream = live.stream(service)  # type: ignore[arg-type]
+    await told(stream, '"failed": 0')
+    waiting = asyncio.create_task(told(stream, "event: stats"))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    assert service.asked > 3
+    service.failed = 1
+    # The mark is of what destinations have; the total is only for those who read along.
+    assert '"failed": 1' in await waiting
+    await stream.aclose()
+
+
+async def test_a_database_that_is_away_is_told_without_its_secrets_and_found_again() -> None:
+    live, service = Live(), Service()
+    service.broken = True
+    stream = live.stream(service)  # type: ignore[arg-type]
+    trouble = await told(stream, "event: trouble")
+    assert "secret" not in trouble
+    service.broken = False
+    await told(stream, "event: stats")
+    await stream.aclose()
+
+
+async def test_a_shutdown_ends_every_stream() -> None:
+    live, service = Live(), Service()
+    streams = [live.stream(service) for _ in range(3)]  # type: ignore[arg-type]
+
+    async def drained(stream: Any) -> int:
+        return len([message async for message in stream])
+
+    running = [asyncio.create_task(drained(stream)) for stream in streams]
+    await asyncio.sleep(0.05)
+    live.close()
+    async with asyncio.timeout(2):
+        assert min(await asyncio.gather(*running)) >= 1
+    assert live.full
+
+
+async def test_an_application_that_was_closed_takes_streams_again() -> None:
+    web = api(Outbox("sqlite://"))
+    for _ in range(2):
+        async with web:
+            live = module.live_of(web)
+            assert not live.full
+            web.end_streams()
+            assert module.live_of(web).full
+        assert live.closed
+
+
+async def test_a_stream_ends_by_itself_and_beats_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIFE", 0.3)
+    monkeypatch.setattr(module, "BEAT", 0.05)
+    live, service = Live(), Service()
+    async with asyncio.timeout(2):
+        messages = [message async for message in live.stream(service)]  # type: ignore[arg-type]
+    assert messages.count(": still here\n\n") >= 2
+    assert live._listeners == set()
+
+
+async def test_there_is_a_cap_on_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 2)
+    app = SimpleNamespace(state=SimpleNamespace())
+    live, service = module.live_of(app), Service()
+    streams = [live.stream(service) for _ in range(2)]  # type: ignore[arg-type]
+    for stream in streams:
+        await told(stream, "retry")
+    request: Any = SimpleNamespace(query_params={}, app=app, state=SimpleNamespace(admin=service))
+    answer = await module.live(request)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "60"
+    for stream in streams:
+        await stream.aclose()
+    request.query_params = {"topic": "secrets"}
+    assert (await module.live(request)).status_code == 400
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody() -> None:
+    live, service = Live(), Service()
+    slow, quick = live.stream(service), live.stream(service)  # type: ignore[arg-type]
+    await told(slow, "retry")
+    await told(quick, '"failed": 0')
+    for number in range(1, 6):
+        service.failed = number
+        await told(quick, f'"failed": {number}')
+    await slow.aclose()
+    await quick.aclose()
+
+
+def test_a_digest_is_the_same_for_the_same() -> None:
+    assert digest(Stats(Counts(), (), ())) == digest(Stats(Counts(oldest_seconds=5.0), (), ()))
+
+
+async def test_no_more_clients_are_taken_than_asked_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relaybox.web.live.MOST", 2)
+    live, service = Live(), Service()
+    streams = [live.stream(service) for _ in range(3)]  # type: ignore[arg-type]
+    assert not live.full
+    for stream in streams:
+        await told(stream, "retry")
+    assert len(live._listeners) == 2
+    with pytest.raises(StopAsyncIteration):
+        await anext(streams[2])
+    for stream in streams:
+        await stream.aclose()
+    assert not live._listeners

@@ -1,0 +1,78 @@
+"""An outbox that is served: rows in every state, users of both roles, and clients that ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import httpx2
+
+from relaybox import Outbox
+from relaybox.web import dashboard
+from relaybox.web.app import Web
+from tests.integration.operated import DESTINATIONS, Operated
+
+OPERATOR = "token-of-the-operator"
+VIEWER = "token-of-the-viewer"
+USERS = {
+    "ann": {"token": OPERATOR, "role": "operator"},
+    "victor": {"token": VIEWER, "role": "viewer"},
+}
+HERE = ("127.0.0.1", 50_000)
+NOBODY = UUID(int=7)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+class Stage:
+    """A database, an operator beside it, and the web in front of it."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.operated = Operated(url)
+        self.outbox = Outbox(url, destinations=DESTINATIONS)
+        self.web: Web = dashboard(self.outbox, **{"users": USERS, **settings})
+
+    async def close(self) -> None:
+        await self.web.close()
+        await self.operated.close()
+
+    def client(
+        self,
+        token: str | None = OPERATOR,
+        *,
+        web: Web | None = None,
+        address: tuple[str, int] | None = HERE,
+        host: str = "localhost:8811",
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.AsyncClient:
+        given = {**({} if token is None else bearer(token)), **(headers or {})}
+        transport = httpx2.ASGITransport(app=web or self.web, client=address)  # type: ignore[arg-type]
+        return httpx2.AsyncClient(transport=transport, base_url=f"http://{host}", headers=given)
+
+    async def get(self, path: str, **parameters: Any) -> Any:
+        """The document there; anything but 200 is an error."""
+        async with self.client() as client:
+            answer = await client.get(path, params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def post(self, path: str, document: Any = None, status: int = 200) -> Any:
+        async with self.client() as client:
+            answer = (
+                await client.post(path, json=document) if document is not None else await client.post(path)
+            )
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+def is_problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
+    """The problem document of an answer."""
+    assert answer.status_code == status, (answer.status_code, answer.text)
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: dict[str, Any] = answer.json()
+    assert document["status"] == status
+    assert {"type", "title", "detail"} <= document.keys()
+    return document

@@ -1,0 +1,91 @@
+"""``/livez`` and ``/readyz``, and what a database that is away does to everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+import pytest
+
+from relaybox import Destination, Outbox
+from relaybox.admin import Admin
+from relaybox.health import Health, Problem
+from relaybox.web import api, dashboard
+from tests.web.stage import OPERATOR, USERS, VIEWER, Stage, bearer, is_problem
+
+
+async def test_a_quiet_outbox_is_alive_and_ready(stage: Stage) -> None:
+    async with stage.client(token=None) as client:
+        assert (await client.get("/livez")).json() == {"alive": True}
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"ready": True, "problems": []})
+
+
+async def test_work_that_nobody_does_shows(stage: Stage) -> None:
+    id_ = stage.operated.emit("mail")
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    stage.operated.change(id_, next_attempt_at=past, created_at=past)
+    async with stage.client(token=None) as client:
+        answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    found = answer.json()
+    assert found["ready"] is False
+    assert found["problems"]
+    assert all(problem["reason"] for problem in found["problems"])
+
+
+async def test_strangers_are_told_that_and_those_who_log_in_why(
+    quick: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def unhealthy(self: Admin) -> Health:
+        nonlocal asked
+        asked += 1
+        return Health(False, (Problem("mail", "its circuit is open: refused by 10.0.0.9", 5.0),))
+
+    monkeypatch.setattr(Admin, "health", unhealthy)
+    async with quick.client(token=None) as stranger, quick.client(VIEWER) as viewer:
+        told, shown = (await asyncio.gather(stranger.get("/readyz"), viewer.get("/readyz")))[:2]
+    assert told.json()["problems"] == [
+        {"destination": "mail", "reason": "its circuit is open", "seconds": 5.0}
+    ]
+    assert shown.json()["problems"][0]["reason"] == "its circuit is open: refused by 10.0.0.9"
+    assert (told.status_code, shown.status_code, asked) == (503, 503, 1)
+
+
+async def test_a_probe_may_ask_by_any_name(quick: Stage) -> None:
+    web = dashboard(quick.outbox, users=USERS, hosts=["outbox.example.org"])
+    async with quick.client(token=None, web=web, host="10.0.0.9:8811") as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+        is_problem(await client.get("/api/stats", headers=bearer(OPERATOR)), 421)
+    await web.close()
+
+
+@pytest.mark.parametrize("path", ["/api/stats", "/api/events", "/api/audit", "/api/failures", "/readyz"])
+async def test_a_database_that_is_away_is_a_503_without_its_password(
+    quick: Stage, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Outbox("postgresql://me:hunter22@127.0.0.1:1/nowhere", destinations=[Destination("a", "memory:")])
+    web = api(away, users=USERS)
+    with caplog.at_level(logging.DEBUG, "relaybox"):
+        async with quick.client(web=web) as client:
+            answer = await client.get(path)
+    assert answer.status_code == 503
+    if path != "/readyz":
+        assert is_problem(answer, 503)["detail"]
+        assert int(answer.headers["retry-after"]) > 0
+    assert "hunter22" not in answer.text + caplog.text + repr(web.__dict__)
+    async with quick.client(web=web) as client:
+        assert (await client.get("/livez")).status_code == 200
+    await web.close()
+
+
+async def test_tables_that_are_missing_are_a_503_that_says_so(quick: Stage, tmp_path: object) -> None:
+    web = api(Outbox(f"sqlite:///{tmp_path}/empty.db"), users=USERS)
+    async with quick.client(web=web) as client:
+        problem = is_problem(await client.get("/api/stats"), 503)
+    assert "migrate" in problem["detail"]
+    await web.close()

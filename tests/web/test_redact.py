@@ -1,0 +1,136 @@
+"""What of a payload is not shown."""
+
+from __future__ import annotations
+
+from time import process_time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relaybox.web.redact import DEEP, HIDDEN, Rules, redact, redacted_text
+
+RULES = Rules.of(["customer.email", "phone"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "PASSWORD", "user_password", "client-secret", "X-Api-Key", "apiKey", "accessToken", "card",
+     "cardNumber", "IBAN", "ssn", "Authorization", "phone", "Phone", "Set-Cookie", "passwd", "db_pwd",
+     "passPhrase", "credentials", "private_key", "cvv", "CVC", "sessionId", "webhook-signature",
+     "AWS-Access-Key"],
+)  # fmt: skip
+def test_values_of_such_names_are_hidden(name: str) -> None:
+    for value in ("x", 5, None, ["x"], {"a": "x"}):
+        assert redact({"a": [{name: value}]}, RULES) == {"a": [{name: HIDDEN}]}
+
+
+def test_a_path_hides_what_it_leads_to_and_nothing_else() -> None:
+    seen = {"email": "a", "customer": {"email": "b", "name": "c"}, "x": {"Customer": [{"email": "d"}]}}
+    assert redact(seen, RULES) == {
+        "email": "a",
+        "customer": {"email": HIDDEN, "name": "c"},
+        "x": {"Customer": [{"email": HIDDEN}]},
+    }
+
+
+def test_a_path_is_found_also_where_names_hold_dots() -> None:
+    for seen in ({"customer.email": "b"}, {"x": {"a.customer.email": "b"}}, {"x.customer": {"Email": "b"}}):
+        assert "b" not in str(redact(seen, RULES)).replace("b.", "")
+    for seen in ({"ex-customer.email": "b"}, {"xcustomer": {"email": "b"}}, {"email": "b"}):
+        assert redact(seen, RULES) == seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"password": "hush"}',
+        ' [{"a": {"Customer": {"email": "hush"}}}]',
+        '{"a": "{\\"secret\\": \\"hush\\"}"}',
+        '{"password": "hush", "cut": "of',
+        '{"a": {"pwd": "hush"}, "a": 1}',
+        "[" * 50_000 + "hush",
+    ],
+)
+def test_a_document_within_a_text_is_looked_through(text: str) -> None:
+    assert "hush" not in str(redact({"body": text}, RULES))
+    plain = {"body": '{"order": "17"}', "note": "[sic] {this} stays"}
+    assert redact(plain, RULES) == plain
+
+
+def test_a_field_that_is_an_object_is_known_by_its_name() -> None:
+    seen = [{"name": "Password", "value": "hush"}, {"Key": "x-api-key", "values": ["hush"]}]
+    assert "hush" not in str(redact(seen, RULES))
+    assert "hush" not in str(redact({"customer": [{"field": "email", "Value": "hush"}]}, RULES))
+    plain = [{"name": "colour", "value": "red"}, {"name": 5, "value": "x"}]
+    assert redact(plain, RULES) == plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password=hush",
+        "401: Authorization: Bearer hush",
+        "DB_PASSWORD = 'hush hush'",
+        'ValueError: {"api_key": "hush", "a": 1}',
+        "cannot connect to amqp://me:hush@host/x",
+        "phone: hush",
+        "customer.email=hush",
+        "X-Access-Key=hush&a=1",
+    ],
+)
+def test_what_a_text_says_behind_such_a_name_is_hidden(text: str) -> None:
+    shown = RULES.scrub(text)
+    assert "hush" not in shown
+    assert HIDDEN in shown
+
+
+def test_other_texts_stay() -> None:
+    for text in ("422: no such order 17", "the token is wrong", "discard: 5", "https://x.org/a@b", "email=a"):
+        assert RULES.scrub(text) == text
+
+
+def test_no_text_takes_long_to_scrub() -> None:
+    for piece in ("password", "card", "token ", "//a", "://", "password=", "p-a-s-s-w-o-r-d", "secret:  '"):
+        began = process_time()
+        RULES.scrub(piece * 20_000)
+        assert process_time() - began < 2.0
+
+
+def test_what_cannot_be_looked_through_is_not_shown() -> None:
+    assert redacted_text('{"password": "x"', RULES) == HIDDEN
+    assert redacted_text("[" * 100_000, RULES) == HIDDEN
+    assert redacted_text(None, RULES) is None
+    deep: Any = "secret"
+    for _ in range(200):
+        deep = [deep]
+    shown = redact(deep, RULES)
+    assert DEEP in str(shown)
+    assert "secret" not in str(shown)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_the_shape_stays(value: Any) -> None:
+    def shape(seen: Any, shown: Any) -> None:
+        if shown == HIDDEN:
+            return
+        if isinstance(seen, dict):
+            assert list(seen) == list(shown)
+            for name in seen:
+                shape(seen[name], shown[name])
+        elif isinstance(seen, list):
+            assert len(seen) == len(shown)
+            for one, other in zip(seen, shown, strict=True):
+                shape(one, other)
+        else:
+            assert seen == shown
+
+    shape(value, redact(value, RULES))

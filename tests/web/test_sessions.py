@@ -1,0 +1,274 @@
+"""Logging in: sessions, their cookies, tokens that change, and who guesses."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import httpx2
+import pytest
+
+from relaybox.web import dashboard
+from relaybox.web.limits import MOST, WINDOW, Attempts, Budget
+from relaybox.web.problems import Problem
+from relaybox.web.session import LIFE, Sessions
+from relaybox.web.settings import Known
+from tests.web.stage import OPERATOR, USERS, VIEWER, Stage, bearer, is_problem
+
+HTML = {"accept": "text/html,application/xhtml+xml"}
+COOKIE = "relaybox_session"
+
+
+async def log_in(
+    client: httpx2.AsyncClient, token: str = OPERATOR, after: str = "/events"
+) -> httpx2.Response:
+    page = await client.get("/login", headers=HTML)
+    assert page.status_code == 200
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
+    assert found
+    form = {"token": token, "next": after, "csrf": found[1]}
+    return await client.post(
+        "/login", data=form, headers={**HTML, "origin": str(client.base_url).rstrip("/")}
+    )
+
+
+async def csrf_of(client: httpx2.AsyncClient) -> str:
+    page = await client.get("/destinations", headers=HTML)
+    found = re.search(r'(?:name="csrf" value|name="relaybox-csrf" content)="([0-9a-f]+)"', page.text)
+    assert found, page.text
+    return found[1]
+
+
+async def test_a_token_opens_a_session(stage: Stage) -> None:
+    async with stage.client(token=None) as client:
+        asked = await client.get("/events?status=failed", headers=HTML)
+        assert (asked.status_code, asked.headers["location"]) == (
+            303,
+            "/login?next=%2Fevents%3Fstatus%3Dfailed",
+        )
+        entered = await log_in(client, after="/events?status=failed")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/events?status=failed")
+        cookie = entered.headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={LIFE}"} <= set(cookie.split("; "))
+        assert "Secure" not in cookie
+        assert OPERATOR not in cookie
+        assert (await client.get("/events", headers=HTML)).status_code == 200
+        assert (await client.get("/api/stats")).status_code == 200
+    assert [(actor, action) for actor, action, *_ in stage.operated.audit()] == [("ann", "login")]
+
+
+async def test_a_change_in_a_session_takes_its_token(quick: Stage) -> None:
+    async with quick.client(token=None) as client:
+        await log_in(client)
+        for headers in ({}, {"x-csrf-token": "0" * 64}, {"x-csrf-token": "é"}):
+            problem = is_problem(await client.post("/api/retry", headers=_latin(headers)), 403)
+            assert "CSRF" in problem["detail"]
+        token = await csrf_of(client)
+        answer = await client.post("/api/retry", headers={"x-csrf-token": token})
+        assert answer.json()["retried"] == 0
+    async with quick.client(token=None) as other:
+        await log_in(other)
+        is_problem(await other.post("/api/retry", headers={"x-csrf-token": token}), 403)
+
+
+def _latin(headers: dict[str, str]) -> dict[str, bytes]:
+    return {name: value.encode("latin-1") for name, value in headers.items()}
+
+
+async def test_a_form_without_its_token_is_refused(quick: Stage) -> None:
+    async with quick.client(token=None) as client:
+        is_problem(await client.post("/login", data={"token": OPERATOR}), 403)
+        await log_in(client)
+        is_problem(await client.post("/logout"), 403)
+        is_problem(await client.post("/actions/pause", data={"destination": "mail", "reason": "x"}), 403)
+    assert [action for _, action, *_ in quick.operated.audit()] == ["login"]
+
+
+async def test_a_session_is_a_new_one_after_every_login(quick: Stage) -> None:
+    async with quick.client(token=None) as client:
+        client.cookies.set(COOKIE, "chosen-by-somebody-else", domain="localhost.local", path="/")
+        await log_in(client)
+        first = client.cookies.get(COOKIE, domain="localhost.local")
+        client.cookies.clear()
+        await log_in(client)
+        second = client.cookies.get(COOKIE, domain="localhost.local")
+    assert first
+    assert second
+    assert len({"chosen-by-somebody-else", first, second}) == 3
+
+
+async def test_logging_out_ends_the_session_and_not_only_its_cookie(quick: Stage) -> None:
+    async with quick.client(token=None) as client:
+        await log_in(client)
+        kept = dict(client.cookies)
+        left = await client.post("/logout", data={"csrf": await csrf_of(client)})
+        assert (left.status_code, left.headers["location"]) == (303, "/login")
+        assert "Max-Age=0" in left.headers["set-cookie"]
+    async with quick.client(token=None, headers={"cookie": f"{COOKIE}={kept[COOKIE]}"}) as client:
+        is_problem(await client.get("/api/stats"), 401)
+
+
+async def test_a_session_that_was_ended_is_so_after_a_restart_too(stage: Stage) -> None:
+    async with stage.client(token=None) as client:
+        await log_in(client)
+        kept = client.cookies[COOKIE]
+        assert (await client.get("/api/stats")).status_code == 200
+        await client.post("/logout", data={"csrf": await csrf_of(client)})
+    [_, (actor, action, details, _)] = stage.operated.audit()
+    assert (actor, action) == ("ann", "logout")
+    assert kept.partition(".")[0] not in str(details)
+    again = dashboard(stage.outbox, users=USERS)
+    async with stage.client(token=None, web=again, headers={"cookie": f"{COOKIE}={kept}"}) as client:
+        is_problem(await client.get("/api/stats"), 401)
+    async with stage.client(token=None, web=again) as client:
+        await log_in(client)
+        assert (await client.get("/api/stats")).status_code == 200
+    await again.close()
+
+
+@pytest.mark.parametrize(
+    "after", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/a\nb", ""]
+)
+async def test_a_login_leads_nowhere_else(quick: Stage, after: str) -> None:
+    async with quick.client(token=None) as client:
+        assert (await log_in(client, after=after)).headers["location"] == "/"
+
+
+async def test_a_wrong_token_is_refused_audited_and_never_written_down(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with stage.client(token=None) as client:
+            refused = await log_in(client, "a-token-that-is-wrong")
+            assert refused.status_code == 401
+            assert "set-cookie" not in refused.headers
+            is_problem(await client.get("/api/stats", headers={"authorization": "Bearer x-token-wrong"}), 401)
+    audit = stage.operated.audit()
+    assert [(actor, action) for actor, action, *_ in audit] == [("unknown", "login refused")] * 2
+    assert "127.0.0.1" in str(audit)
+    assert "token-that-is-wrong" not in str(audit) + caplog.text + refused.text
+    assert "token-wrong" not in str(audit) + caplog.text
+
+
+async def test_whoever_guesses_is_not_listened_to(quick: Stage) -> None:
+    async with quick.client(token=None) as client:
+        for _ in range(MOST):
+            assert (await log_in(client, "guess-guess")).status_code == 401
+        limited = await log_in(client)
+        assert limited.status_code == 429
+        assert 0 < int(limited.headers["retry-after"]) <= WINDOW
+        assert (await client.get("/api/stats", headers=bearer(OPERATOR))).status_code == 200
+    async with quick.client(address=("127.0.0.2", 1)) as other:
+        assert (await other.get("/api/stats")).status_code == 200
+
+
+async def test_wrong_tokens_of_one_lock_nobody_else_out(quick: Stage) -> None:
+    async with quick.client("wrong-wrong") as client:
+        for _ in range(3 * MOST):
+            for path in ("/livez", "/readyz", "/login"):
+                assert (await client.get(path, headers=HTML)).status_code in (200, 503)
+        assert not quick.operated.audit()
+        for _ in range(MOST):
+            is_problem(await client.get("/api/stats"), 401)
+        limited = is_problem(await client.get("/api/stats"), 429)
+        assert "Too many" in limited["detail"]
+        assert (await client.get("/livez")).status_code == 200
+    async with quick.client() as other:
+        assert (await other.get("/api/stats")).status_code == 200
+    async with quick.client(token=None) as somebody:
+        assert (await log_in(somebody)).status_code == 303
+    assert len(quick.operated.audit()) == MOST + 1
+
+
+async def test_the_audit_of_refused_logins_is_bounded(quick: Stage) -> None:
+    for number in range(60):
+        async with quick.client("wrong-wrong", address=(f"10.0.0.{number}", 1)) as client:
+            assert (await client.get("/api/stats")).status_code == 401
+    assert len(quick.operated.audit()) == 20
+    assert quick.web.audited.left_out == 40
+
+
+async def test_over_https_the_cookie_is_secure_and_under_a_prefix_it_stays_there(quick: Stage) -> None:
+    transport = httpx2.ASGITransport(app=quick.web, client=("127.0.0.1", 1), root_path="/ops/outbox")
+    async with httpx2.AsyncClient(transport=transport, base_url="https://shop.example/ops/outbox") as client:
+        entered = await log_in(client)
+    assert entered.headers["location"] == "/ops/outbox/events"
+    assert {"Secure", "Path=/ops/outbox"} <= set(entered.headers["set-cookie"].split("; "))
+
+
+async def test_with_its_token_a_session_ends_and_with_two_both_are_good(quick: Stage) -> None:
+    def served(tokens: str) -> object:
+        return dashboard(quick.outbox, users={"ann": {"token": tokens, "role": "operator"}})
+
+    both = served("old-token-of-ann-1 new-token-of-ann-2")
+    async with quick.client(token=None, web=served("old-token-of-ann-1")) as client:  # type: ignore[arg-type]
+        await log_in(client, "old-token-of-ann-1")
+        cookie = {"cookie": f"{COOKIE}={client.cookies[COOKIE]}"}
+    for web, status in ((both, 200), (served("new-token-of-ann-2"), 401)):
+        async with quick.client(token=None, web=web, headers=cookie) as client:  # type: ignore[arg-type]
+            assert (await client.get("/api/openapi.json")).status_code == status
+        await web.close()  # type: ignore[attr-defined]
+    async with quick.client("new-token-of-ann-2", web=both) as client:  # type: ignore[arg-type]
+        assert (await client.get("/api/openapi.json")).status_code == 200
+    await both.close()  # type: ignore[attr-defined]
+
+
+def test_a_cookie_that_was_changed_or_is_over_is_none() -> None:
+    now = [1_000_000.0]
+    ann = Known("ann", "viewer", ("token-1",))
+    sessions = Sessions([ann], "", clock=lambda: now[0])
+    cookie = sessions.issue("ann")
+    found = sessions.read(cookie)
+    assert found is not None
+    assert found.name == "ann"
+    assert Sessions([ann], "another secret").read(cookie) is None
+    assert Sessions([Known("ann", "viewer", ("token-2",))], "", clock=lambda: now[0]).read(cookie) is None
+    text, _, signature = cookie.partition(".")
+    for wrong in (
+        "",
+        ".",
+        text,
+        f"{text}.",
+        f"{text}A.{signature}",
+        f".{signature}",
+        "é.é",
+        "\0",
+        "a" * 9_999,
+    ):
+        assert sessions.read(wrong) is None
+    now[0] += LIFE
+    assert sessions.read(cookie) is None
+    now[0] -= 2 * LIFE
+    assert sessions.read(cookie) is None
+
+
+def test_attempts_are_forgotten_after_a_while_and_never_too_many() -> None:
+    now = [0.0]
+    attempts = Attempts(clock=lambda: now[0])
+    for _ in range(MOST):
+        attempts.check("a")
+        attempts.failed("a")
+    with pytest.raises(Problem, match="Too many"):
+        attempts.check("a")
+    attempts.check("b")
+    now[0] += WINDOW + 1
+    attempts.check("a")
+    for number in range(20_000):
+        attempts.failed(str(number))
+    assert len(attempts._failed) == 10_000
+
+
+def test_a_budget_says_what_it_left_out() -> None:
+    now = [0.0]
+    budget = Budget(2, clock=lambda: now[0])
+    assert [budget.take() for _ in range(5)] == [0, 0, None, None, None]
+    now[0] += WINDOW
+    assert [budget.take(), budget.take()] == [3, 0]
+
+
+def test_what_holds_tokens_does_not_show_them(quick: Stage) -> None:
+    shown = " ".join(
+        map(repr, (quick.web, quick.web.__dict__, quick.web.settings, quick.web.users, quick.outbox.settings))
+    )
+    assert OPERATOR not in shown
+    assert VIEWER not in shown
