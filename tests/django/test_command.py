@@ -227,6 +227,16 @@ def test_a_drain_gives_stored_events_to_a_route_that_came_later(using: str, rece
         command("drain")
 
     assert [event.type for event in received] == ["late.one"]
+    assert sessions(using) == 1, "one that stays open keeps the test's database from being dropped"
+
+
+def sessions(using: str) -> int:
+    """How many connections there are to a database."""
+    if connections[using].vendor != "postgresql":
+        return 1
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        return int(cursor.fetchone()[0])
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

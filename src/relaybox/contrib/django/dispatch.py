@@ -66,12 +66,11 @@ def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]
 
 def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
     """Tell whoever delivers that these rows are there, ids by destination."""
-    kind = get_settings().DISPATCH
     if by_celery():
         from relaybox.contrib.django.tasks import deliver_or_queue
 
         deliver_or_queue(using, rows)
-    elif kind == "relay" or (kind == "auto" and not in_tests()):
+    elif get_settings().DISPATCH in ("auto", "relay") and rings():
         from relaybox.contrib.django.outbox import get_outbox
 
         get_outbox(using).wake(*rows)
@@ -90,12 +89,17 @@ def deliverer() -> str | None:
     return f"a Celery worker, at the latest in the next sweep (every {get_settings().SWEEP_INTERVAL:g} s)"
 
 
-def in_tests() -> bool:
-    """Whether Django's test environment is set up.
+def rings() -> bool:
+    """Whether relays of other processes are told of what is committed.
 
-    No relay of another process serves its databases, and a connection that stays open to notify one would
+    None of them serves the databases of Django's tests, and a connection that stays open to notify one would
     keep them from being dropped.
     """
+    return get_settings().DISPATCH == "relay" or not in_tests()
+
+
+def in_tests() -> bool:
+    """Whether Django's test environment is set up."""
     utils = sys.modules.get("django.test.utils")
     return utils is not None and hasattr(utils._TestState, "saved_data")
 

@@ -11,6 +11,7 @@ from relaybox.app import Outbox
 from relaybox.config import Settings
 from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.databases import url_of
+from relaybox.contrib.django.dispatch import rings
 from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
@@ -34,7 +35,8 @@ class ProjectOutbox(Outbox):
 def get_outbox(using: str = "default") -> Outbox:
     """The outbox in a database of ``DATABASES``, with the project's destinations, routes and handlers."""
     settings, handlers = in_atomic(using, *get_configuration()[:2])
-    return _made(using, dataclasses.replace(settings, database=url_of(using)), tuple(handlers.items()))
+    settings = dataclasses.replace(settings, database=url_of(using), notify=settings.notify and rings())
+    return _made(using, settings, tuple(handlers.items()))
 
 
 @functools.lru_cache(maxsize=16)

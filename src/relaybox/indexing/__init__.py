@@ -1,0 +1,1 @@
+"""Keep a search index in step with a database: backfill, reindex, reconcile."""
