@@ -159,7 +159,7 @@ def send_test(context: typer.Context, destination: Name, as_json: Json = False) 
     if as_json:
         print_json({"destination": destination, "event_id": str(event_id)})
     else:
-        typer.echo(f"sent {event_id}; {command(f'why {event_id}')} says where it is")
+        typer.echo(f"emitted {event_id}; {command(f'why {event_id}')} says where it is")
 
 
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:

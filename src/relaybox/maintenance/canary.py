@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
+from relaybox.actions import CANARY
 from relaybox.ledger import Choice, Entry, Filter, Ledger
 from relaybox.relay.clock import Clock
 
@@ -66,8 +67,6 @@ class Rows:
 
     async def left(self) -> Entry | None:
         """One that was sent before, by whomever, and is not delivered."""
-        from relaybox.actions import CANARY
-
         for status in OPEN:
             filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
             page = await self._admin.events(filter, limit=1)
