@@ -1,12 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help env demo example example-orders test proof lint check bench docs
+.PHONY: help env demo example example-orders example-documents test proof lint check bench docs
 
 ENV := .venv/.complete
 BENCH := .venv/.bench
 DJANGO42 := .venv-django42/.complete
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(ENV) ## Create .venv with every extra and the development tools
 
@@ -30,6 +30,9 @@ example: $(ENV) ## Run a Django project with Celery that tells a runner of uploa
 
 example-orders: $(ENV) ## Run a FastAPI shop that tells a warehouse of paid orders through Kafka
 	@.venv/bin/python -B examples/fastapi_orders/run.py
+
+example-documents: $(ENV) ## Run a FastAPI document service that keeps a search engine in step
+	@.venv/bin/python -B examples/documents/run.py
 
 test: $(ENV) $(DJANGO42) ## Run every test
 	.venv/bin/pytest --numprocesses 2 --dist loadfile -m 'not slow'

@@ -6,18 +6,21 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import pytest
 
 from tests.servers import (
+    algolia,
     base,
     chromium,
     fresh,
     kafka,
     mariadb,
+    meilisearch,
     moto,
     nats,
+    opensearch,
     pgbouncer,
     postgres15,
     postgres18,
@@ -25,6 +28,8 @@ from tests.servers import (
     redis,
     sqlite,
 )
+
+Started = TypeVar("Started")
 
 FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
 
@@ -93,6 +98,27 @@ def moto_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def opensearch_url() -> Iterator[str]:
+    """The URL of an OpenSearch server, without an index."""
+    with available("OpenSearch", opensearch.server()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def meilisearch_url() -> Iterator[str]:
+    """The URL of a Meilisearch server with its key, without an index."""
+    with available("Meilisearch", meilisearch.server()) as started:
+        yield meilisearch.destination_url(started).replace("://", f"://:{started.key}@")
+
+
+@pytest.fixture(scope="session")
+def algolia_url() -> Iterator[str]:
+    """The URL of an imitation of Algolia with its key, and an index for each type of aggregate."""
+    with available("Algolia", algolia.server()) as started:
+        yield started.url.replace("://", f"://:{started.key}@")
+
+
+@pytest.fixture(scope="session")
 def chromium_path() -> Iterator[str]:
     """The path of the browser."""
     with available("Chromium", chromium.program()) as path:
@@ -126,13 +152,13 @@ def fresh_databases(request: pytest.FixtureRequest) -> Iterator[Callable[[str], 
 
 
 @contextmanager
-def available(name: str, server: AbstractContextManager[str]) -> Iterator[str]:
+def available(name: str, server: AbstractContextManager[Started]) -> Iterator[Started]:
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(server)
+            started = stack.enter_context(server)
         except base.Unavailable as reason:
             give_up(name, reason)
-        yield url
+        yield started
 
 
 def give_up(name: str, reason: object) -> NoReturn:

@@ -10,11 +10,10 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from starlette.testclient import TestClient
@@ -25,6 +24,7 @@ from benchmarks.many import fill_week, refill
 from relaybox import Destination, Outbox
 from relaybox.stores.postgres import Psycopg
 from relaybox.web import dashboard
+from tests.trips import counted
 
 ROWS = 5_000_000
 FEW = 10_000
@@ -94,7 +94,7 @@ def _headers(path: str) -> dict[str, str]:
 def _count_trips(url: str) -> dict[str, int]:
     counts = {}
     with (
-        _counted() as trips,
+        counted(Psycopg) as trips,
         TestClient(dashboard(_outbox(url)), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client,
     ):
         for path, address in _paths(url).items():
@@ -103,32 +103,6 @@ def _count_trips(url: str) -> dict[str, int]:
             _check(path, answer.status_code)
             counts[path] = len(trips)
     return counts
-
-
-@contextmanager
-def _counted() -> Iterator[list[Any]]:
-    """What is asked of the database; each is a round trip."""
-    asked: list[Any] = []
-    run = Psycopg.run
-
-    async def counting(self: Psycopg, begin: Callable[[], Any], **options: Any) -> Any:
-        def counted() -> Iterator[Any]:
-            steps, answer = begin(), None
-            while True:
-                try:
-                    query = steps.send(answer)
-                except StopIteration as end:
-                    return end.value
-                asked.append(query)
-                answer = yield query
-
-        return await run(self, counted, **options)
-
-    Psycopg.run = counting  # type: ignore[method-assign]
-    try:
-        yield asked
-    finally:
-        Psycopg.run = run  # type: ignore[method-assign]
 
 
 async def _times(url: str) -> dict[str, Sample]:

@@ -206,6 +206,7 @@ class Admin(Actions):
         entries = await self._ledger.find(id_)
         places = await self._ledger.places()
         relays = await self._ledger.relays()
+        shadowed = await self.shadowed(entries)
         reasons = []
         for entry in entries:
             head = await self._head(entry)
@@ -214,8 +215,12 @@ class Admin(Actions):
                 beside = await self._ledger.find(head.event_id)
                 shared |= {head.event_id} if len(beside) > 1 else set()
             known = self._destinations.keys()
-            reasons.append(explain(entry, places, known, relays, head, shared, self._handed_over))
+            reasons.append(explain(entry, places, known, relays, head, shared, self._handed_over, shadowed))
         return tuple(reasons)
+
+    async def shadowed(self, entries: Iterable[Entry]) -> frozenset[UUID]:
+        """The ids of those that were delivered in shadow: nothing was sent."""
+        return await self._ledger.shadowed([one.id for one in entries if one.status == "delivered"])
 
     async def series(self, hours: float, destination: str | None = None) -> Series:
         """What happened in the last hours, in at most 180 points; emitted rows are known of the whole."""

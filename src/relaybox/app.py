@@ -6,20 +6,23 @@ import asyncio
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from relaybox.config import Destination, Route, Settings
+from relaybox.config import Destination, Route, Settings, find_file
 from relaybox.emit.emitter import Calls, Emitter
 from relaybox.emit.row import Call
 from relaybox.emit.transaction import Transaction
 from relaybox.errors import ConfigError
 from relaybox.event import Emitted
+from relaybox.rollout import RouteFile, changed, is_sent
 from relaybox.schema import make_tables
 from relaybox.setting import known_only, reveal_database
 from relaybox.wakes.open import open_bell
@@ -54,13 +57,18 @@ class Outbox:
         handlers: Mapping[str, Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
-        self.settings = _settings(database, destinations, routes, settings)
+        self.settings, in_file = _settings(database, destinations, routes, settings)
         self.tables = make_tables(sa.MetaData(), schema=self.settings.schema, prefix=self.settings.prefix)
         self._emitter = Emitter(self.settings, self.tables)
         self._recorder: Recorder | None = None
         self._handlers = dict(handlers or {})
         self._bell = open_bell(self.settings)
         self._emitter.caller = self._bell
+        self._changing = threading.Lock()
+        self.file: Path | None = None
+        """The file that settings of it come from."""
+        if database is None and (file := find_file(None, os.environ)) is not None:
+            self.follow(file, len(self.settings.routes) - in_file)
         # Set while a test runs, so that no relay of it sends anything away by accident.
         self._sink_of: OpenSink | None = None
 
@@ -208,6 +216,53 @@ class Outbox:
 
         return register
 
+    def enabled(self, route: Route | str, aggregate_id: Any) -> bool:
+        """Whether what the route takes of this aggregate is really sent: in its rollout, and not in shadow.
+
+        Where it is not, an application goes on with what it did before. ``route`` is a ``Route``, one of a
+        route's patterns, the name of a destination, or an event type; where that names several routes or
+        destinations, all of them send it. Raises ``ConfigError`` where there is no such.
+        """
+        self._look()
+        return is_sent(self._emitter.routes, route, aggregate_id)
+
+    def rollout(self, route: Route | str, percent: float) -> None:
+        """Take the events of so many percent of the aggregates from now on, in this process.
+
+        ``route`` is a ``Route``, a pattern, or the name of a destination for all routes to it.
+        """
+        self._change(lambda settings: changed(settings, route, rollout=percent))
+
+    def shadow(self, route: Route | str, on: bool) -> None:
+        """Send what it takes, or store it and send nothing, from now on, in this process."""
+        self._change(lambda settings: changed(settings, route, shadow=on))
+
+    def follow(self, file: Path, first: int = 0) -> None:
+        """Take over what changes in ``rollout`` and ``shadow`` of the routes that were read from this file.
+
+        They begin with number ``first`` of the settings' routes. It is looked at once a second at most,
+        when something is emitted, asked or routed; every other change in it is left for the next start.
+        """
+
+        def take(new: Mapping[int, Route]) -> None:
+            self._change(lambda settings: _with_routes(settings, first, new))
+
+        self.file = file
+        self._emitter.look = RouteFile(file, self.settings.routes[first:], take).look
+
+    def _look(self) -> None:
+        if self._emitter.look is not None:
+            self._emitter.look()
+
+    def _latest_routes(self) -> Sequence[Route]:
+        self._look()
+        return self.settings.routes
+
+    def _change(self, change: Callable[[Settings], Settings]) -> None:
+        with self._changing:
+            self.settings = change(self.settings)
+            self._emitter.configure(self.settings)
+
     @functools.cached_property
     def inbox(self) -> Inbox:
         """An inbox in the outbox's own tables, with its ``inbox_window``."""
@@ -239,6 +294,7 @@ class Outbox:
             patience=patience,
             observers=observers,
             sink_of=self._sink_of,
+            routes=self._latest_routes,
         )
 
     def wake(self, *destinations: str) -> None:
@@ -261,12 +317,13 @@ class Outbox:
         run(self.adrain())
 
     def _configure(self, destination: Destination, route: Route) -> None:
-        self.settings = dataclasses.replace(
-            self.settings,
-            destinations=(*self.settings.destinations, destination),
-            routes=(*self.settings.routes, route),
+        self._change(
+            lambda settings: dataclasses.replace(
+                settings,
+                destinations=(*settings.destinations, destination),
+                routes=(*settings.routes, route),
+            )
         )
-        self._emitter.configure(self.settings)
 
     def migrate(self) -> list[int]:
         """Bring the tables to this version, as ``relaybox migrate`` does; the versions applied.
@@ -304,16 +361,26 @@ def _settings(
     destinations: Iterable[Destination],
     routes: Iterable[Route],
     options: dict[str, Any],
-) -> Settings:
+) -> tuple[Settings, int]:
+    """The settings, and how many of their routes, the last ones, are those of a file."""
     names = {field.name for field in dataclasses.fields(Settings)} - {"database", "destinations", "routes"}
     known_only(options, names, "Outbox")
     if database is not None:
         url = reveal_database(database, os.environ)
-        return Settings(url, destinations, routes, **options)
+        return Settings(url, destinations, routes, **options), 0
     loaded = Settings.load(None, os.environ)
     # Checked by themselves first: a route may lead to a destination of the file.
     given = Settings(loaded.database, destinations)
     merged = {destination.name: destination for destination in (*loaded.destinations, *given.destinations)}
     both = dataclasses.replace(loaded, destinations=tuple(merged.values()), **options)
     own = dataclasses.replace(both, routes=routes).routes
-    return dataclasses.replace(both, routes=(*own, *loaded.routes))
+    return dataclasses.replace(both, routes=(*own, *loaded.routes)), len(loaded.routes)
+
+
+def _with_routes(settings: Settings, first: int, new: Mapping[int, Route]) -> Settings:
+    """With the rollout and shadow of these, which are numbered from the ``first``."""
+    routes = list(settings.routes)
+    for number, route in new.items():
+        before = routes[first + number]
+        routes[first + number] = dataclasses.replace(before, rollout=route.rollout, shadow=route.shadow)
+    return dataclasses.replace(settings, routes=routes)

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
+from relaybox.database_url import normalize_url
 from relaybox.errors import ConfigError, did_you_mean, shorten
 from relaybox.setting import (
     Duration,
@@ -33,6 +34,7 @@ from relaybox.setting import (
     parse_name,
     parse_names,
     parse_networks,
+    parse_percent,
     parse_rate,
     parse_secret,
     parse_size,
@@ -61,6 +63,7 @@ __all__ = [
     "parse_duration",
     "parse_rate",
     "parse_size",
+    "read_routes",
 ]
 
 Jitter: TypeAlias = float | Literal["full"]
@@ -70,10 +73,13 @@ OnFailed: TypeAlias = Literal["block", "skip"]
 OnUnrouted: TypeAlias = Literal["raise", "store"]
 Function: TypeAlias = Callable[..., Any]
 
+SEARCHES = frozenset(["meilisearch", "meilisearchs", "algolia", "opensearch"])
+"""Those of the schemes that are search engines."""
+
 SINKS = frozenset(
     [
         *("http", "https", "kafka", "amqp", "amqps", "nats", "redis", "rediss", "sqs"),
-        *("meilisearch", "meilisearchs", "algolia", "opensearch"),
+        *SEARCHES,
         *("celery", "handler", "console", "memory", "debezium"),
     ]
 )
@@ -84,71 +90,9 @@ DEFAULT_DATABASE = "sqlite:///relaybox.db"
 
 _MEANT = "did you mean %r?"
 
-_DIALECTS = {
-    "postgresql": "postgresql",
-    "postgres": "postgresql",
-    "mysql": "mysql",
-    "mariadb": "mysql",
-    "sqlite": "sqlite",
-}
-
 
 class ConfigWarning(UserWarning):
     """A setting is allowed but will hardly do what was meant."""
-
-
-def normalize_url(url: str, setting: str = "database") -> str:
-    """The database's URL as ``postgresql://``, ``mysql://`` or ``sqlite://``, without a driver."""
-    match = re.fullmatch(r"(\w+)(?:\+\w+)?://(.*)", url, re.DOTALL) if isinstance(url, str) else None
-    dialect = _DIALECTS.get(match[1].lower()) if match else None
-    if match is None or dialect is None:
-        raise _no_database(url, setting)
-    normal, place = f"{dialect}://{match[2]}", match[2]
-    if dialect == "sqlite":
-        _check_file(normal, place, setting)
-    else:
-        _check_user(normal, place, setting)
-        _check_port(normal, place, setting)
-    return normal
-
-
-def _no_database(url: object, setting: str) -> ConfigError:
-    known = ", ".join(f"{name}://" for name in _DIALECTS)
-    fix = f"write one of {known} (with or without +driver)"
-    if not isinstance(url, str):
-        return ConfigError(f"{setting} is of type {type(url).__name__}: {fix}")
-    if re.match(r"\w+(\+\w+)?://", url):
-        return ConfigError(f"{setting} = {mask_url(url)!r}: {fix}")
-    # Without a scheme there is no telling which part is a password, but a file's name has none.
-    file = re.fullmatch(r"[\w./\\ -]+\.(db3?|sqlite3?)", url)
-    return ConfigError(f"{setting} is not a URL: {fix}" + (f"; for a file: sqlite:///{url}" if file else ""))
-
-
-def _check_file(url: str, place: str, setting: str) -> None:
-    if place and place[0] not in "/?":
-        masked = mask_url(url)
-        fix = f"write {masked.replace('://', ':///', 1)} (three slashes; four for an absolute path)"
-        raise ConfigError(f"{setting} = {masked!r}: {fix}")
-
-
-def _check_user(url: str, place: str, setting: str) -> None:
-    """Drivers repeat what they cannot read, and here that would be a password."""
-    user = place.partition("?")[0].rpartition("@")[0]
-    if re.search(r"\s|%(?![0-9A-Fa-f]{2})", user):
-        fix = "its user or password holds a space or a lone %; write %20 for a space and %25 for a %"
-        raise ConfigError(f"{setting} = {mask_url(url)!r}: {fix}")
-
-
-def _check_port(url: str, place: str, setting: str) -> None:
-    before, _, query = place.partition("?")
-    if "@" in query:
-        # Of a password with a question mark, a part would be taken for the port, and shown.
-        return
-    # PostgreSQL takes several hosts, each with its port.
-    for host in before.rpartition("@")[2].partition("/")[0].split(","):
-        port = re.fullmatch(r"(?:\[.*\]|[^:\[\]]*):(.+)", host, re.DOTALL)
-        if port and not re.fullmatch(r"[0-9]+", port[1]):
-            raise ConfigError(f"{setting} = {mask_url(url)!r}: the port {port[1]!r} is no number")
 
 
 @dataclass(frozen=True)
@@ -187,8 +131,9 @@ def _backoff(value: Backoff | Mapping[str, Any], setting: str) -> Backoff:
 class Destination:
     """A named place events go: a sink, and the policy of its deliveries.
 
-    Durations are kept as seconds and ``rate_limit`` as events a second. ``on_failed`` says what becomes
-    of a key whose head failed for good; left out, it is ``block`` where ``ordered``, else ``skip``.
+    Durations are kept as seconds and ``rate_limit`` as events a second. Search indexes are ``ordered``
+    where that is left out, others are not. ``on_failed`` says what becomes of a key whose head failed for
+    good; left out, it is ``block`` where ``ordered``, else ``skip``.
     ``options`` are those of the sink, which may as well stand in the query of its URL. ``once`` is for
     functions: they run in one transaction with the inbox's mark of their event.
     """
@@ -197,7 +142,8 @@ class Destination:
     sink: str
     _: KW_ONLY
     once: Setting[bool, bool] = Setting(parse_flag, False)
-    ordered: Setting[bool, bool] = Setting(parse_flag, False)
+    # Where it is left out, __post_init__ decides.
+    ordered: Setting[bool | None, bool] = Setting(optional(parse_flag), None)  # type: ignore[arg-type]
     ordering: Setting[Ordering | Function, Ordering | Function] = Setting(
         choice(Ordering, or_function=True), "aggregate"
     )
@@ -225,11 +171,17 @@ class Destination:
     @cached_property
     def handed_over(self) -> bool:
         """Whether no relay sends to it: Debezium reads its rows in the database's log."""
-        return self.sink.partition(":")[0].lower() == "debezium"
+        return self._scheme == "debezium"
+
+    @property
+    def _scheme(self) -> str:
+        return self.sink.partition(":")[0].lower()
 
     def __post_init__(self) -> None:
         parse_name(self.name, f"{self._where}name")
         self._check_sink()
+        if self.ordered is None:
+            object.__setattr__(self, "ordered", self._scheme in SEARCHES)
         if self.handed_over:
             self._check_handed_over()
         if self.on_failed is None:
@@ -279,10 +231,17 @@ class Destination:
 
 @dataclass(frozen=True)
 class Route:
-    """Which events go where: ``Route("file.*", to="runner")``; ``*`` stands for any run of characters."""
+    """Which events go where: ``Route("file.*", to="runner")``; ``*`` stands for any run of characters.
+
+    ``rollout`` is the percentage of aggregates whose events it takes. What a ``shadow`` takes is stored,
+    claimed and settled like any other, but not sent.
+    """
 
     events: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
     to: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
+    _: KW_ONLY
+    rollout: Setting[float, float] = Setting(parse_percent, 100.0)
+    shadow: Setting[bool, bool] = Setting(parse_flag, False)
 
     @property
     def _where(self) -> str:
@@ -294,7 +253,7 @@ class Route:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Made of a ``[[routes]]`` table."""
         fixes = dict.fromkeys(("event", "match", "pattern"), _MEANT % "events")
-        return cls(**known_only(mapping, ("events", "to"), "a route", fixes))
+        return cls(**known_only(mapping, (item.name for item in fields(cls)), "a route", fixes))
 
 
 _Item = TypeVar("_Item")
@@ -347,9 +306,17 @@ class Settings:
         for route in self.routes:
             for name in route.to:
                 _check_exists(f"{route._where}to", name, names)
+            if route.shadow:
+                self._check_shadow(route)
         for destination in self.destinations:
             self._check_dead_letter(destination, names)
         self._check_canary(names)
+
+    def _check_shadow(self, route: Route) -> None:
+        handed_over = [one.name for one in self.destinations if one.handed_over and one.name in route.to]
+        if handed_over:
+            fix = f"Debezium sends whatever is written for {handed_over[0]!r}; leave shadow out"
+            raise wrong(f"{route._where}shadow", route.shadow, fix)
 
     def _check_canary(self, names: list[str]) -> None:
         if self.canary_destination is None:
@@ -390,13 +357,11 @@ class Settings:
         destinations = table.pop("destinations", {})
         if not isinstance(destinations, dict):
             raise wrong("destinations", destinations, "write each as a [destinations.NAME] table")
-        routes = table.pop("routes", [])
-        if not isinstance(routes, list):
-            raise wrong("routes", routes, "write each route as a [[routes]] table")
+        routes = _routes(table.pop("routes", []))
         return cls(
             _database(_named_database(database, env, table.pop("database", None)), env),
             [Destination.from_mapping(name, given) for name, given in destinations.items()],
-            [Route.from_mapping(given) for given in routes],
+            routes,
             **table,
         )
 
@@ -447,6 +412,17 @@ def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
     if own.is_file():
         return own
     return shared if shared.is_file() and "relaybox" in _tools(read_toml(shared)) else None
+
+
+def read_routes(path: Path) -> tuple[Route, ...]:
+    """The routes that a file has; raises ``ConfigError``."""
+    return _routes(_table(path).get("routes", []))
+
+
+def _routes(given: object) -> tuple[Route, ...]:
+    if not isinstance(given, list):
+        raise wrong("routes", given, "write each route as a [[routes]] table")
+    return tuple(Route.from_mapping(each) for each in given)
 
 
 def _tools(data: dict[str, Any]) -> dict[str, Any]:

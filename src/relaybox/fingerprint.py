@@ -75,5 +75,7 @@ def error_class(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """The text without ids, numbers, quoted values and the queries of URLs."""
-    return _VARIES.sub(lambda match: _STANDS_FOR[match.lastgroup or "space"], text)[:KEPT].strip()
+    """The text without ids, numbers, quoted values and the queries of URLs, but with its HTTP status."""
+    head = http[0] if (http := _HTTP.match(text)) else ""
+    rest = _VARIES.sub(lambda match: _STANDS_FOR[match.lastgroup or "space"], text[len(head) :])
+    return f"{head}{rest}"[:KEPT].strip()

@@ -282,6 +282,10 @@ class Ledger(Journal, Protocol):
         """What each of these deliveries carries."""
         ...
 
+    async def shadowed(self, ids: Collection[UUID]) -> frozenset[UUID]:
+        """Those of these deliveries that are in shadow."""
+        ...
+
     async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
         """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""
         ...

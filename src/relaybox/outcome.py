@@ -53,9 +53,13 @@ class Gone(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The destination acknowledged it. ``keep=False`` deletes the row instead of keeping it."""
+    """The destination acknowledged it. ``keep=False`` deletes the row instead of keeping it.
+
+    ``shadow``: nothing was sent, because it was emitted in shadow.
+    """
 
     keep: bool = True
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

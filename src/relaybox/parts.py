@@ -20,8 +20,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox.config import Destination, Settings, needs_postgresql
+from relaybox.config import Destination, Route, Settings, needs_postgresql
 from relaybox.emit.reroute import StoredRouter
+from relaybox.engine import Engine
 from relaybox.errors import ConfigError, MissingExtra, RelayboxError, did_you_mean
 from relaybox.load import load
 from relaybox.maintenance.caretaker import Caretaker
@@ -59,6 +60,14 @@ BROKERS = {
 }
 """By scheme: the module of the sink, the package it needs, and the extra that brings it."""
 
+SEARCH = {
+    "meilisearch": ("meilisearch", "aiohttp", "meilisearch"),
+    "meilisearchs": ("meilisearch", "aiohttp", "meilisearch"),
+    "algolia": ("algolia", "aiohttp", "algolia"),
+    "opensearch": ("opensearch", "aiohttp", "opensearch"),
+}
+"""By scheme: the module of the search engine, the package it needs, and the extra that brings it."""
+
 T = TypeVar("T")
 Handlers = Mapping[str, Callable[..., Any]]
 OpenSink = Callable[[Destination, Handlers], Sink]
@@ -79,13 +88,15 @@ def open_relay(
     only: Mapping[str, Sequence[UUID]] | None = None,
     tally: Tally | None = None,
     left_out: LeftOut | None = None,
+    routes: Callable[[], Sequence[Route]] | None = None,
 ) -> Relay:
     """A relay for every destination; nothing is connected to before it runs.
 
     ``sink_of`` is asked for the sinks instead of ``open_sink``. A ``store`` and a ``wake`` that are handed in
     are used in place of those that the settings name, and are not closed. With ``only`` it delivers nothing
     but the rows of these ids, by destination. ``tally`` goes on counting where an earlier relay ended.
-    With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised.
+    With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised. ``routes``
+    is asked for the routes as they are now.
     """
     from relaybox.stores.samples import SqlSamples
     from relaybox.stores.upkeep import SqlUpkeep
@@ -104,7 +115,7 @@ def open_relay(
     _check_log(settings, store.steps.statements.dialect.name)
     clock, me = MonotonicClock(), this_process()
     upkeep = SqlUpkeep(store)
-    router = StoredRouter(settings) if settings.routes else None
+    router = StoredRouter(settings, routes) if settings.routes else None
     tally = tally or new_tally(me.name)
     observer = Observers([LogObserver(), tally, *_tracing(observers), *observers])
     caretaker = Caretaker(
@@ -330,6 +341,11 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
             module, package, extra = BROKERS[scheme]
             broker: Sink = _module(f"relaybox.sinks.{module}", package, extra).open_sink(destination)
             return broker
+        case _ if scheme in SEARCH:
+            engine = open_engine(destination)
+            from relaybox.sinks.search import SearchSink
+
+            return SearchSink(destination, engine)
         case "console":
             from relaybox.sinks.console import ConsoleSink
 
@@ -339,6 +355,17 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
 
             return MemorySink(destination)
     raise ConfigError(f"destination {destination.name!r}: no relay of this release can send to {scheme}://")
+
+
+def open_engine(destination: Destination) -> Engine:
+    """The search engine that a destination's URL names; nothing is connected to before it is asked."""
+    scheme = destination.sink.partition(":")[0].lower()
+    if scheme not in SEARCH:
+        fix = f"name one whose sink is {', '.join(f'{known}://' for known in SEARCH)}"
+        raise ConfigError(f"destination {destination.name!r} is no search index ({scheme}:); {fix}")
+    module, package, extra = SEARCH[scheme]
+    engine: Engine = _module(f"relaybox.sinks.{module}", package, extra).open_engine(destination)
+    return engine
 
 
 def handler_of(destination: Destination, handlers: Handlers) -> Callable[..., Any]:

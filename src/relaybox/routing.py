@@ -3,14 +3,19 @@
 A pattern is an event type in which ``*`` stands for any run of characters, dots too. It is held against
 the event type as it is and without its version, so that ``document.created`` takes
 ``document.created.v2`` as well, while ``document.created.v2`` takes that version only.
+
+A route with a ``rollout`` takes the events of some aggregates: those whose ``bucket`` is below it. The bucket
+is made of the aggregate's id alone, so that it is the same in every process, for every route and release.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from relaybox.config import OnUnrouted, Route
 from relaybox.errors import InvalidField, UnknownDestination, Unrouted
@@ -22,28 +27,86 @@ UNROUTED = ""
 _VERSION = re.compile(r"\.v[0-9]+\Z")
 
 
+_BUCKETS = 10_000
+
+
+def bucket(aggregate_id: str) -> int:
+    """Where an aggregate stands between 0 and 9999, for good: hundredths of a percent."""
+    digest = hashlib.sha256(aggregate_id.encode()).digest()
+    return int.from_bytes(digest[:4]) % _BUCKETS
+
+
+def limit(route: Route) -> int:
+    """The bucket at which a route's rollout ends."""
+    return round(route.rollout * 100)
+
+
+class Share(NamedTuple):
+    """Which buckets of an event type a destination gets: below ``sent`` for real, below ``taken`` at all."""
+
+    destination: str
+    sent: int
+    taken: int
+
+
+class Narrowed(NamedTuple):
+    """The destinations of one event, and those among them that are in shadow."""
+
+    destinations: tuple[str, ...]
+    shadowed: tuple[str, ...]
+
+
 class Routes:
-    """The routes in their order, and what they said of recent event types."""
+    """The routes in their order, and what they said of recent event types.
+
+    ``gradual``: at least one of them does not take everything, or is a shadow.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._routes = tuple(routes)
-        self._compiled = [(_compile(route.events), route.to) for route in self._routes]
+        self.routes = tuple(routes)
+        self.gradual = any(route.shadow or limit(route) < _BUCKETS for route in self.routes)
+        self._compiled = [(_compile(route.events), route) for route in self.routes]
         # Bounded, because an application may make up event types as it goes.
         self._find: Callable[[str], tuple[str, ...]] = functools.lru_cache(4096)(self._match)
+        self._share: Callable[[str], tuple[Share, ...]] = functools.lru_cache(4096)(self._shares)
 
     def destinations(self, event_type: str) -> tuple[str, ...]:
         """The destinations of every route that takes ``event_type``, in the routes' order, each once."""
         return self._find(event_type)
 
+    def shares(self, event_type: str) -> tuple[Share, ...]:
+        """Which aggregates each of these destinations gets: those that any of its routes takes."""
+        return self._share(event_type)
+
+    def narrow(self, event_type: str, aggregate_id: str) -> Narrowed:
+        """Those that get the events of this aggregate; in shadow where no other route sends it."""
+        shares, at = self._share(event_type), bucket(aggregate_id)
+        taken = [share for share in shares if at < share.taken]
+        return Narrowed(
+            tuple(share.destination for share in taken),
+            tuple(share.destination for share in taken if at >= share.sent),
+        )
+
     @property
     def patterns(self) -> tuple[str, ...]:
         """Every pattern, in the routes' order."""
-        return tuple(dict.fromkeys(pattern for route in self._routes for pattern in route.events))
+        return tuple(dict.fromkeys(pattern for route in self.routes for pattern in route.events))
+
+    def _taking(self, event_type: str) -> list[Route]:
+        forms = (event_type, _VERSION.sub("", event_type))
+        return [route for pattern, route in self._compiled if any(map(pattern.fullmatch, forms))]
 
     def _match(self, event_type: str) -> tuple[str, ...]:
-        forms = (event_type, _VERSION.sub("", event_type))
-        taken = (to for pattern, to in self._compiled if any(map(pattern.fullmatch, forms)))
-        return tuple(dict.fromkeys(name for to in taken for name in to))
+        return tuple(dict.fromkeys(name for route in self._taking(event_type) for name in route.to))
+
+    def _shares(self, event_type: str) -> tuple[Share, ...]:
+        shares: dict[str, Share] = {}
+        for route in self._taking(event_type):
+            taken, sent = limit(route), 0 if route.shadow else limit(route)
+            for name in route.to:
+                before = shares.get(name, Share(name, 0, 0))
+                shares[name] = Share(name, max(before.sent, sent), max(before.taken, taken))
+        return tuple(shares.values())
 
 
 def _compile(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -258,6 +258,14 @@ def parse_count(value: int, setting: str) -> int:
     return int.__int__(value)
 
 
+def parse_percent(value: float, setting: str) -> float:
+    """A percentage, 0 to 100, of no more than two decimal places."""
+    percent = _number(value)
+    if not 0 <= percent <= 100 or abs(percent * 100 - round(percent * 100)) > 1e-6:
+        raise wrong(setting, value, "write a percentage, 0 to 100, such as 10, 2.5 or 0.25")
+    return percent
+
+
 def parse_flag(value: bool, setting: str) -> bool:
     """True or False; a text such as "no" would count as true and is refused."""
     if not isinstance(value, bool):

@@ -45,14 +45,19 @@ def explain(
     head: Entry | None = None,
     shared: Collection[UUID] = (),
     handed_over: Collection[str] = (),
+    shadowed: Collection[UUID] = (),
 ) -> Reason:
     """The reason that comes first: final, being sent, held with its destination, behind another, its own.
 
     ``head`` is the first open row of its key, where its destination is ordered; ``shared`` are the events
-    that have more deliveries than this one; ``handed_over`` the destinations that Debezium sends to.
+    that have more deliveries than this one; ``handed_over`` the destinations that Debezium sends to;
+    ``shadowed`` the rows that were delivered in shadow.
     """
     if entry.destination in handed_over and (entry.status == "pending" or not entry.attempts):
         return _handed_over(entry)
+    if entry.id in shadowed:
+        text = f"was delivered in shadow at {at(entry.delivered_at)}: nothing was sent"
+        return Reason(entry, "delivered", text)
     if entry.status != "pending":
         return _final(entry, shared)
     if entry.state is State.SENDING:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from relaybox.stores.postgres import Psycopg
 from relaybox.web import dashboard
 from tests.browser import seed
+from tests.trips import counted
 
 PATHS = [
     "/",
@@ -36,35 +36,14 @@ MOST = 40
 """Round trips of one page, with six destinations."""
 
 
-@pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was asked of the database; each is a round trip."""
-    asked: list[Any] = []
-    run = Psycopg.run
-
-    async def counting(self: Psycopg, begin: Callable[[], Any], **options: Any) -> Any:
-        def counted() -> Iterator[Any]:
-            steps = begin()
-            answer = None
-            while True:
-                try:
-                    query = steps.send(answer)
-                except StopIteration as end:
-                    return end.value
-                asked.append(query)
-                answer = yield query
-
-        return await run(self, counted, **options)
-
-    monkeypatch.setattr(Psycopg, "run", counting)
-    return asked
-
-
-def test_the_number_of_queries_does_not_grow(fresh_database: Callable[[str], str], trips: list[Any]) -> None:
+def test_the_number_of_queries_does_not_grow(fresh_database: Callable[[str], str]) -> None:
     database = fresh_database("postgresql-18")
     outbox = seed.shop(database)
     engine = sa.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
-    with TestClient(dashboard(outbox), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client:
+    with (
+        counted(Psycopg) as trips,
+        TestClient(dashboard(outbox), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client,
+    ):
         write(outbox, engine, 10)
         few = costs(client, trips)
         write(outbox, engine, 990)

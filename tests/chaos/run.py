@@ -1,6 +1,7 @@
 """``python -m tests.chaos.run --database postgresql-18 --seed 1 --count 10``: schedules, and a line for each.
 
 With ``--broker redis`` (nats, rabbitmq, kafka) events go to that broker, and the faults are the broker's.
+With ``--search`` they go to search engines, to another one for each seed.
 Exits with 1 when a promise was broken; the seed and the commit that are printed then draw the same faults.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +20,12 @@ import msgspec
 
 from tests.chaos.broker_schedule import run_broker_schedule
 from tests.chaos.brokers.running import BROKERS, SINKS, running
+from tests.chaos.cluster import running as running_database
 from tests.chaos.ground import prepared
 from tests.chaos.schedule import Result, run_schedule
+from tests.chaos.search_schedule import archive_of, draw, run_search_schedule
 from tests.commit import commit
+from tests.integration.search_engines import ENGINES, Subject, engine
 
 DATABASES = ("postgresql-18", "postgresql-15", "mariadb", "sqlite", "small-disk")
 
@@ -48,12 +53,33 @@ def main() -> int:
 
 def _runner(stack: ExitStack, options: argparse.Namespace) -> Callable[[int], Result]:
     """Runs the schedule of a seed; what it needs is there until the stack is closed."""
+    if options.search:
+        return _search_runner(stack, options.events)
     if options.broker is None:
         ground = stack.enter_context(prepared(options.database))
         return lambda seed: run_schedule(ground, seed, options.events)
     plain = stack.enter_context(prepared("postgresql-18", plain=True, warm=SINKS))
     broker = stack.enter_context(running(options.broker))
     return lambda seed: run_broker_schedule(plain, broker, seed, options.events)
+
+
+def _search_runner(stack: ExitStack, events: int) -> Callable[[int], Result]:
+    server = stack.enter_context(running_database("postgresql-18"))
+    subjects: dict[str, Subject] = {}
+
+    def run(seed: int) -> Result:
+        name = ENGINES[seed % len(ENGINES)]
+        if name not in subjects:
+            subjects[name] = stack.enter_context(engine(name))
+        plan = draw(seed, subjects[name], events)
+        with (
+            server.database() as url,
+            tempfile.TemporaryDirectory(prefix="relaybox-chaos-") as home,
+            archive_of(url, Path(home), subjects[name], plan) as archive,
+        ):
+            return run_search_schedule(archive, subjects[name], plan)
+
+    return run
 
 
 def keep(result: Result, file: Path) -> None:
@@ -68,9 +94,14 @@ def line(result: Result) -> str:
     broken = ", ".join(f"{count} {kind}" for kind, count in result.findings.items() if count) or "ok"
     return (
         f"{result.database} seed {result.seed}: {broken}; {result.events} events, {result.receipts} receipts,"
-        f" {result.duplicates} again (≤ {result.bound}), {result.seconds:.1f} s, drained in"
+        f"{_again(result)} {result.seconds:.1f} s, drained in"
         f" {result.drained:.1f} s; {faults}{_of_broker(result)}"
     )
+
+
+def _again(result: Result) -> str:
+    """An index does not tell how often a document was written."""
+    return "" if result.database in ENGINES else f" {result.duplicates} again (≤ {result.bound}),"
 
 
 def _of_broker(result: Result) -> str:
@@ -85,7 +116,8 @@ def tell(result: Result) -> None:
     for text in result.words[:20]:
         print(f"    {text}")
     option = "broker" if result.database in BROKERS else "database"
-    again = f"--{option} {result.database} --seed {result.seed}"
+    what = "--search" if result.database in ENGINES else f"--{option} {result.database}"
+    again = f"{what} --seed {result.seed}"
     print(f"    again: python -m tests.chaos.run {again}", flush=True)
 
 
@@ -96,12 +128,15 @@ def total(results: list[Result]) -> str:
     for result in results:
         findings.update(result.findings)
         faults.update(result.faults)
+    again = {
+        "received again": sum(result.duplicates for result in results),
+        "bound": sum(result.bound for result in results),
+    }
     figures = {
         "schedules": len(results),
         "events": sum(result.events for result in results),
         "receipts": sum(result.receipts for result in results),
-        "received again": sum(result.duplicates for result in results),
-        "bound": sum(result.bound for result in results),
+        **(again if any(map(_again, results)) else {}),
         "faults": faults.total(),
         **findings,
         "broken schedules": sum(not result.ok for result in results),
@@ -113,6 +148,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.run", description=__doc__)
     parser.add_argument("--database", choices=DATABASES, default="postgresql-18")
     parser.add_argument("--broker", choices=BROKERS)
+    parser.add_argument("--search", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--events", type=int, default=2000)

@@ -15,6 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SERVERS = {
     "AWS_ENDPOINT_URL": "moto_url",
     "KAFKA_URL": "kafka_url",
+    "MEILISEARCH_URL": "meilisearch_url",
     "NATS_URL": "nats_url",
     "RABBITMQ_URL": "rabbitmq_url",
     "REDIS_URL": "redis_url",

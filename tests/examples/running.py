@@ -41,10 +41,10 @@ def temporary_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def running(example: str, directory: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+def running(example: str, directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """The example, until the end of the block."""
     process = subprocess.Popen(
-        command(example),
+        [*command(example), *options],
         env=ENVIRONMENT | {"TMPDIR": str(directory)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ from relaybox.outcome import Failed
 from relaybox.store import DeadLetter, Settlement
 from tests.integration.consuming import until
 from tests.integration.operated import Operated
+from tests.trips import counted
 
 KINDS = ("postgresql-18", "mariadb", "sqlite")
 FreshDatabase = Callable[[str], str]
@@ -65,28 +66,12 @@ async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(ou
     assert outbox.audit() == []
 
 
-async def test_a_look_is_one_question(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_is_one_question(outbox: Operated) -> None:
     rows = Rows(outbox.admin, outbox.ledger, "mail")
     id_ = await rows.send()
-    asked: list[Any] = []
-    run = outbox.store.driver.run
-
-    async def counted(begin: Callable[[], Any], **options: Any) -> Any:
-        def steps() -> Any:
-            answers, work = None, begin()
-            while True:
-                try:
-                    queries = work.send(answers)
-                except StopIteration as end:
-                    return end.value
-                asked.extend(queries)
-                answers = yield queries
-
-        return await run(steps, **options)
-
-    monkeypatch.setattr(outbox.store.driver, "run", counted)
-    assert (await rows.look(id_)).id == id_  # type: ignore[union-attr]
-    assert len(asked) == 1
+    with counted(outbox.store.driver) as asked:
+        assert (await rows.look(id_)).id == id_  # type: ignore[union-attr]
+    assert [len(queries) for queries in asked] == [1]
 
 
 async def test_one_that_failed_is_no_dead_letter(outbox: Operated) -> None:

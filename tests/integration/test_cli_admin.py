@@ -301,7 +301,10 @@ def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox,
     assert re.search(r"^mail +2 +2 +0 +0 +1 +1 +\ds +ok *$", text, re.MULTILINE), text
     assert "spare: paused by tester until somebody resumes it (maintenance)\n" in text
     assert "gone: no such destination; configure it, or `relaybox move gone NAME`\n" in text
+    assert text.count("what failed, and why: `relaybox failures`\n") == 1
     assert text.endswith("no relay runs now: start one with `relaybox relay`\n")
+    relaybox("discard", "--all", "--yes")
+    assert "what failed" not in relaybox("status")
 
 
 def test_events_list_pages_and_filters(relaybox: Relaybox, url: str) -> None:

@@ -66,7 +66,10 @@ def migrated(project: Project) -> Project:
             'sink = "https://me:hush@[::1/x"',
             "destination 'runner': sink = 'https://***@[::1/x' is not a valid",
         ),
-        ('sink = "algolia://index"', "destination 'runner': no relay of this release can send to"),
+        (
+            'sink = "opensearch:///documents"',
+            "destination 'runner': sink = 'opensearch:///documents': write host:port",
+        ),
         (
             'sink = "https://example.org"\nsecret = "env:NOWHERE"',
             "destination 'runner': secret: env:NOWHERE is missing or empty; set the variable NOWHERE",
@@ -262,6 +265,23 @@ def test_the_flags_reach_the_applications_outbox(migrated: Project) -> None:
     assert (migrated.directory / "fixed.db").exists()
 
 
+@pytest.mark.parametrize("arguments", [(), ("--app", "fixed:outbox")], ids=["of the file", "of the flag"])
+def test_check_says_so_where_the_application_does_not_read_the_file(
+    migrated: Project, arguments: tuple[str, ...]
+) -> None:
+    given = "'sqlite:///relaybox.db', destinations=[Destination('mine', 'console:')]"
+    migrated.write("fixed.py", f"from relaybox import Destination, Outbox\noutbox = Outbox({given})\n")
+    named = TOML.format(settings='sink = "console:"')
+    migrated.write("relaybox.toml", f'[relaybox]\napp = "fixed:outbox"\n{named}')
+    said = migrated.run("config", "check", *arguments).splitlines()
+    unread = "app fixed:outbox, whose Outbox is given a database and so reads no settings of relaybox.toml"
+    assert said[0] == f"ok    settings  {unread}"
+    assert "runner" not in "".join(said[1:])
+    assert "# app fixed:outbox" in migrated.run("config", "show", *arguments)
+    migrated.write("fixed.py", "from relaybox import Outbox\noutbox = Outbox()\n")
+    assert "ok    settings  relaybox.toml, app fixed:outbox\n" in migrated.run("config", "check", *arguments)
+
+
 def test_init_writes_what_works(project: Project) -> None:
     assert project.run("init").splitlines()[0] == "wrote relaybox.toml"
     assert [path.name for path in project.directory.iterdir()] == ["relaybox.toml"]
@@ -351,6 +371,21 @@ def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> Non
     assert 'timeout = "30s"' in migrated.run("config", "show", "--all")
     everything = json.loads(migrated.run("config", "show", "--json"))
     assert everything["destinations.runner"]["lease"] == {"text": '"1m"', "source": "default"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ("", {"text": "true", "source": "default"}),
+        ("ordered = false", {"text": "false", "source": "relaybox.toml"}),
+    ],
+)
+def test_the_order_of_a_search_index_is_its_default(
+    migrated: Project, settings: str, shown: dict[str, str]
+) -> None:
+    sink = f'sink = "meilisearch://127.0.0.1/documents"\n{settings}'
+    migrated.write("relaybox.toml", TOML.format(settings=sink))
+    assert json.loads(migrated.run("config", "show", "--json"))["destinations.runner"]["ordered"] == shown
 
 
 def test_check_tells_all_that_is_wrong(project: Project) -> None:

@@ -82,6 +82,18 @@ def test_failures_are_shown_in_groups_and_retried_by_fingerprint(url: str) -> No
     assert relaybox("failures") == "no delivery has failed\n"
 
 
+@pytest.mark.parametrize("verb", ["retry", "discard"])
+@pytest.mark.parametrize("yes", [(), ("--yes",)], ids=["asked", "not asked"])
+def test_a_fingerprint_that_nothing_has_is_a_line_and_status_1(url: str, verb: str, yes: tuple[str]) -> None:
+    at(url, fail_some)
+    unknown = "relaybox: no failed delivery has the fingerprint 000000000000"
+    said = relaybox(verb, "--fingerprint", "000000000000", *yes, status=1)
+    assert said == f"{unknown}; see `relaybox failures`\n"
+    narrowed = relaybox(verb, "--fingerprint", "000000000000", "--type", "order.paid", *yes, status=1)
+    assert narrowed == f"{unknown} and fits the rest of the filter; see `relaybox failures`\n"
+    assert document("failures")["looked_at"] == 4
+
+
 def test_what_cannot_be_is_a_line_and_status_2() -> None:
     relaybox("migrate")
     assert "no destination is called 'mial'; did you mean 'mail'?" in relaybox(

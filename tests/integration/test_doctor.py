@@ -510,6 +510,9 @@ def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
         "redis://127.0.0.1:{port}/0",
         "nats://127.0.0.1:{port}/events",
         "amqp://guest:guest@127.0.0.1:{port}/",
+        "meilisearch://:guest@127.0.0.1:{port}/documents",
+        "opensearch://guest:guest@127.0.0.1:{port}/documents",
+        "algolia://:guest@APPLICATION/documents?host=127.0.0.1:{port}&tls=false",
     ],
 )
 def test_a_sink_that_does_not_answer_is_found_within_seconds(clinic: Clinic, sink: str) -> None:

@@ -322,7 +322,7 @@ async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest
         ("handler:nowhere:nothing", "register it with @outbox.handler"),
         ("handler:json:missing", "register it with @outbox.handler"),
         ("handler:json:__name__", "is no function"),
-        ("algolia://index", "no relay of this release can send to algolia://"),
+        ("opensearch:///documents", "write host:port"),
     ],
 )
 def test_a_sink_that_cannot_be_had_is_named_before_anything_starts(sink: str, message: str) -> None:

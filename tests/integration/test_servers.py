@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import select
@@ -24,7 +25,19 @@ import sqlalchemy as sa
 from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FIXTURES, available
-from tests.servers import base, fresh, kafka, mariadb, moto, postgres15, postgres18, rabbitmq
+from tests.servers import (
+    algolia,
+    base,
+    fresh,
+    kafka,
+    mariadb,
+    meilisearch,
+    moto,
+    opensearch,
+    postgres15,
+    postgres18,
+    rabbitmq,
+)
 from tests.servers import nats as nats_server
 from tests.servers import redis as redis_server
 
@@ -33,15 +46,19 @@ DATABASES = {
     "postgresql-15": (postgres15, "RELAYBOX_TEST_POSTGRES15", r"^PostgreSQL 15\."),
     "mariadb": (mariadb, "RELAYBOX_TEST_MARIADB", r"-MariaDB"),
 }
-BROKERS = {
+OTHERS = {
     "rabbitmq": (rabbitmq, "RELAYBOX_TEST_RABBITMQ", r"^[34]\."),
     "nats": (nats_server, "RELAYBOX_TEST_NATS", r"server v2\."),
     "kafka": (kafka, "RELAYBOX_TEST_KAFKA", r"^1 broker$"),
     "moto": (moto, "RELAYBOX_TEST_MOTO", r"^OK$"),
+    "opensearch": (opensearch, "RELAYBOX_TEST_OPENSEARCH", r"^2\."),
 }
+IMITATIONS = {"meilisearch": (meilisearch, "MEILISEARCH_URL", ""), "algolia": (algolia, "", "")}
+"""What speaks of itself in tests of its own."""
 DURABLE_OR_NOT = {**DATABASES, "redis": (redis_server, "RELAYBOX_TEST_REDIS", r"^[78]\.")}
-SERVERS = {**DURABLE_OR_NOT, **BROKERS}
-OF_SERVERS = FIXTURES | {name: f"{name}_url" for name in ("redis", *BROKERS)}
+SERVERS = {**DURABLE_OR_NOT, **OTHERS}
+MORTAL = {**SERVERS, **IMITATIONS}
+OF_SERVERS = FIXTURES | {name: f"{name}_url" for name in ("redis", *OTHERS, *IMITATIONS)}
 HOLDER = """
 import time
 from tests.servers import {name}
@@ -51,7 +68,6 @@ with {name}.server() as url:
 """
 
 COLUMNS = ("module", "variable", "version")
-each_server = pytest.mark.parametrize(COLUMNS, SERVERS.values(), ids=SERVERS)
 
 
 @pytest.mark.parametrize(COLUMNS, DURABLE_OR_NOT.values(), ids=DURABLE_OR_NOT)
@@ -65,8 +81,8 @@ def test_a_server_answers_with_its_version_and_is_gone_afterwards(
     assert not listening(url)
 
 
-@pytest.mark.parametrize(COLUMNS, BROKERS.values(), ids=BROKERS)
-def test_a_broker_answers_and_is_gone_afterwards(
+@pytest.mark.parametrize(COLUMNS, OTHERS.values(), ids=OTHERS)
+def test_another_server_answers_and_is_gone_afterwards(
     module: ModuleType, variable: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
@@ -75,7 +91,7 @@ def test_a_broker_answers_and_is_gone_afterwards(
     assert not listening(url)
 
 
-@each_server
+@pytest.mark.parametrize(COLUMNS, MORTAL.values(), ids=MORTAL)
 def test_a_server_dies_with_a_process_that_is_killed(
     module: ModuleType,
     variable: str,
@@ -83,7 +99,7 @@ def test_a_server_dies_with_a_process_that_is_killed(
     pytestconfig: pytest.Config,
     request: pytest.FixtureRequest,
 ) -> None:
-    kind = next(kind for kind, server in SERVERS.items() if server[0] is module)
+    kind = next(kind for kind, server in MORTAL.items() if server[0] is module)
     request.getfixturevalue(OF_SERVERS[kind])  # skips where there is none
     with base.workspace() as directory:
         environment = {**os.environ, "TMPDIR": str(directory)}
@@ -102,7 +118,7 @@ def test_a_server_dies_with_a_process_that_is_killed(
                 assert all(ended(10) for ended in watches)
 
 
-@each_server
+@pytest.mark.parametrize(COLUMNS, SERVERS.values(), ids=SERVERS)
 def test_a_url_from_the_environment_is_used_as_it_is(
     module: ModuleType, variable: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +209,9 @@ def version_of(url: str) -> str:
         case "kafka":
             found = AdminClient({"bootstrap.servers": url.removeprefix("kafka://")}).list_topics(timeout=30)
             return f"{len(found.brokers)} broker"
+        case "opensearch":
+            with urlopen(url.replace("opensearch://", "http://")) as answer:
+                return str(json.load(answer)["version"]["number"])
         case "http":
             with urlopen(f"{url}/moto-api/") as answer:
                 return str(answer.reason)

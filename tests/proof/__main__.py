@@ -1,7 +1,8 @@
 """``python -m tests.proof --minutes 30 [--only PART ...]``: run the parts, tell figures, write the page.
 
 Simulation gets a sixth of the time, the parts that are tests take what they take, and the schedules of real
-processes share the rest: PostgreSQL a third of it, MariaDB and SQLite a sixth each, every broker a twelfth.
+processes share the rest: PostgreSQL has four parts of it, MariaDB and SQLite two each, every broker one, and
+the search engines together one.
 The exit status is 1 where a promise was broken, whose seeds are told, or where there was no time for a part.
 """
 

@@ -14,7 +14,7 @@ from tests.proof.record import Run, kept, total
 FILE = ROOT / "docs" / "proof.md"
 PROMISES = (
     "not atomic", "lost", "phantom", "disorder", "stuck", "failed", "duplicate", "altered", "unsigned",
-    "untrue", "late", "unexplained",
+    "untrue", "late", "unexplained", "missing", "stale", "orphaned", "miscounted",
 )  # fmt: skip
 
 HEAD = """# Proof
@@ -44,7 +44,7 @@ def _schedules(runs: Sequence[Run]) -> str:
         of = [run for run in runs if run.part == part]
         if of:
             again, bound = total(of, "again"), total(of, "bound")
-            excused = f"{again:,} of {bound:,}" if bound else f"{again:,}"
+            excused = f"{again:,} of {bound:,}" if bound else _figure(of, "again")
             figures = [_figure(of, name) for name in ("schedules", "events", "faults", *PROMISES)]
             rows.append([part, *figures, excused])
     names = ["", "schedules", "events", "faults", *PROMISES, "came again"]
@@ -54,10 +54,12 @@ transaction and the other way round, *failed* events that failed though none may
 *phantom*, *disorder*, *stuck*, *altered*, *unsigned* and *untrue* are what the
 [checker](../src/relaybox/testing/checker.py) calls so; *duplicate* is a delivery beyond the first that no
 fault excuses. *Late* is what reached a destination that was well long after it was emitted while a broker
-beside it was not, and *unexplained* what waited for a broker for a reason that nobody could tell. *Came
-again* are the deliveries beyond the first that faults excuse: in the simulation each by a fault that befell
-it in flight, with real processes all of them together by what was in flight at the faults, whose number
-stands behind *of*; with a broker, each by what befell its own attempts.
+beside it was not, and *unexplained* what waited for a broker for a reason that nobody could tell. *Missing*,
+*stale* and *orphaned* are documents of a search index that are not as they are in the database, and
+*miscounted* those that the comparison left out. *Came again* are the deliveries beyond the first that faults
+excuse: in the simulation each by a fault that befell it in flight, with real processes all of them together
+by what was in flight at the faults, whose number stands behind *of*; with a broker, each by what befell its
+own attempts.
 """
     return f"## Schedules\n{text}\n{table(names, rows)}"
 

@@ -24,7 +24,8 @@ from tests.proof.record import Run, kept, made, total
 
 SIMULATION = "simulation"
 DATABASES = ("chaos-postgresql-18", "chaos-mariadb", "chaos-sqlite")
-CHAOS = (*DATABASES, *(f"chaos-{broker}" for broker in BROKERS))
+SEARCH = "chaos-search"
+CHAOS = (*DATABASES, *(f"chaos-{broker}" for broker in BROKERS), SEARCH)
 TESTS = {
     "planted-bugs": ("tests/simulation/test_sensitivity.py", {}),
     "fidelity": ("tests/simulation/test_fidelity.py", {"RELAYBOX_FIDELITY": "300"}),
@@ -71,11 +72,12 @@ def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
 
 
 def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
-    """Seeds that no earlier run had, on one database or with one broker."""
+    """Seeds that no earlier run had, on one database, with one broker or with all search engines."""
     first = total([run for run in kept() if run.part == part], "schedules")
     with _file() as file:
-        what = "--database" if part in DATABASES else "--broker"
-        options = [what, part.partition("-")[2], "--seed", first, "--events", EVENTS, "--json", file]
+        what = ["--database" if part in DATABASES else "--broker", part.partition("-")[2]]
+        subject = ["--search"] if part == SEARCH else what
+        options = [*subject, "--seed", first, "--events", EVENTS, "--json", file]
         ok = _run("tests.chaos.run", *options, "--count", 10_000, "--minutes", seconds / 60)
         results = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
     found: Counter[str] = Counter()
@@ -90,12 +92,18 @@ def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
         "events": sum(result["events"] for result in results),
         "faults": kinds.total(),
         "kinds": dict(sorted(kinds.items())),
-        "again": sum(result["duplicates"] for result in results),
-        "bound": sum(result["bound"] for result in results),
         "broken": sum(any(result["findings"].values()) for result in results),
         "recoveries": [round(moment, 2) for moment in recoveries],
-        **{kind: found.get(kind, 0) for kind in (*KINDS, *found)},
+        **({} if part == SEARCH else _received(results)),
+        **found,
     }, ok
+
+
+def _received(results: list[dict[str, Any]]) -> dict[str, int]:
+    """What is known where receipts are: an index does not tell what it was sent."""
+    again = {"again": sum(result["duplicates"] for result in results)}
+    bound = {"bound": sum(result["bound"] for result in results)}
+    return {**again, **bound, **dict.fromkeys(KINDS, 0)}
 
 
 def _test(path: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], bool]:

@@ -1,4 +1,4 @@
-"""Java libraries from the central repository of Maven, with everything they depend on."""
+"""What the central repository of Maven has: Java libraries with everything they depend on, and archives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.servers import base
 
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 SECONDS = 600.0
 
 POM = """\
@@ -34,18 +36,12 @@ DEPENDENCY = (
 
 def jars(name: str, *coordinates: str) -> list[Path]:
     """The jars of ``group:artifact:version`` and of all they need, fetched once; or raise Unavailable."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "relaybox", "jars")
-    cache.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:12]
-    kept = cache / f"{name}-{digest}"
-    # One at a time: parallel test processes wait for what the first of them fetches.
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as directory:
-                # Under its name only when it is whole.
-                _fetch(name, coordinates, Path(directory)).rename(kept)
-    return sorted(kept.glob("*.jar"))
+    return sorted(_kept(name, coordinates, _fetch_jars).glob("*.jar"))
+
+
+def archive(name: str, coordinate: str) -> Path:
+    """What ``group:artifact:version:zip`` holds, fetched and unpacked once; or raise Unavailable."""
+    return _kept(name, (coordinate,), _fetch_archive)
 
 
 def java() -> str:
@@ -58,27 +54,56 @@ def java() -> str:
     return program
 
 
-def _fetch(name: str, coordinates: tuple[str, ...], directory: Path) -> Path:
+def _kept(
+    name: str, coordinates: tuple[str, ...], fetch: Callable[[str, tuple[str, ...], Path], Path]
+) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "relaybox", "jars")
+    cache.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:12]
+    kept = cache / f"{name}-{digest}"
+    # One at a time: parallel test processes wait for what the first of them fetches.
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as directory:
+                # Under its name only when it is whole.
+                fetch(name, coordinates, Path(directory)).rename(kept)
+    return kept
+
+
+def _fetch_jars(name: str, coordinates: tuple[str, ...], directory: Path) -> Path:
     dependencies = "\n".join(DEPENDENCY.format(*coordinate.split(":")) for coordinate in coordinates)
     pom = directory / "pom.xml"
     pom.write_text(POM.format(name=name, dependencies=dependencies))
     found = directory / "jars"
-    copy = [COPY, "-DincludeScope=runtime", f"-DoutputDirectory={found}"]
+    copy = [f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={found}"]
+    _run(f"the jars of {name}", "-f", str(pom), *copy)
+    return found
+
+
+def _fetch_archive(name: str, coordinates: tuple[str, ...], directory: Path) -> Path:
+    _run(name, f"{PLUGIN}:copy", f"-Dartifact={coordinates[0]}", f"-DoutputDirectory={directory}")
+    found = directory / "unpacked"
+    with zipfile.ZipFile(next(directory.glob("*.zip"))) as packed:
+        packed.extractall(found)
+    return found
+
+
+def _run(what: str, *arguments: str) -> None:
     try:
         done = subprocess.run(
-            [_maven(), "-B", "-q", "-Dstyle.color=never", "-f", pom, *copy],
+            [_maven(), "-B", "-q", "-Dstyle.color=never", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise base.Unavailable(f"mvn did not fetch the jars of {name} within {SECONDS:g} s") from None
+        raise base.Unavailable(f"mvn did not fetch {what} within {SECONDS:g} s") from None
     if done.returncode:
         # The first line says what is wrong, those below it where to read about it.
         reason = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()[0]
-        raise base.Unavailable(f"mvn did not fetch the jars of {name}: {reason[:300]}")
-    return found
+        raise base.Unavailable(f"mvn did not fetch {what}: {reason[:300]}")
 
 
 def _maven() -> str:

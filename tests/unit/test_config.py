@@ -372,6 +372,15 @@ def test_a_destination_is_frozen_hashable_and_can_be_changed_by_copy() -> None:
 def test_an_ordered_destination_blocks_where_nothing_else_is_said() -> None:
     assert Destination("a", URL, ordered=True).on_failed == "block"
     assert Destination("a", URL, ordered=True, on_failed="skip").on_failed == "skip"
+
+
+@pytest.mark.parametrize("scheme", ["meilisearch", "meilisearchs", "Algolia", "opensearch"])
+def test_a_search_index_is_ordered_unless_it_says_otherwise(scheme: str) -> None:
+    url = f"{scheme}://host/documents"
+    destination = Destination("a", url)
+    assert (destination.ordered, destination.on_failed) == (True, "block")
+    destination = Destination.from_mapping("a", {"sink": url, "ordered": False})
+    assert (destination.ordered, destination.on_failed) == (False, "skip")
     assert Destination("a", URL).on_failed == "skip"
 
 

@@ -92,6 +92,13 @@ def test_the_message_says_what_they_have_in_common() -> None:
     assert fingerprint("shop", error).message == message
 
 
+def test_the_message_keeps_the_status_of_an_answer_and_nothing_else_that_varies() -> None:
+    assert fingerprint("shop", "409 Conflict: order 17").message == "409 Conflict: order #"
+    assert fingerprint("shop", "HTTP 503").message == "HTTP 503"
+    assert fingerprint("shop", "4221 rows").message == "# rows"
+    assert fingerprint("shop", "422-17 is gone") == fingerprint("shop", "422-18 is gone")
+
+
 @pytest.mark.parametrize(
     "piece",
     ["?", "?a", "?=", "=?", "'", "'a", "\"a", "`", "a1-", "a.", "A.", "1", "f", "f-", " ", "\t", " within 1",

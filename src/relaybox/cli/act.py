@@ -198,8 +198,12 @@ async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: boo
                 return done
             _confirm_shared(verb, done)
         return await action(what)
-    expected = None if how.yes else (await action(what, dry_run=True)).affected
-    if expected is not None:
+    expected = None
+    if not how.yes:
+        found = await action(what, dry_run=True)
+        if not found.affected:
+            return found
+        expected = found.affected
         confirm(f"{verb} {_deliveries(expected)}?")
     return await bulk(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
 
@@ -220,11 +224,15 @@ def _deliveries(count: int) -> str:
 
 
 def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_not: str) -> None:
-    """What became of it; the status is 1 where an id is unknown, or nothing could be done for it."""
+    """What became of it; the status is 1 where an id is unknown, or nothing could be done for it.
+
+    So it is where a fingerprint is unknown.
+    """
     unknown = [str(id_) for id_ in done.unknown]
+    unmet = _unmet(what, done)
     if as_json:
         print_json({verb: done.affected, "skipped": done.skipped, "unknown": unknown, "dry_run": dry_run})
-    elif done.affected or not (unknown or done.skipped):
+    elif done.affected or not (unknown or done.skipped or unmet):
         typer.echo(f"{'would have ' if dry_run else ''}{verb} {done.affected:,}")
     if unknown:
         destination = getattr(what, "destination", None)
@@ -233,8 +241,23 @@ def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_no
     if done.skipped:
         idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
         _note(f"{done.skipped:,} left as they are: {why_not}{idle}")
-    if unknown or done.idle:
+    if unmet:
+        _note(unmet)
+    if unknown or done.idle or unmet:
         raise typer.Exit(1)
+
+
+def _unmet(what: Any, done: Done) -> str | None:
+    """What to say of a fingerprint that nothing has."""
+    from dataclasses import replace
+
+    from relaybox.ledger import EVERYTHING
+
+    fingerprint = getattr(what, "fingerprint", None)
+    if fingerprint is None or done.affected or done.skipped:
+        return None
+    rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
+    return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
 
 
 def _note(message: str) -> None:

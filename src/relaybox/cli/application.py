@@ -29,7 +29,10 @@ def load_outbox(given: Options) -> Outbox:
         if path is None:
             # What is not in the application may still name functions of it, as handler:module:function.
             _search_here()
-            return Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
+            outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
+            if (file := given.file()) is not None:
+                outbox.follow(file)
+            return outbox
     outbox = _application(path, given)
     if given.database is not None:
         url = reveal_database(given.database, os.environ)

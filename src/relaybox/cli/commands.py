@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from relaybox.cli.act import discard, move, pause, replay, resume, retry, send_test
+from relaybox.cli.backfill import backfill
 from relaybox.cli.config import check
 from relaybox.cli.config import show as show_config
 from relaybox.cli.debezium import debezium
@@ -13,6 +14,10 @@ from relaybox.cli.doctor import doctor
 from relaybox.cli.events import list_events, show, tail
 from relaybox.cli.failures import audit, dead_letters, failures
 from relaybox.cli.group import Group
+from relaybox.cli.reconcile import EXIT_STATUS as RECONCILE_STATUS
+from relaybox.cli.reconcile import reconcile
+from relaybox.cli.reindex import EXIT_STATUS as REINDEX_STATUS
+from relaybox.cli.reindex import reindex
 from relaybox.cli.status import status
 from relaybox.cli.top import top
 from relaybox.cli.verify import EXIT_STATUS as VERIFY_STATUS
@@ -48,6 +53,9 @@ def add_commands(app: typer.Typer) -> None:
     app.command("dead-letters", epilog=EXIT_STATUS)(dead_letters)
     app.command(epilog=VERIFY_STATUS)(verify)
     app.command(epilog=DOCTOR_STATUS)(doctor)
+    app.command(epilog=EXIT_STATUS)(backfill)
+    app.command(epilog=RECONCILE_STATUS)(reconcile)
+    app.command(epilog=REINDEX_STATUS)(reindex)
     events = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or follow deliveries.")
     for name, look in (("list", list_events), ("show", show), ("tail", tail)):
         events.command(name, epilog=EXIT_STATUS)(look)

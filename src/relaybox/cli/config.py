@@ -78,7 +78,7 @@ def _look(given: Options) -> list[dict[str, Any]]:
         outbox = given.outbox()
     except RelayboxError as error:
         return [_found("settings", str(error), ok=False)]
-    found = [_found("settings", given.sources(outbox.settings), ok=True)]
+    found = [_found("settings", given.sources(outbox), ok=True)]
     for one in checks(outbox, given):
         try:
             found.append(_found(one.what, one.run(), ok=True))

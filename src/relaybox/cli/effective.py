@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from relaybox.app import Outbox
 from relaybox.cli.checks import sink_name
 from relaybox.cli.options import Options
-from relaybox.config import Backoff, Destination, Settings
+from relaybox.config import Backoff, Destination, Route, Settings
 from relaybox.errors import RelayboxError
 from relaybox.setting import Secret, Table, mask_url
 
@@ -52,8 +52,7 @@ def effective(given: Options) -> Tables:
         tables[f"destinations.{destination.name}"] = _destination(destination, outbox, source)
     for number, route in enumerate(settings.routes, 1):
         source = file if route in in_file.routes else origin
-        shown = {"events": route.events, "to": route.to}
-        tables[f"routes.{number}"] = {name: Shown(_text(name, one), source) for name, one in shown.items()}
+        tables[f"routes.{number}"] = _route(route, source)
     return tables | _web(settings, file if settings.web == in_file.web else origin)
 
 
@@ -102,14 +101,25 @@ def _database(settings: Settings, given: Options, in_file: Settings, file: str, 
 def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        ordered = Destination(destination.name, destination.sink).ordered
         default = Destination(destination.name, destination.sink, ordered=destination.ordered)
     shown = {"sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source)}
     for field in fields(Destination):
         if field.name in ("name", "sink"):
             continue
         value = getattr(destination, field.name)
-        ordinary = not value if field.name == "ordered" else value == getattr(default, field.name)
+        ordinary = value == (ordered if field.name == "ordered" else getattr(default, field.name))
         shown[field.name] = Shown(_text(field.name, value), DEFAULT if ordinary else source)
+    return shown
+
+
+def _route(route: Route, source: str) -> dict[str, Shown]:
+    default = Route(route.events, route.to)
+    shown = {}
+    for name in (field.name for field in fields(Route)):
+        value = getattr(route, name)
+        ordinary = name in ("rollout", "shadow") and value == getattr(default, name)
+        shown[name] = Shown(_text(name, value), DEFAULT if ordinary else source)
     return shown
 
 

@@ -142,9 +142,11 @@ def _line(entry: Entry) -> str:
 
 
 def _described(detail: Detail, *, shared: bool) -> str:
+    from relaybox.shadow import is_shadow
     from relaybox.why import advice, at
 
     entry, content = detail.entry, detail.content
+    shadow = " in shadow: nothing was sent" if content is not None and is_shadow(content.headers) else ""
     lines = [
         ("delivery", entry.id),
         ("event", entry.event_id),
@@ -160,7 +162,7 @@ def _described(detail: Detail, *, shared: bool) -> str:
         ("last attempt", entry.last_attempt_at and at(entry.last_attempt_at)),
         ("next attempt", entry.next_attempt_at and at(entry.next_attempt_at)),
         ("leased", entry.leased_until and f"by {entry.lease_owner} until {at(entry.leased_until)}"),
-        ("delivered", entry.delivered_at and at(entry.delivered_at)),
+        ("delivered", entry.delivered_at and at(entry.delivered_at) + shadow),
         ("error", entry.error_message),
         ("what to do", advice(entry, shared=shared) if entry.status == "failed" else None),
         *((f"attempt {one.attempt}", f"{at(one.failed_at)}, {one.relay}: {one.error_message}")

@@ -93,12 +93,14 @@ class Options:
 
     def origin(self, settings: Settings) -> str:
         """Where settings come from that are not in the file."""
-        return f"app {self.app or settings.app}"
+        return f"app {self.app or self.read().app}"
 
-    def sources(self, settings: Settings) -> str:
-        """Everything that was read, in words."""
+    def sources(self, outbox: Outbox) -> str:
+        """Everything that was read, in words, and the file that an application leaves unread."""
         file = self.file()
-        app = self.app or settings.app
+        app = self.app or self.read().app
+        if app and file and outbox.file is None:
+            return f"app {app}, whose Outbox is given a database and so reads no settings of {file}"
         return ", ".join([str(file) if file else "no file, the defaults", *([f"app {app}"] if app else [])])
 
     def shown_database(self, settings: Settings) -> str:

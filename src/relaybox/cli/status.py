@@ -38,6 +38,8 @@ def _show(stats: Stats) -> None:
     for one in stats.destinations:
         for note in _notes(one):
             typer.echo(plain(f"{_name(one)}: {note}"))
+    if stats.total.failed:
+        typer.echo(f"what failed, and why: {command('failures')}")
     typer.echo(_relays(stats))
 
 

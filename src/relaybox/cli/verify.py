@@ -41,7 +41,7 @@ MEANINGS = {
     "disorder": "recorded before an earlier event of their key",
     "altered": "recorded with another payload",
     "duplicate": "recorded once more, as at-least-once delivery may",
-    "pending": "not recorded yet: pending, or delivered just now",
+    "pending": "not recorded yet: pending, delivered just now, or in shadow",
     "failed": "not recorded: failed, and shown as such",
     "discarded": "not recorded: discarded",
     "pruned": "recorded, but older than what is kept",
@@ -166,7 +166,9 @@ async def _gather(
         seen = 0
         async for entries in admin.walk(_filter(terms)):
             seen += len(entries)
-            room.commit((entry, _is_sent(entry, now), terms.covers(entry.created_at)) for entry in entries)
+            shadowed = await admin.shadowed(entries)
+            sent = {entry.id for entry in entries if entry.id not in shadowed and _is_sent(entry, now)}
+            room.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
             if has_payloads:
                 await _compare_payloads(admin, room, entries, terms, done)
             progress(seen)

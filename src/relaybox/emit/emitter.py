@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from relaybox.emit.transaction import Transaction
 from relaybox.emit.write import Writing, committed, write
 from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_you_mean
 from relaybox.event import Emitted
+from relaybox.routing import Routes
 from relaybox.schema import Tables
 from relaybox.stores.dialects import Dialect
 from relaybox.stores.statements import Statements
@@ -31,7 +32,8 @@ _FAMILIES = {"mariadb": "mysql"}
 class Emitter:
     """Emits by one outbox's settings into one outbox's tables.
 
-    After a commit ``caller``, where there is one, is told the destinations of the events.
+    After a commit ``caller``, where there is one, is told the destinations of the events. ``look`` is called
+    before events are built, and may ``configure`` anew.
     """
 
     def __init__(self, settings: Settings, tables: Tables) -> None:
@@ -42,6 +44,12 @@ class Emitter:
         self._statements: dict[Driver, Statements] = {}
         self._blocks = Blocks()
         self.caller: Caller | None = None
+        self.look: Callable[[], None] | None = None
+
+    @property
+    def routes(self) -> Routes:
+        """The routes it emits by."""
+        return self._builder.routes
 
     def configure(self, settings: Settings) -> None:
         """Emit by these settings from now on."""
@@ -87,6 +95,8 @@ class Emitter:
         dialect = driver.dialect
         statements = self._statements.get(driver) or self._make_statements(driver)
         alone = way.check(autocommit)
+        if self.look is not None:
+            self.look()
         emissions = build(self._builder, calls, dialect, many)
         writing = write(emissions, statements, dialect)
         if alone and _are_several(emissions):

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from relaybox.codec import decode
-from relaybox.config import Destination, Settings
+from relaybox.config import Destination, Route, Settings
 from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
 from relaybox.routing import Routes
 from relaybox.upkeep import Target, Waiting
 
 
 class StoredRouter:
-    """A ``Router`` (see there) by the routes and destinations of one outbox."""
+    """A ``Router`` (see there) by the routes and destinations of one outbox.
 
-    def __init__(self, settings: Settings) -> None:
+    ``latest`` are the routes as they are now, where they change while the relay runs.
+    """
+
+    def __init__(self, settings: Settings, latest: Callable[[], Sequence[Route]] | None = None) -> None:
+        self._given: Sequence[Route] = settings.routes
         self._routes = Routes(settings.routes)
         self._destinations = {destination.name: destination for destination in settings.destinations}
+        self._latest = latest
 
     def takes(self, event_type: str) -> bool:
         """Whether any route takes such events."""
+        self._look()
         return bool(self._routes.destinations(event_type))
 
     def targets(self, event: Waiting) -> Sequence[Target]:
-        """Where the event goes now; raises what a key's function raises, or what ``emit`` would."""
+        """Where the event goes now; raises what a key's function raises, or what ``emit`` would.
+
+        One that no destination would be sent, because of a rollout or a shadow, goes on waiting.
+        """
+        self._look()
         names = self._routes.destinations(event.event_type)
+        if self._routes.gradual:
+            narrowed = self._routes.narrow(event.event_type, event.aggregate_id)
+            names = tuple(name for name in narrowed.destinations if name not in narrowed.shadowed)
         targets = _targets(event, [self._destinations[name] for name in names])
         # What is ordered has no time of its own: it would hold up its key. So its event waits here.
         if event.scheduled and any(target.ordering_key is not None or target.final for target in targets):
             return ()
         return targets
+
+    def _look(self) -> None:
+        if self._latest is None or (latest := self._latest()) is self._given:
+            return
+        self._given = latest
+        # A destination that was added since is one of relays that start later.
+        known = self._destinations.keys()
+        self._routes = Routes(route for route in latest if known >= set(route.to))
 
 
 def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target]:

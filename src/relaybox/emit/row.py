@@ -18,7 +18,8 @@ from relaybox.config import Destination, Settings, needs_postgresql
 from relaybox.errors import InvalidField, PayloadError
 from relaybox.field import id_field, text_field
 from relaybox.ordering import fitting
-from relaybox.routing import Routes, resolve
+from relaybox.routing import UNROUTED, Routes, resolve
+from relaybox.shadow import mark
 from relaybox.stores.dialects import Dialect
 from relaybox.tracing import current
 
@@ -72,7 +73,7 @@ class RowBuilder:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._routes = Routes(settings.routes)
+        self.routes = Routes(settings.routes)
         self._destinations = {destination.name: destination for destination in settings.destinations}
         self.handed_over = frozenset(name for name, one in self._destinations.items() if one.handed_over)
         self._limits: dict[str, Limits] = {}
@@ -88,8 +89,11 @@ class RowBuilder:
         if call.idempotency_key is not None:
             text_field("idempotency_key", call.idempotency_key, 255)
         names = resolve(
-            event_type, call.destinations, self._routes, self._destinations, self._settings.unrouted
+            event_type, call.destinations, self.routes, self._destinations, self._settings.unrouted
         )
+        shadowed: tuple[str, ...] = ()
+        if self.routes.gradual and call.destinations is None and names != (UNROUTED,):
+            names, shadowed = self.routes.narrow(event_type, aggregate[1])
         payload = encode_payload(call.payload, limits)
         headers = _headers(call, limits)
         event_id = uuid7()
@@ -110,7 +114,7 @@ class RowBuilder:
                     *aggregate,
                     event_type,
                     *payload,
-                    headers,
+                    mark(headers) if name in shadowed else headers,
                     own_key(call, event_id)
                     if destination is None
                     else ordering_key(call, aggregate, destination),

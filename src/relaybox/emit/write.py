@@ -30,14 +30,15 @@ def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialec
     """Write the events and say of each whether it is new.
 
     Idempotency keys come first and in the order of the keys, so that two callers cannot wait for each
-    other; the rows follow in the order of the calls, which is the order of their positions.
+    other; the rows follow in the order of the calls, which is the order of their positions. An event that no
+    destination gets has no rows, and leaves its key to the first that has some.
     """
     if len(emissions) == 1 and emissions[0].idempotency_key is None and len(emissions[0].destinations) == 1:
         only = emissions[0]
         yield statements.insert(only.rows or only.handed_over, final=not only.rows)
         return [Emitted(only.event_id, False, only.destinations)]
     first_ids: dict[UUID, UUID] = {}
-    keyed = [emission for emission in emissions if emission.idempotency_key is not None]
+    keyed = [e for e in emissions if e.idempotency_key is not None and e.destinations]
     for emission in sorted(keyed, key=lambda e: (e.event_type, e.idempotency_key)):
         first_ids[emission.event_id] = yield from _remember(emission, statements, dialect)
     fresh = [e for e in emissions if first_ids.get(e.event_id, e.event_id) == e.event_id]

@@ -120,7 +120,8 @@ class LogObserver(Observer):
             elif isinstance(outcome, Retried):
                 self._retry(destination, delivery, outcome)
             elif isinstance(outcome, Delivered) and log.isEnabledFor(logging.DEBUG):
-                said = f"delivered {_event(delivery)} (attempt {delivery.attempts})"
+                shadow = " in shadow" if outcome.shadow else ""
+                said = f"delivered {_event(delivery)}{shadow} (attempt {delivery.attempts})"
                 self._tell(logging.DEBUG, destination, said, _about("delivered", delivery))
 
     def _failure(self, destination: str, delivery: Delivery, error: str) -> None:
@@ -185,6 +186,9 @@ def _summary(window: Window) -> tuple[str, dict[str, Any]]:
         "retried": count.retried,
         "failed": count.failed,
     }
+    if window.shadowed:
+        said += f"  in shadow {window.shadowed:,}"
+        about["shadowed"] = window.shadowed
     half, most = window.lag(0.5), window.lag(0.99)
     if half is not None and most is not None:
         said += f"  lag p50 {span(half)}  p99 {span(most)}"

@@ -68,6 +68,7 @@ class MetricsObserver(Observer):
         self._events: Counter[tuple[str, ...]] = Counter()
         self._errors: Counter[tuple[str, ...]] = Counter()
         self._lost: Counter[tuple[str, ...]] = Counter()
+        self._shadowed: Counter[tuple[str, ...]] = Counter()
         self._latency: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(LATENCY))
         self._duration: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(DURATION))
         self._canary: dict[tuple[str, ...], tuple[float, float]] = {}
@@ -103,13 +104,17 @@ class MetricsObserver(Observer):
         place = label(destination)
         self._lost[place,] += len(lost)
         ours = [s for s in settlements if s.delivery.id not in lost] if lost else settlements
-        delivered = Counter([(d.aggregate_type, d.event_type) for d, o in ours if type(o) is Delivered])
+        delivered = Counter(
+            [(d.aggregate_type, d.event_type) for d, o in ours if type(o) is Delivered and not o.shadow]
+        )
         for kind, count in delivered.items():
             self._published[*self._kinds(kind, *kind), place] += count
             self._events[*self._types(kind[1], kind[1]), "delivered"] += count
         if delivered.total() < len(ours):
             for delivery, outcome in ours:
-                if isinstance(outcome, Retried | Failed):
+                if isinstance(outcome, Delivered):
+                    self._shadowed[place,] += outcome.shadow
+                elif isinstance(outcome, Retried | Failed):
                     status = "retried" if isinstance(outcome, Retried) else "failed"
                     self._events[*self._types(delivery.event_type, delivery.event_type), status] += 1
 
@@ -132,7 +137,7 @@ class MetricsObserver(Observer):
 
     def collect(self) -> Iterator[Metric]:
         """Everything counted so far."""
-        counted = (self._published, self._events, self._errors, self._lost)
+        counted = (self._published, self._events, self._errors, self._lost, self._shadowed)
         for counter, counts in zip(self._counters(), counted, strict=True):
             # A copy, because the relay goes on in another thread.
             for labels, count in list(counts.items()):
@@ -193,6 +198,11 @@ class MetricsObserver(Observer):
             self._counter(
                 "outbox_lease_lost",
                 "Leases that another relay took over, whose events may have been sent twice.",
+                ("destination",),
+            ),
+            self._counter(
+                "outbox_shadowed",
+                "Deliveries that were settled without being sent, because they were emitted in shadow.",
                 ("destination",),
             ),
         )

@@ -23,6 +23,7 @@ class Window:
 
     def __init__(self) -> None:
         self.count = Count()
+        self.shadowed = 0
         self.told_retries = 0
         self.told_failures = 0
         self._lags: list[float] = []
@@ -37,6 +38,9 @@ class Window:
         count = Count()
         count.add(settlements, lost)
         self.count += count
+        self.shadowed += len(
+            [1 for d, o in settlements if type(o) is Delivered and o.shadow and d.id not in lost]
+        )
         for delivery, outcome in settlements[:: 1 + len(settlements) // LAGS_OF_A_BATCH]:
             if type(outcome) is Delivered:
                 self._lags.append((now - delivery.created_at).total_seconds())
@@ -63,7 +67,7 @@ class Window:
     def clear(self, at: float) -> None:
         """It was told."""
         self.count = Count()
-        self.told_retries = self.told_failures = 0
+        self.shadowed = self.told_retries = self.told_failures = 0
         self._lags.clear()
         self._last = at
 

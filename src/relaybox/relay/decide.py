@@ -51,6 +51,7 @@ class Policy:
         self._circuit = circuit
         self._random = random
         self._delivered = Delivered(keep=destination.retention > 0)
+        self.shadowed = Delivered(keep=destination.retention > 0, shadow=True)
 
     def decide(
         self, answer: Answer, delivery: Delivery, *, probing: bool = False

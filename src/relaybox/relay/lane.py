@@ -32,6 +32,7 @@ from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
 from relaybox.relay.turn import Turn
+from relaybox.shadow import MARK, is_shadow
 from relaybox.sink import Answer, Sink, being_cancelled, describe
 from relaybox.store import Claim, DeadLetter, Held, Settlement, Want
 
@@ -297,22 +298,45 @@ class Lane:
         return batch
 
     async def _send(self, batch: Batch, turn: bool) -> None:
+        deliveries = self._without_shadows(batch)
+        if not deliveries:
+            return
         if not turn:
-            await self._turn(len(batch.deliveries))
+            await self._turn(len(deliveries))
         reached("send")
         timed = self._observer.timed
         sending = TimedSending(self, batch, self._clock, self._times) if timed else Sending(self, batch)
         try:
-            answers = await self._sink.send(batch.deliveries, sending)
-            pairs = list(zip(batch.deliveries, answers, strict=True))
+            answers = await self._sink.send(deliveries, sending)
+            pairs = list(zip(deliveries, answers, strict=True))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             self._observer.trouble(self.name, "send", error)
-            pairs = [(delivery, Retry(describe(error))) for delivery in batch.deliveries]
+            pairs = [(delivery, Retry(describe(error))) for delivery in deliveries]
         for delivery, answer in pairs:
             if delivery.position not in batch.answered:
                 sending.report(delivery, answer)
+
+    def _without_shadows(self, batch: Batch) -> Sequence[Delivery]:
+        """What is to be sent; what was emitted in shadow is delivered without, and tells nothing of the
+        destination.
+        """
+        # No call for each delivery: nearly always there is none.
+        if not [1 for delivery in batch.deliveries if MARK in delivery.headers]:
+            return batch.deliveries
+        left = []
+        for delivery in batch.deliveries:
+            if not is_shadow(delivery.headers):
+                left.append(delivery)
+                continue
+            began = self.may_begin(batch, delivery)
+            reached("answered")
+            batch.answered.add(delivery.position)
+            self._answered += 1
+            if delivery.position in batch.unsettled:
+                self._settler.add(Settlement(delivery, self._policy.shadowed if began else Released()))
+        return left
 
     def _settled(self, deliveries: Sequence[Delivery]) -> None:
         self._in_flight.drop(deliveries)
@@ -386,6 +410,8 @@ class Lane:
         chosen = choose(claim.deliveries, self._circuit)
         if chosen is None:
             return claim
+        if is_shadow(chosen.headers):
+            return await self._deliver_shadows(claim.deliveries, until)
         mine = await self._breaker.may_probe(self._destination.timeout + PROBE_MARGIN)
         if not mine:
             await self._release(claim.deliveries)
@@ -393,6 +419,13 @@ class Lane:
         await self._release([delivery for delivery in claim.deliveries if delivery is not chosen])
         await self._send_probe(chosen, until, held.reason or "")
         return Claim((chosen,))
+
+    async def _deliver_shadows(self, deliveries: Sequence[Delivery], until: float) -> Claim:
+        """They need no destination, and cannot tell whether it is back."""
+        shadows = [delivery for delivery in deliveries if is_shadow(delivery.headers)]
+        await self._release([delivery for delivery in deliveries if delivery not in shadows])
+        await self._until_done(self._begin(shadows, until))
+        return Claim(tuple(shadows))
 
     async def _send_probe(self, delivery: Delivery, until: float, reason: str) -> None:
         batch = self._begin([delivery], until, probing=True)

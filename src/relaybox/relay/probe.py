@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from relaybox.circuit import Circuit
 from relaybox.event import Delivery
+from relaybox.shadow import is_shadow
 from relaybox.store import Held
 
 
@@ -15,11 +16,12 @@ def probe_is_due(held: Held) -> bool:
 
 
 def choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None:
-    """One to probe with: the first of its key, and the least suspicious."""
+    """One to probe with: the first of its key, and the least suspicious; in shadow if all are."""
 
-    def suspicion(delivery: Delivery) -> tuple[bool, int, int]:
+    def suspicion(delivery: Delivery) -> tuple[bool, bool, int, int]:
         event_id = delivery.event_id
-        return event_id == circuit.failed_last, circuit.times(event_id), delivery.position
+        failed = event_id == circuit.failed_last
+        return is_shadow(delivery.headers), failed, circuit.times(event_id), delivery.position
 
     heads = {
         delivery.id if delivery.ordering_key is None else delivery.ordering_key: delivery

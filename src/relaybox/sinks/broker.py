@@ -168,12 +168,13 @@ class Template:
         self._what = what
         self._lower = lower
         self.fields = frozenset(name for _, name, _, _ in parts if name is not None)
-        self._fixed = None if self.fields else written.format()
+        self.fixed = None if self.fields else written.format()
+        """The name, where it is the same for every event."""
 
     def __call__(self, delivery: Delivery) -> str:
         """The name for one event; raises ``Reject`` where the event lacks what it is made of."""
-        if self._fixed is not None:
-            return self._fixed
+        if self.fixed is not None:
+            return self.fixed
         values = {name: getattr(delivery, name) for name in self.fields if name != "tenant"}
         if "tenant" in self.fields:
             values["tenant"] = tenant_of(delivery)

@@ -212,11 +212,11 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
         case TimeoutError():
             return Unavailable(f"no answer from {where} within {timeout:g}s")
         case aiohttp.ClientConnectorDNSError():
-            return Unreachable(f"DNS knows no address of {where}: {_cause(error)}")
+            return Unreachable(f"DNS knows no address of {where}: {cause(error)}")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return Unreachable(f"TLS with {where} failed: {_cause(error)}")
+            return Unreachable(f"TLS with {where} failed: {cause(error)}")
         case aiohttp.ClientConnectorError():
-            return Unreachable(f"cannot connect to {where}: {_cause(error)}")
+            return Unreachable(f"cannot connect to {where}: {cause(error)}")
         case HttpProcessingError():
             return Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}")
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | aiohttp.ClientOSError():
@@ -224,7 +224,8 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
     return Retry(f"the request to {where} failed: {type(error).__name__}")
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
+    """Why a connection failed, in one line."""
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     text = getattr(inner, "strerror", None) or str(inner)
     number = getattr(inner, "errno", None)

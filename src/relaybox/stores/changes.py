@@ -53,14 +53,16 @@ WORDS = {
 POSTGRESQL_WORDS = {
     "records": """json_to_recordset(CAST(:records AS json))
     AS s(id uuid, copy uuid, origin text, target text, keyed boolean, handed_over boolean)""",
-    "replay_headers": "headers || jsonb_build_object('relaybox-replay', origin)",
+    "replay_headers": """CASE jsonb_typeof(headers) WHEN 'object' THEN headers - 'relaybox-shadow'
+    ELSE headers END || jsonb_build_object('relaybox-replay', origin)""",
 }
 MYSQL_WORDS = {
     "records": """JSON_TABLE(:records, '$[*]' COLUMNS (
     id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
     copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy',
     origin VARCHAR(36) PATH '$.origin', target VARCHAR(100) PATH '$.target', keyed INT PATH '$.keyed')) s""",
-    "replay_headers": "JSON_SET(headers, '$.\"relaybox-replay\"', origin)",
+    "replay_headers": """JSON_SET(JSON_REMOVE(headers, '$."relaybox-shadow"'),
+    '$."relaybox-replay"', origin)""",
 }
 SQLITE_WORDS = {
     "records": """(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.copy') AS copy,

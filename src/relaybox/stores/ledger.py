@@ -30,6 +30,7 @@ from relaybox.ledger import (
     SingleEvent,
 )
 from relaybox.schema import MYSQL
+from relaybox.shadow import is_shadow
 from relaybox.stores.changes import templates
 from relaybox.stores.journal import SqlJournal, audited
 from relaybox.stores.search import COLUMNS, Bounds, Search, shown
@@ -139,6 +140,11 @@ class SqlLedger(SqlJournal):
         """What each of these deliveries carries."""
         [rows] = await self._ask([self._search.contents(ids)]) if ids else [[]]
         return {self._dialect.from_uuid(row[0]): self._content(row[1:]) for row in rows}
+
+    async def shadowed(self, ids: Collection[UUID]) -> frozenset[UUID]:
+        """Those of these deliveries that are in shadow."""
+        [rows] = await self._ask([self._search.shadowed(ids)]) if ids else [[]]
+        return frozenset(self._dialect.from_uuid(id_) for id_, headers in rows if is_shadow(headers))
 
     async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
         """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""

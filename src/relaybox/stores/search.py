@@ -18,6 +18,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from relaybox.fingerprint import LOOKED_AT, fingerprint
 from relaybox.ledger import BATCH, CAP, Counted, Entry, Filter, Page
 from relaybox.schema import MYSQL, now
+from relaybox.shadow import HEADER
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import Row, Steps
 
@@ -206,6 +207,14 @@ class Search:
         event = self._event.c
         columns = (event.id, event.payload, event.payload_data, event.payload_encoding, event.headers)
         return self.query(sa.select(*columns).where(event.id.in_([self._id(id_) for id_ in ids])))
+
+    def shadowed(self, ids: Collection[UUID]) -> Query:
+        """The ids and headers of those that may be in shadow."""
+        event = self._event.c
+        marked = sa.cast(event.headers, sa.String).like(f"%{HEADER}%")
+        return self.query(
+            sa.select(event.id, event.headers).where(event.id.in_([self._id(id_) for id_ in ids]), marked)
+        )
 
     def marks(self, consumer: str, after: str, limit: int) -> Query:
         """The messages of a consumer's inbox behind one of them, by the primary key."""

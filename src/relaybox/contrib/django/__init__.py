@@ -5,6 +5,7 @@ These names may be imported before the apps are ready.
 
 from relaybox.contrib.django.changes import emits
 from relaybox.contrib.django.emit import aemit_event, aemit_events, emit_event, emit_events
+from relaybox.contrib.django.gradual import enabled, rollout, shadow
 from relaybox.contrib.django.handlers import outbox_handler
 from relaybox.contrib.django.inbox import once, only_once
 
@@ -14,7 +15,10 @@ __all__ = [
     "emit_event",
     "emit_events",
     "emits",
+    "enabled",
     "once",
     "only_once",
     "outbox_handler",
+    "rollout",
+    "shadow",
 ]

@@ -93,7 +93,7 @@ class ProjectOptions(Options):
         """Where settings come from."""
         return "the project"
 
-    def sources(self, settings: Settings) -> str:
+    def sources(self, outbox: Outbox) -> str:
         """What was read."""
         from django.conf import settings as django_settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from relaybox.contrib.django.implicit import implicit
 from relaybox.emit.row import RowBuilder
 from relaybox.errors import ConfigError
 from relaybox.load import load
+from relaybox.rollout import Which, changed
 
 FIX = "write the dotted path of a function, such as 'shop.handlers.on_paid'"
 
@@ -41,7 +43,7 @@ def get_configuration() -> Configuration:
         functions |= {one.name: one.function} if one.function else {}
     settings = Settings(
         destinations=destinations,
-        routes=routes,
+        routes=[_changed.get((route.events, route.to), route) for route in routes],
         unrouted=given.UNROUTED,
         notify=given.NOTIFY,
         max_payload=given.MAX_PAYLOAD,
@@ -50,10 +52,30 @@ def get_configuration() -> Configuration:
     return Configuration(settings, functions, RowBuilder(settings))
 
 
+_changed: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
+"""The routes that were changed in this process, by what they were made of."""
+_changing = threading.Lock()
+
+
+def change(which: Which, **values: Any) -> None:
+    """Another ``rollout`` or ``shadow`` of these routes, in this process; raises ``ConfigError``."""
+    with _changing:
+        settings = changed(get_configuration().settings, which, **values)
+        _changed.update({(route.events, route.to): route for route in settings.routes})
+        get_configuration.cache_clear()
+
+
 def forget(**_: Any) -> None:
     """Read the settings and the handlers again at the next use."""
     get_settings.cache_clear()
     get_configuration.cache_clear()
+
+
+def forget_changed(setting: str = "", **_: Any) -> None:
+    """Other settings are there: what was changed in the former ones is over."""
+    if setting == "OUTBOX":
+        _changed.clear()
+    forget()
 
 
 def _destination(handler: Handler, given: OutboxSettings) -> Destination:

@@ -59,7 +59,7 @@ class SignalObserver(Observer):
             if delivery.id in lost:
                 continue
             match outcome:
-                case Delivered():
+                case Delivered(shadow=False):
                     self._tell(event_delivered, delivery)
                 case Failed(error):
                     self._tell(event_failed, delivery, error=error)

@@ -1,0 +1,134 @@
+"""``relaybox reconcile``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relaybox.cli.indexed import (
+    DestinationName,
+    IndexName,
+    Rate,
+    SourceName,
+    interruptible,
+    open_outbox,
+    source_of,
+)
+from relaybox.cli.operate import actor, bulk, plain, print_json
+from relaybox.cli.options import Json, options
+from relaybox.program import command
+
+if TYPE_CHECKING:
+    from relaybox.indexing.reconciled import Difference, Reconciled
+
+EXIT_STATUS = """Exit status: 0 the index has what the database has; 1 something is missing, stale or orphaned
+(also where --repair has emitted events for it), or it was interrupted; 2 wrong usage, a wrong setting, or the
+database or the search engine refused: one line on standard error says why."""
+
+MEANINGS = {
+    "documents": "in the database",
+    "matched": "the same in the index",
+    "missing": "not in the index",
+    "stale": "in the index with other fields",
+    "orphaned": "in the index, but not in the database",
+    "in_flight": "different, but their events are under way",
+    "repaired": "emitted again",
+}
+ALWAYS = ("documents", "matched", "missing", "stale", "orphaned")
+
+
+def reconcile(
+    context: typer.Context,
+    destination: DestinationName,
+    source: SourceName,
+    index: IndexName = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Emit an event for each difference, through the outbox.")
+    ] = False,
+    rate: Rate = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --repair: only say how many there are.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit-report", min=0, help="Show at most so many differences of each kind.")
+    ] = 20,
+    as_json: Json = False,
+) -> None:
+    """Compare a search index with the database, document by document.
+
+    Documents whose events are under way are told apart, and no difference counts that is gone at a second
+    look, so that it can run beside live traffic.
+    """
+    from relaybox.indexing.reconcile import areconcile
+
+    outbox = open_outbox(options(context))
+    documents = source_of(source)
+
+    async def work() -> Reconciled:
+        def compare(progress: Any) -> Any:
+            return areconcile(
+                outbox,
+                destination,
+                documents,
+                index=index,
+                repair=repair and not dry_run,
+                rate=rate,
+                examples=limit,
+                actor=actor(),
+                progress=progress,
+            )
+
+        result: Reconciled = await bulk(None, "compare", compare)
+        return result
+
+    result = interruptible(work)
+    if as_json:
+        print_json(document(result))
+    else:
+        show(result)
+        if repair and dry_run and result.differences:
+            typer.echo(f"would have emitted {result.differences:,} events")
+    if result.differences:
+        raise typer.Exit(1)
+
+
+def document(result: Reconciled) -> dict[str, Any]:
+    """What it came to, for programs."""
+    from relaybox.indexing.reconciled import told
+
+    examples = [
+        {
+            "kind": one.kind,
+            "id": one.id,
+            "fields": list(one.fields),
+            "failed": None if one.failed is None else str(one.failed),
+            "refused": one.refused,
+        }
+        for one in result.examples
+    ]
+    return {**told(result), "examples": examples}
+
+
+def show(result: Reconciled) -> None:
+    """Print what it came to, for people."""
+    from relaybox.indexing.reconciled import told
+
+    figures = told(result)
+    for name, meaning in MEANINGS.items():
+        if name in ALWAYS or figures[name]:
+            typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")
+    for one in result.examples:
+        typer.echo(plain(_told(one)))
+    typer.echo(f"{result.destination} consistency {result.consistency:.2f} %")
+
+
+def _told(one: Difference) -> str:
+    text = f"{one.kind} {one.id}"
+    if one.fields:
+        text += f": {', '.join(one.fields)}"
+    if one.refused is not None:
+        text += f": {one.refused}"
+    if one.failed is not None:
+        text += f"; its event failed: see {command(f'why {one.failed}')}"
+    return text

@@ -1,0 +1,169 @@
+"""``relaybox reindex``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relaybox.cli.indexed import (
+    DestinationName,
+    IndexName,
+    Rate,
+    interruptible,
+    open_outbox,
+    source_of,
+)
+from relaybox.cli.operate import Yes, actor, complain, confirm, plain, print_json
+from relaybox.cli.options import Json, options
+from relaybox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relaybox.app import Outbox
+    from relaybox.indexing.reindex import Reindexed
+    from relaybox.indexing.source import Source
+
+EXIT_STATUS = """Exit status: 0 the new index serves; 1 it does not, and the old one goes on serving: one line
+on standard error says why; 2 wrong usage, a wrong setting, or the database refused."""
+
+
+def reindex(
+    context: typer.Context,
+    destination: DestinationName,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="MODULE:NAME",
+            help="A Source, select, QuerySet, iterable, or a function of one.",
+        ),
+    ] = None,
+    index: IndexName = None,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="An index whose settings the new one gets; else those of the old."),
+    ] = None,
+    rate: Rate = None,
+    batch: Annotated[int, typer.Option(min=1, help="Documents in one transaction.")] = 500,
+    patience: Annotated[
+        str, typer.Option(metavar="DURATION", help="Give up when nothing has arrived for so long.")
+    ] = "10m",
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Do it again and again, so long after each beginning."),
+    ] = None,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="Only end the one that runs, and clear away what it leaves.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be built, and from how many documents.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Build a search index anew beside the one that serves, and let it take its place when it is complete.
+
+    A relay has to run. Whatever fails, the old index goes on serving.
+    """
+    from relaybox.setting import parse_duration
+
+    outbox = open_outbox(options(context))
+    if abort:
+        _abort(outbox, destination, index, as_json)
+        return
+    if source is None:
+        raise ConfigError("--source: say where the documents are, such as --source shop.search:documents")
+    documents = source_of(source)
+    if dry_run:
+        _dry_run(outbox, destination, documents, index, as_json)
+        return
+    words: dict[str, Any] = {"index": index, "rate": rate, "batch": batch, "tell": _teller(as_json)}
+    words |= {"patience": parse_duration(patience, "--patience"), "like": like, "actor": actor()}
+    if every is not None:
+        pause = parse_duration(every, "--every")
+        interruptible(lambda: _again(outbox, destination, documents, words, pause, as_json))
+        return
+    if not yes:
+        confirm(f"rebuild the index of {destination}?")
+    _once(outbox, destination, documents, words, as_json)
+
+
+def _once(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
+    from relaybox.indexing.failure import ReindexFailed
+    from relaybox.indexing.reindex import areindex
+
+    try:
+        done = interruptible(lambda: areindex(outbox, destination, source, **words))
+    except ReindexFailed as error:
+        complain(plain(" ".join(str(error).split())))
+    else:
+        _show(done, as_json)
+
+
+async def _again(
+    outbox: Outbox,
+    destination: str,
+    source: Source,
+    words: dict[str, Any],
+    pause: float,
+    as_json: bool,
+) -> None:
+    """Until it is interrupted; a failure is told, and the next one comes all the same."""
+    import asyncio
+    import time
+
+    from relaybox.errors import RelayboxError
+    from relaybox.indexing.reindex import areindex
+
+    while True:
+        began = time.monotonic()
+        try:
+            _show(await areindex(outbox, destination, source, **words), as_json)
+        except RelayboxError as error:
+            typer.echo(plain(f"relaybox: {' '.join(str(error).split())}"), err=True)
+        await asyncio.sleep(max(0.0, began + pause - time.monotonic()))
+
+
+def _abort(outbox: Outbox, destination: str, index: str | None, as_json: bool) -> None:
+    from relaybox.indexing.failure import ReindexFailed
+    from relaybox.indexing.reindex import aabort
+
+    tell = _teller(as_json)
+    try:
+        ended = interruptible(lambda: aabort(outbox, destination, index=index, actor=actor(), tell=tell))
+    except ReindexFailed as error:
+        complain(plain(str(error)))
+    else:
+        if as_json:
+            print_json({"destination": destination, "ended": ended})
+        else:
+            typer.echo(f"{destination}: {ended} ended, nothing is left of a build")
+
+
+def _dry_run(outbox: Outbox, destination: str, source: Source, index: str | None, as_json: bool) -> None:
+    from relaybox.indexing.reindex import alook
+
+    name, documents = interruptible(lambda: alook(outbox, destination, source, index=index))
+    if as_json:
+        print_json({"destination": destination, "index": name, "documents": documents, "dry_run": True})
+    else:
+        many = "an unknown number of" if documents is None else f"{documents:,}"
+        typer.echo(f"would have rebuilt {name} from {many} documents")
+
+
+def _teller(as_json: bool) -> Any:
+    """Steps are told as they come; where the answer is JSON, on standard error."""
+
+    def tell(text: str) -> None:
+        typer.echo(plain(text), err=as_json)
+
+    return tell
+
+
+def _show(done: Reindexed, as_json: bool) -> None:
+    if as_json:
+        print_json({**asdict(done), "seconds": round(done.seconds, 3)})
+    else:
+        repaired = f", {done.repaired:,} of them repaired" if done.repaired else ""
+        typer.echo(f"{done.index} serves {done.documents:,} documents{repaired}, after {done.seconds:.1f} s")

@@ -1,0 +1,278 @@
+"""Documents of a QuerySet: read and locked on Django's own connection, with their events.
+
+A page is read in three statements: which ids are next, their rows locked by the ids alone, so that no join
+stands in the way, and then the QuerySet itself, of those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.db import Error, connections, router, transaction
+from django.db.models.query import ModelIterable, ValuesIterable
+
+from relaybox.app import Outbox
+from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.emit import emit_events
+from relaybox.contrib.django.execute import execute_ours, execute_text, get_statements
+from relaybox.contrib.django.store import DEADLOCK, LOCK_WAIT_TIMEOUT, TRIES
+from relaybox.emit.drive import drive
+from relaybox.errors import ConfigError, did_you_mean
+from relaybox.indexing.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
+from relaybox.indexing.source import Source
+from relaybox.stores.dialects import refusal
+
+T = TypeVar("T")
+
+_FENCE = {"mysql": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"}
+"""Ahead of a transaction that locks what is between rows too."""
+
+
+@asynccontextmanager
+async def open_rows(outbox: Outbox, source: Source, queryset: Any) -> AsyncIterator[QuerySetRows]:
+    """The documents of a QuerySet; raises ``ConfigError`` where its rows cannot be gone through by id."""
+    with ThreadPoolExecutor(1, "relaybox-rows") as thread:
+        rows = QuerySetRows(outbox, source, queryset.all(), thread)
+        try:
+            await rows.check()
+            yield rows
+        finally:
+            await rows.close()
+
+
+class QuerySetRows:
+    """``Rows`` (see there) of a QuerySet, in a thread that has a connection of its own."""
+
+    guarded = True
+
+    def __init__(self, outbox: Outbox, source: Source, queryset: Any, thread: ThreadPoolExecutor) -> None:
+        _check_clauses(source, queryset)
+        using = queryset._db or router.db_for_write(queryset.model)
+        _check_place(source, using, outbox)
+        self.aggregate_type, self.event_type = source.types(queryset.model.__name__)
+        self._source = source
+        self._using = using
+        self._field = _id(source, queryset)
+        self._id = self._field.attname
+        self._queryset = queryset.using(using).order_by(self._id)
+        self._thread = thread
+
+    async def check(self) -> None:
+        """Raise where an id is null."""
+        if self._field.null and await self._call(self._has_nulls):
+            fix = "leave those rows out with filter(), or name another field with Source(id=…)"
+            raise ConfigError(f"{self._source.told}: {self._id} is null in some rows; {fix}")
+
+    async def count(self) -> int:
+        """How many documents there are."""
+        return await self._call(self._queryset.count)
+
+    async def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
+        """Pages by key, no locks."""
+        while page := await self._call(partial(self._read, after, size)):
+            yield page
+            after = page[-1].key
+
+    async def emit_after(
+        self, after: Any, size: int, calls: Calls, also: Also | None = None
+    ) -> Sequence[Item]:
+        """Read a page locked, and emit its events in that transaction."""
+        return await self._call(partial(self._emit_after, after, size, calls, also))
+
+    async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
+        """Read these locked, and emit; nobody makes the missing ones before the commit."""
+        return await self._call(partial(self._emit_ids, ids, calls))
+
+    async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """The payloads that there are of these; no locks."""
+        items = await self._call(partial(self._by_ids, ids, lock=False))
+        return {item.id: item.payload for item in items}
+
+    async def close(self) -> None:
+        """Give up the thread's connection."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """In the thread, again from the start where it was chosen to break a deadlock."""
+        loop = asyncio.get_running_loop()
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await loop.run_in_executor(self._thread, work)
+            except Error as error:
+                if attempt == TRIES or not _is_passing(error):
+                    await loop.run_in_executor(self._thread, self._mend)
+                    raise refusal(_beneath(error)) from error
+        raise AssertionError("unreachable")
+
+    def _mend(self) -> None:
+        connection_of(self._using).close_if_unusable_or_obsolete()
+
+    def _has_nulls(self) -> bool:
+        return bool(self._queryset.filter(**{f"{self._id}__isnull": True}).exists())
+
+    def _read(self, after: Any, size: int) -> Sequence[Item]:
+        return self._items(self._after(after)[:size])
+
+    def _emit_after(self, after: Any, size: int, calls: Calls, also: Also | None) -> Sequence[Item]:
+        # Outside the transaction, which is to see the rows only once they are locked.
+        while ids := self._next_ids(after, size):
+            with transaction.atomic(using=self._using):
+                self._lock(ids)
+                items = self._of(ids)
+                if items:
+                    self._emit(items, calls, also)
+                    return items
+            after = as_key(ids[-1], self._source)
+        return []
+
+    def _emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
+        fenced = len(self._by_ids(ids, lock=False)) < len(set(ids))
+        connection = connection_of(self._using)
+        if fenced and connection.vendor in _FENCE:
+            execute_text(connection, _FENCE[connection.vendor])
+        with transaction.atomic(using=self._using):
+            if fenced and connection.vendor == "postgresql":
+                table = connection.ops.quote_name(self._queryset.model._meta.db_table)
+                execute_text(connection, f"LOCK TABLE {table} IN SHARE MODE")
+            items = self._by_ids(ids, lock=True)
+            there = {item.id for item in items}
+            made = calls(items, [id_ for id_ in ids if id_ not in there])
+            emit_events(made, using=self._using)
+            return len(made)
+
+    def _emit(self, items: Sequence[Item], calls: Calls, also: Also | None) -> None:
+        if also is not None:
+            connection = connection_of(self._using)
+            writing = also(get_statements(dialect_of(connection)), items)
+            items = drive(writing, partial(execute_ours, connection))
+        if made := calls(items):
+            emit_events(made, using=self._using)
+
+    def _lock(self, ids: Sequence[Any]) -> None:
+        connection = connection_of(self._using)
+        if not connection.features.has_select_for_update:
+            # SQLite: a writer from the first statement on, which sees what others have committed by then.
+            model = self._queryset.model._meta
+            name, key = (connection.ops.quote_name(one) for one in (model.db_table, model.pk.column))
+            execute_text(connection, f"UPDATE {name} SET {key} = {key} WHERE 1 = 0")  # noqa: S608
+            return
+        no_key = connection.features.has_select_for_no_key_update
+        rows = self._queryset.model._base_manager.using(self._using).filter(**{f"{self._id}__in": ids})
+        # A subclass's rows lie in several tables, which are all locked.
+        list(rows.order_by(self._id).select_for_update(no_key=no_key).only(self._id))
+
+    def _by_ids(self, ids: Sequence[str], *, lock: bool) -> list[Item]:
+        wanted = list(self._values(ids))
+        items: list[Item] = []
+        for start in range(0, len(wanted), AT_ONCE):
+            part = wanted[start : start + AT_ONCE]
+            if lock:
+                self._lock(part)
+            items += self._of(part)
+        return [item for item in items if item.id in set(ids)]
+
+    def _values(self, ids: Iterable[str]) -> Iterable[Any]:
+        """As the field has them; one that it cannot have is missing."""
+        for id_ in dict.fromkeys(ids):
+            try:
+                value = self._field.to_python(id_)
+            except (ValidationError, ArithmeticError):
+                continue
+            if not isinstance(value, int) or -(2**63) <= value < 2**63:
+                yield value
+
+    def _after(self, after: Any) -> Any:
+        if after is None:
+            return self._queryset
+        return self._queryset.filter(**{f"{self._id}__gt": self._field.to_python(after)})
+
+    def _next_ids(self, after: Any, size: int) -> list[Any]:
+        return list(self._after(after).values_list(self._id, flat=True)[:size])
+
+    def _of(self, ids: Sequence[Any]) -> list[Item]:
+        return self._items(self._queryset.filter(**{f"{self._id}__in": ids}))
+
+    def _items(self, things: Iterable[Any]) -> list[Item]:
+        items = [self._item(thing) for thing in things]
+        for one, next_ in pairwise(items):
+            if one.id == next_.id:
+                fix = "a document is one row: gather what is joined to it in a Subquery, or in document="
+                raise ConfigError(
+                    f"{self._source.told}: the QuerySet gives several rows of {one.id!r}; {fix}"
+                )
+        return items
+
+    def _item(self, thing: Any) -> Item:
+        id_ = thing[self._id] if isinstance(thing, Mapping) else getattr(thing, self._id)
+        key = as_key(id_, self._source)
+        return Item(as_id(id_, key), self._source.payload(thing, id_, _fields), key)
+
+
+def _fields(thing: Any) -> Mapping[str, Any]:
+    if isinstance(thing, Mapping):
+        return thing
+    return {field.attname: getattr(thing, field.attname) for field in thing._meta.concrete_fields}
+
+
+def _check_clauses(source: Source, queryset: Any) -> None:
+    query = queryset.query
+    kinds = (ModelIterable, ValuesIterable)
+    refused = {
+        "a slice": query.is_sliced,
+        "distinct()": query.distinct,
+        "a union, intersection or difference": query.combinator,
+        "an aggregate (its annotations go into a Subquery)": query.group_by is not None,
+        "values_list() (use values())": not issubclass(queryset._iterable_class, kinds),
+    }
+    for what, found in refused.items():
+        if found:
+            why = "a document is one row of a table, which is locked, and pages go by its id"
+            raise ConfigError(f"{source.told}: the QuerySet has {what}; leave it out: {why}")
+
+
+def _check_place(source: Source, using: str, outbox: Outbox) -> None:
+    own = getattr(outbox, "using", None)
+    if own is None:
+        fix = "use relaybox.contrib.django.outbox.get_outbox(), or `manage.py outbox`"
+        raise ConfigError(f"{source.told}: a QuerySet goes with the project's own outbox; {fix}")
+    if own != using:
+        fix = f"choose it with using={using!r}, or read the documents with .using({own!r})"
+        raise ConfigError(
+            f"{source.told}: the documents are in the database {using!r}, the outbox in {own!r}; {fix}"
+        )
+
+
+def _id(source: Source, queryset: Any) -> Any:
+    model = queryset.model._meta
+    names = [field.name for field in model.concrete_fields]
+    try:
+        field = model.pk if source.id == "pk" else model.get_field(source.id)
+    except FieldDoesNotExist:
+        field = None
+    chosen = queryset._fields
+    if field is None or not getattr(field, "concrete", False):
+        hint = did_you_mean(source.id, names)
+        fix = "name the field of the documents' ids with Source(id=…)"
+        raise ConfigError(f"{source.told}: {model.object_name} has no field {source.id!r}{hint}; {fix}")
+    if chosen and field.attname not in chosen:
+        fix = f"add {field.attname!r} to it"
+        raise ConfigError(f"{source.told}: values() leaves out the documents' ids; {fix}")
+    return field
+
+
+def _is_passing(error: Error) -> bool:
+    beneath = _beneath(error)
+    code = getattr(beneath, "sqlstate", None) or (*beneath.args, None)[0]
+    return code in {DEADLOCK, LOCK_WAIT_TIMEOUT, "40P01", "40001"}
+
+
+def _beneath(error: Exception) -> Exception:
+    """What the driver raised."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error

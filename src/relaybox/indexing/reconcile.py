@@ -1,0 +1,85 @@
+"""Compare a database and a search index, and have what differs written again, through the outbox.
+
+The database is read page by page, and the index asked for the documents of each page; then the ids of the
+index are read, and the database asked which of them it has. Nothing is locked while that goes on, so a
+difference is looked at once more before it counts: the database, the outbox, the index and the database
+again, in this order. Where nothing of the document is under way in the outbox, everything that was committed
+before is in the index; so an index that then differs from a row that was the same before and after is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from relaybox.actions import Progress, Stop, no_progress
+from relaybox.indexing.comparison import Comparison
+from relaybox.indexing.desk import Desk, open_desk
+from relaybox.indexing.failure import EngineFailed, told_of
+from relaybox.indexing.reconciled import Reconciled, told
+from relaybox.indexing.repairs import Repairs
+from relaybox.indexing.rows import Rows, open_rows
+from relaybox.indexing.source import Source, as_source
+from relaybox.indexing.target import Target, open_target
+from relaybox.pace import Pace, never
+
+if TYPE_CHECKING:
+    from relaybox.app import Outbox
+
+
+async def areconcile(
+    outbox: Outbox,
+    destination: str,
+    source: Any,
+    *,
+    index: str | None = None,
+    repair: bool = False,
+    rate: float | None = None,
+    examples: int = 20,
+    actor: str = "application",
+    progress: Progress = no_progress,
+    stop: Stop = never,
+) -> Reconciled:
+    """Compare the documents of a source with the index of a destination.
+
+    With ``repair`` an event is emitted for each difference, to this destination only: no more than ``rate``
+    a second, of the row as it is in that transaction. ``index`` is for a destination that has several.
+    ``examples`` is how many differences of each kind are told one by one.
+    """
+    pace = Pace(rate, stop)
+    async with opened(outbox, destination, as_source(source), index, actor) as (desk, rows, target):
+        repairs = Repairs(rows, target, pace, {"relaybox-index": index} if index else {}) if repair else None
+        comparison = Comparison(desk, rows, target, repairs, examples, progress, stop)
+        with told_of(target.engine):
+            await _check_index(target)
+            result = await comparison.run()
+        if repair:
+            await desk.admin.note("reconcile", told(result))
+    return result
+
+
+def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reconciled:
+    """``areconcile``, from synchronous code."""
+    from relaybox.parts import run
+
+    return run(areconcile(outbox, destination, source, **options))
+
+
+@asynccontextmanager
+async def opened(
+    outbox: Outbox, destination: str, source: Source, index: str | None, actor: str
+) -> AsyncIterator[tuple[Desk, Rows, Target]]:
+    """What a comparison needs."""
+    async with (
+        open_rows(outbox, source) as rows,
+        open_target(outbox, destination, rows, index) as target,
+        open_desk(outbox, actor) as desk,
+    ):
+        yield desk, rows, target
+
+
+async def _check_index(target: Target) -> None:
+    if target.index not in await target.engine.present([target.index]):
+        fix = "create it, or name another with --index"
+        raise EngineFailed(f"the index {target.index!r} does not exist on {target.engine.where}: {fix}")

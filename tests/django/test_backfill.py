@@ -1,0 +1,225 @@
+"""Backfills of QuerySets, on the connection and in the transactions of Django."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connections, transaction
+from django.db.models import Count, F
+from django.test import override_settings
+
+from relaybox import Outbox
+from relaybox.contrib.django import emit_event
+from relaybox.contrib.django.models import OutboxEvent
+from relaybox.contrib.django.outbox import get_outbox
+from relaybox.emit.row import Call
+from relaybox.errors import ConfigError
+from relaybox.indexing import Source, abackfill
+from relaybox.indexing.backfilled import Backfilled
+from relaybox.indexing.rows import open_rows
+from tests.django.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SECONDS = 60.0
+
+orders = Order.objects.all()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_told() -> Iterator[None]:
+    from django.conf import settings
+
+    with override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": "none"}):
+        yield
+
+
+def place(using: str, count: int) -> None:
+    Order.objects.using(using).bulk_create(Order(total=number) for number in range(count))
+
+
+def run(using: str, documents: Any, **options: Any) -> Backfilled:
+    outbox = get_outbox(using)
+    source = documents if isinstance(documents, Source) else Source(documents)
+
+    async def bounded() -> Backfilled:
+        async with asyncio.timeout(SECONDS):
+            return await abackfill(outbox, "runner", source, **options)
+
+    return asyncio.run(bounded())
+
+
+def emitted(using: str) -> list[Any]:
+    return list(OutboxEvent.objects.using(using).order_by("position"))
+
+
+def test_every_row_gets_an_event_of_its_own(using: str) -> None:
+    place(using, 25)
+
+    done = run(using, Order.objects.using(using), batch=10)
+
+    assert (done.done, done.total) == (25, 25)
+    rows = {str(order.id): order.total for order in Order.objects.using(using)}
+    assert {event.aggregate_id: event.payload["total"] for event in emitted(using)} == rows
+    assert len(emitted(using)) == 25
+    first = emitted(using)[0]
+    assert (first.aggregate_type, first.event_type, first.destination) == ("Order", "order.updated", "runner")
+    assert first.headers == {"relaybox-backfill": "true"}
+
+
+def test_values_and_filters_are_documents_too(using: str) -> None:
+    place(using, 9)
+    even = Order.objects.using(using).filter(total__in=[2, 4]).annotate(double=F("total") * 2)
+
+    done = run(using, even.values("id", "double"))
+
+    assert done.done == 2
+    assert [event.payload["double"] for event in emitted(using)] == [4, 8]
+
+
+def test_after_a_stop_it_goes_on(using: str) -> None:
+    place(using, 25)
+    asked = iter([False, False, True])
+    stopped = run(using, Order.objects.using(using), batch=10, stop=lambda: next(asked))
+    assert (stopped.done, stopped.stopped) == (20, True)
+
+    done = run(using, Order.objects.using(using), batch=10)
+
+    assert done.done == 25
+    assert done.resumed_from is not None
+    assert len({event.aggregate_id for event in emitted(using)}) == len(emitted(using)) == 25
+
+
+@contextmanager
+def writers(using: str, ids: list[int]) -> Iterator[None]:
+    """Threads that change orders, each with its event, until the end of the block."""
+    begun, ending = threading.Barrier(4), threading.Event()
+    errors: list[OperationalError] = []
+
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
+        begun.wait(30)
+        number = 0
+        while not ending.wait(0.005):
+            number += 1
+            try:
+                change(using, chance.choice(ids), seed * 100_000 + number)
+            except OperationalError as error:
+                # The application tries again after a deadlock.
+                if not any(word in str(error).lower() for word in ("deadlock", "lock wait", "locked")):
+                    errors.append(error)
+        connections.close_all()
+
+    threads = [threading.Thread(target=write, args=[seed]) for seed in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    try:
+        yield
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join(60)
+    assert not errors
+
+
+def change(using: str, id_: int, total: int) -> None:
+    with transaction.atomic(using=using):
+        Order.objects.using(using).filter(id=id_).update(total=total)
+        payload = {"id": id_, "total": total}
+        emit_event("Order", id_, "order.updated", payload, destinations=["runner"], using=using)
+
+
+def test_beside_live_writers_the_events_in_order_are_the_database(using: str) -> None:
+    place(using, 60)
+    with writers(using, list(Order.objects.using(using).values_list("id", flat=True))):
+        for _ in range(3):
+            assert run(using, Order.objects.using(using), batch=5, max_pending=None).done == 60
+
+    state = {str(order.id): order.total for order in Order.objects.using(using)}
+    assert {event.aggregate_id: event.payload["total"] for event in emitted(using)} == state
+    assert any(total >= 100_000 for total in state.values())
+
+
+def test_some_are_read_by_their_ids_and_repaired(using: str) -> None:
+    place(using, 3)
+    first = str(Order.objects.using(using).order_by("id")[0].id)
+    outbox = get_outbox(using)
+
+    def repairs(found: Any, missing: Any) -> list[Call]:
+        options: Any = {"destinations": ["runner"]}
+        return [
+            *(Call("Order", item.id, "order.updated", item.payload, **options) for item in found),
+            *(Call("Order", id_, "order.deleted", {}, **options) for id_ in missing),
+        ]
+
+    async def work() -> tuple[set[str], int, int]:
+        async with (
+            asyncio.timeout(SECONDS),
+            open_rows(outbox, Source(Order.objects.using(using))) as rows,
+        ):
+            existing = await rows.existing([first, "x", "999999"])
+            repaired = await rows.emit_ids([first, "x", "999999"], repairs)
+            return set(existing), repaired, sum([len(page) async for page in rows.read(2)])
+
+    assert asyncio.run(work()) == ({first}, 3, 3)
+    told = [(event.aggregate_id, event.event_type) for event in emitted(using)]
+    assert told == [(first, "order.updated"), ("x", "order.deleted"), ("999999", "order.deleted")]
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "slice": (lambda: Source(Order.objects.all()[:3]), "has a slice"),
+    "distinct": (lambda: Source(Order.objects.distinct()), r"has distinct\(\)"),
+    "union": (lambda: Source(Order.objects.union(Order.objects.all())), "has a union"),
+    "aggregate": (lambda: Source(Order.objects.values("id").annotate(n=Count("total"))), "has an aggregate"),
+    "values_list": (lambda: Source(Order.objects.values_list("id")), r"use values\(\)"),
+    "no field": (lambda: Source(Order.objects.all(), id="totl"), "no field 'totl'; did you mean 'total'"),
+    "no id": (lambda: Source(Order.objects.values("total")), "leaves out the documents' ids; add 'id'"),
+    "elsewhere": (lambda: Source(Order.objects.using("other")), "in the database 'other', the outbox in"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_a_source_is_refused(name: str) -> None:
+    documents, told = WRONG[name]
+
+    with pytest.raises(ConfigError, match=told):
+        run("default", documents())
+
+    assert emitted("default") == []
+
+
+def test_it_needs_the_outbox_of_the_project() -> None:
+    outbox = Outbox("sqlite://", destinations=get_outbox().settings.destinations)
+
+    with pytest.raises(ConfigError, match="goes with the project's own outbox"):
+        asyncio.run(abackfill(outbox, "runner", Source(orders)))
+
+
+def command(*arguments: str) -> str:
+    stdout = StringIO()
+    call_command("outbox", "backfill", *arguments, stdout=stdout)
+    return stdout.getvalue()
+
+
+def test_the_command_backfills_a_queryset() -> None:
+    place("default", 5)
+    words = ("--destination", "runner", "--source", "tests.django.test_backfill:orders")
+
+    assert command(*words, "--dry-run").startswith("would emit 5 documents to runner\n")
+    assert emitted("default") == []
+    assert json.loads(command(*words, "--json", "--event-type", "order.seen"))["done"] == 5
+    assert {event.event_type for event in emitted("default")} == {"order.seen"}
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    with pytest.raises(CommandError, match="did you mean 'runner'"):
+        command("--destination", "runer", "--source", "tests.django.test_backfill:orders")

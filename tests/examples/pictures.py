@@ -1,0 +1,69 @@
+"""Takes the pictures of the document service again: ``python -m tests.examples.pictures``."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from tests.examples.running import PATIENCE, found, running, said, shows, tell, temporary_directory
+from tests.examples.test_documents import card, find, hits, write
+from tests.servers import chromium
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+LARGEST = 150_000
+BIRDS = {
+    "Kingfishers": "They sit on a branch over the river, and dive for fish.",
+    "Herons": "They stand in shallow water and wait, for minutes, until a fish or a frog comes by.",
+    "Reed warblers": "They build their nests between the stems, a hand above the water.",
+}
+
+
+def main() -> None:
+    """All of them: light and dark, and light while the engine is away."""
+    with (
+        temporary_directory() as directory,
+        chromium.program() as program,
+        running("documents", directory) as (process, output),
+        sync_playwright() as playwright,
+    ):
+        url = found(r"The documents: (\S+)", said(output, "Ctrl-C ends everything."))
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 560})
+        page.set_default_timeout(PATIENCE)
+        page.goto(url)
+        for title, body in BIRDS.items():
+            write(page, title, body)
+            shows(card(page, title), "in search")
+        find(page, "fish")
+        shows(hits(page), "Kingfishers")
+        page.get_by_role("button", name="Compare").click()
+        shows(page.locator(".compare"), "100 %")
+        take(page, "light")
+        take(page, "dark")
+        tell(process, "search")
+        said(output, "search is dead.")
+        write(page, "Otters", "They hunt for fish at dusk, and are seldom seen.")
+        shows(card(page, "Otters"), "Connection refused")
+        shows(page.locator("#engine"), "1 change waits")
+        shows(page.locator("#found"), "Your documents are safe")
+        take(page, "syncing")
+        browser.close()
+
+
+def take(page: Page, name: str) -> None:
+    """A picture of few enough colours to be small."""
+    scheme: Literal["light", "dark"] = "dark" if name == "dark" else "light"
+    page.emulate_media(color_scheme=scheme)
+    picture = page.screenshot(animations="disabled", full_page=True)
+    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    path = IMAGES / f"documents-{name}.png"
+    few.save(path, optimize=True)
+    assert path.stat().st_size < LARGEST, f"{path.name} has {path.stat().st_size:,} bytes"
+
+
+if __name__ == "__main__":
+    main()

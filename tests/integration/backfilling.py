@@ -1,0 +1,209 @@
+"""Documents in a database with an outbox, and writers that change them beside a backfill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from relaybox import Destination, Outbox
+from relaybox.indexing import Source, abackfill
+from relaybox.indexing.backfilled import Backfilled
+from tests.integration.project import Project
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+DESTINATIONS = (Destination("search", "console:", ordered=True), Destination("mail", "console:"))
+SECONDS = 60.0
+PASSING = ("deadlock", "lock wait", "locked")
+
+
+APP = """
+import sqlalchemy as sa
+from relaybox import Destination, Outbox
+from relaybox.indexing import Source
+
+outbox = Outbox(destinations=[Destination("search", "console:", ordered=True)])
+document = sa.table("document", sa.column("id", sa.Integer), sa.column("title", sa.String))
+documents = Source(sa.select(document.c.id, document.c.title), aggregate_type="Document")
+letters = [{"id": letter} for letter in "abc"]
+odd = [{"id": 1}, {"id": 2, "data": b"bytes"}, {"id": 3}]
+nothing = 5
+"""
+
+
+class Base(DeclarativeBase):
+    """The tables of the archive."""
+
+
+class Author(Base):
+    """Writes documents."""
+
+    __tablename__ = "author"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(sa.String(50))
+
+
+class Document(Base):
+    """What is to be found."""
+
+    __tablename__ = "document"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    title: Mapped[str] = mapped_column(sa.String(50))
+    author_id: Mapped[int] = mapped_column(default=1)
+
+
+class Archive:
+    """A database with documents."""
+
+    def __init__(self, url: str, count: int = 0) -> None:
+        self.url = url
+        self.outbox = Outbox(url, destinations=DESTINATIONS)
+        self.outbox.migrate()
+        parts = sa.make_url(url)
+        driver = DRIVERS[parts.drivername]
+        self.engine = sa.create_engine(parts.set(drivername=driver), poolclass=sa.NullPool)
+        if driver == "sqlite":
+            _begin_as_writer(self.engine)
+        Base.metadata.create_all(self.engine)
+        with self.engine.begin() as connection:
+            connection.execute(sa.insert(Author).values(id=1, name="Ann"))
+        self.add(count)
+
+    def add(self, count: int) -> None:
+        rows = [{"id": number, "title": f"title {number}", "author_id": 1} for number in range(1, count + 1)]
+        with self.engine.begin() as connection:
+            for start in range(0, count, 1_000):
+                connection.execute(sa.insert(Document), rows[start : start + 1_000])
+
+    def events(self) -> list[tuple[str, str, Any, dict[str, Any]]]:
+        """The id, the type, the payload and the headers of each event, in the order of their positions."""
+        event = self.outbox.tables.event.c
+        query = sa.select(event.aggregate_id, event.event_type, event.payload, event.headers)
+        with self.engine.connect() as connection:
+            found = connection.execute(query.where(event.destination == "search").order_by(event.position))
+            return [(id_, type_, _plain(payload), _plain(headers)) for id_, type_, payload, headers in found]
+
+    def ids(self) -> list[int]:
+        """Of which documents there are events, in the order of their positions."""
+        return [int(id_) for id_, *_ in self.events()]
+
+    def state(self) -> dict[str, Any]:
+        """The documents, as the database has them."""
+        with self.engine.connect() as connection:
+            found = connection.execute(sa.select(Document.id, Document.title))
+            return {str(id_): title for id_, title in found}
+
+    def indexed(self) -> dict[str, Any]:
+        """The documents, as whoever applies the events in order has them."""
+        state: dict[str, Any] = {}
+        for id_, event_type, payload, _ in self.events():
+            if event_type == "document.deleted":
+                state.pop(id_, None)
+            else:
+                state[id_] = payload["title"]
+        return state
+
+    def operations(self) -> list[Any]:
+        """The operations on record, oldest first."""
+        table = self.outbox.tables.operation
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(table).order_by(table.c.id)))
+
+    def emit(self, connection: sa.Connection, number: int, event: str, title: str) -> None:
+        payload = {"id": number, "title": title}
+        type_ = f"document.{event}"
+        self.outbox.emit(connection, "Document", number, type_, payload, destinations=["search"])
+
+    def change(self, connection: sa.Connection, number: int, title: str) -> None:
+        """What the application does: change the row, then emit."""
+        changed = connection.execute(sa.update(Document).where(Document.id == number).values(title=title))
+        if changed.rowcount:
+            self.emit(connection, number, "updated", title)
+
+    @contextmanager
+    def writers(self, count: int, most: int) -> Iterator[None]:
+        """Threads that change, remove and add documents until the end of the block."""
+        begun, ending = threading.Barrier(count + 1), threading.Event()
+        errors: list[BaseException] = []
+
+        def write(seed: int) -> None:
+            chance = random.Random(seed)
+            begun.wait(30)
+            number = 0
+            # SQLite lets nobody else in where several come back at once.
+            while not ending.wait(0.005):
+                number += 1
+                try:
+                    with self.engine.begin() as connection:
+                        self._write(connection, chance, most, f"{seed} {number}", seed * 100_000 + number)
+                except Exception as error:
+                    # The application tries again after a deadlock.
+                    if not any(word in str(error).lower() for word in PASSING):
+                        errors.append(error)
+                        return
+
+        threads = [threading.Thread(target=write, args=[seed]) for seed in range(1, count + 1)]
+        for thread in threads:
+            thread.start()
+        begun.wait(30)
+        try:
+            yield
+        finally:
+            ending.set()
+            for thread in threads:
+                thread.join(60)
+        assert not errors
+
+    def _write(
+        self, connection: sa.Connection, chance: random.Random, most: int, title: str, new: int
+    ) -> None:
+        kind, number = chance.random(), chance.randint(1, most)
+        if kind < 0.1:
+            if connection.execute(sa.delete(Document).where(Document.id == number)).rowcount:
+                self.emit(connection, number, "deleted", title)
+        elif kind < 0.2:
+            connection.execute(sa.insert(Document).values(id=new, title=title, author_id=1))
+            self.emit(connection, new, "created", title)
+        else:
+            self.change(connection, number, title)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str | bytes) else value
+
+
+def _begin_as_writer(engine: sa.Engine) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA busy_timeout = 60000")
+
+    @sa.event.listens_for(engine, "begin")
+    def began(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+DOCUMENTS = Source(sa.select(Document))
+
+
+def make_project(path: Path, archive: Archive) -> Project:
+    made = Project(path)
+    made.write("shop.py", APP)
+    made.write("relaybox.toml", f'[relaybox]\ndatabase = "{archive.url}"\napp = "shop:outbox"\n')
+    return made
+
+
+def run(archive: Archive, source: Any = DOCUMENTS, **options: Any) -> Backfilled:
+    async def bounded() -> Backfilled:
+        async with asyncio.timeout(SECONDS):
+            return await abackfill(archive.outbox, "search", source, **options)
+
+    return asyncio.run(bounded())

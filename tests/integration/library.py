@@ -1,0 +1,146 @@
+"""An application that keeps its documents in a table, and a search index in step with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from relaybox import Destination, Outbox, Route
+from relaybox.engine import Change, Engine
+from relaybox.indexing.source import Source
+from relaybox.outcome import Delivered
+from relaybox.parts import open_engine
+
+T = TypeVar("T")
+
+
+class Base(DeclarativeBase):
+    """The tables of the application."""
+
+
+class Document(Base):
+    """What is searched for."""
+
+    __tablename__ = "document"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    title: Mapped[str] = mapped_column(sa.String(200))
+    pages: Mapped[int] = mapped_column(default=1)
+
+
+def crooked(document: Document) -> dict[str, Any]:
+    """A document with another id than its own, where that is negative."""
+    return {"id": max(0, document.id), "title": document.title, "pages": document.pages}
+
+
+def broken(document: Document) -> dict[str, Any]:
+    """What is no JSON, where there is a thirteenth page."""
+    return {"id": document.id, "pages": float("nan") if document.pages == 13 else document.pages}
+
+
+DOCUMENT = sa.Table("document", Base.metadata, extend_existing=True)
+SOURCE = Source(sa.select(Document))
+NOTHING = Source(sa.select(Document).where(Document.id < -1000))
+CROOKED = Source(sa.select(Document), document=crooked)
+BROKEN = Source(sa.select(Document), document=broken)
+
+
+class Library:
+    """The application; ``index`` is what the path of ``sink`` names."""
+
+    def __init__(self, database: str, sink: str, index: str, **options: Any) -> None:
+        self.index = index
+        self.destination = Destination(
+            "search", sink, **{"backoff": {"base": 0.05, "cap": 0.2}, "poll_interval": 0.05, **options}
+        )
+        self.outbox = Outbox(
+            database, destinations=[self.destination], routes=[Route("document.*", to="search")]
+        )
+        self.database = sa.create_engine(database, poolclass=sa.pool.NullPool)
+
+    def make(self) -> None:
+        """Make the tables and the index."""
+        self.outbox.migrate()
+        Base.metadata.create_all(self.database)
+        self.ask(lambda engine: engine.create(self.index))
+
+    def add(self, ids: Iterable[int], title: str = "a title") -> None:
+        """Documents, each with its event, in one transaction."""
+        rows = [{"id": id_, "title": f"{title} {id_}", "pages": 1} for id_ in ids]
+        with self.database.begin() as connection:
+            connection.execute(sa.insert(DOCUMENT), rows)
+            for row in rows:
+                self.outbox.emit(connection, "Document", row["id"], "document.created", row)
+
+    def change(self, id_: int, **values: Any) -> bool:
+        """Another state of a document, and its event; whether there was such a document."""
+        with self.database.begin() as connection:
+            connection.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id == id_).values(values))
+            row = connection.execute(sa.select(DOCUMENT).where(DOCUMENT.c.id == id_)).mappings().first()
+            if row is not None:
+                self.outbox.emit(connection, "Document", id_, "document.updated", dict(row))
+        return row is not None
+
+    def remove(self, id_: int) -> None:
+        """No more of a document, and its event."""
+        with self.database.begin() as connection:
+            connection.execute(sa.delete(DOCUMENT).where(DOCUMENT.c.id == id_))
+            self.outbox.emit(connection, "Document", id_, "document.deleted", {"id": id_})
+
+    def execute(self, statement: Any) -> Any:
+        """Behind the back of the application: no event tells of it."""
+        with self.database.begin() as connection:
+            result = connection.execute(statement)
+            return result.all() if result.returns_rows else result.rowcount
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """What the table has."""
+        found = self.execute(sa.select(DOCUMENT))
+        return {str(row.id): dict(row._mapping) for row in found}
+
+    def ask(self, question: Callable[[Engine], Awaitable[T]]) -> T:
+        """What the engine says."""
+
+        async def main() -> T:
+            engine = open_engine(self.destination)
+            try:
+                return await question(engine)
+            finally:
+                await engine.close()
+
+        return asyncio.run(main())
+
+    def write(self, *changes: tuple[str, dict[str, Any] | None]) -> None:
+        """Into the index, past the outbox."""
+        event = self.outbox.tables.event
+        [[newest]] = self.execute(sa.select(sa.func.coalesce(sa.func.max(event.c.position), 1)))
+        made = [Change(id_, document, newest) for id_, document in changes]
+        answers = self.ask(lambda engine: engine.write(self.index, made))
+        assert all(isinstance(answer, Delivered) for answer in answers), answers
+
+    def indexed(self) -> dict[str, Any]:
+        """What the index has."""
+
+        async def read(engine: Engine) -> dict[str, Any]:
+            await engine.refresh(self.index)
+            pages = [list(page) async for page in engine.scan(self.index)]
+            found: dict[str, Any] = {}
+            for page in pages:
+                found |= await engine.get(self.index, page)
+            return found
+
+        return self.ask(read)
+
+    def present(self) -> set[str]:
+        """Which of the index and the one that is being built exist."""
+        names = [self.index, f"{self.index}__building"]
+        return set(self.ask(lambda engine: engine.present(names)))
+
+    def statuses(self) -> list[str]:
+        """The statuses of the deliveries, in their order."""
+        event = self.outbox.tables.event
+        return [row.status for row in self.execute(sa.select(event.c.status).order_by(event.c.position))]

@@ -1,0 +1,106 @@
+"""Answers that Algolia never gives, or never should: whoever gives them, no event fails by it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from relaybox.config import Destination
+from relaybox.engine import Change
+from relaybox.outcome import Reject, Unavailable
+from relaybox.sink import Answer
+from relaybox.sinks.algolia import AlgoliaEngine, open_engine
+from tests.integration.receivers import Receiver, answer, answering, listening, read_request
+
+KEY = "verysecret"
+TAKEN = answer("200 OK", b'{"taskID": 1, "objectIDs": ["1", "2"]}')
+CHANGES = [Change("1", {"id": "1"}, 1), Change("2", {"id": "2"}, 2)]
+
+
+def engine_at(receiver: Receiver, timeout: str = "10s") -> AlgoliaEngine:
+    options = {"host": f"127.0.0.1:{receiver.port}", "tls": False}
+    return open_engine(Destination("search", "algolia://APP", auth=KEY, timeout=timeout, options=options))
+
+
+async def write(receiver: Receiver, changes: Sequence[Change] = CHANGES) -> Sequence[Answer]:
+    engine = engine_at(receiver)
+    try:
+        return await engine.write("documents", changes)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [answer("400 Bad Request", b"<html>The plain HTTP request was sent to HTTPS port</html>")],
+        [answer("400 Bad Request", b"{}")],
+        [answer("400 Bad Request", b'["Bad Request"]')],
+        [answer("200 OK", b"{}")],
+        [answer("200 OK", b"[]")],
+        [answer("200 OK", b'{"taskID": "soon"}')],
+        [answer("200 OK", b'{"taskID": "\xff"}')],
+        [TAKEN, answer("200 OK", b"{}")],
+        [TAKEN, answer("200 OK", b"[]")],
+        [TAKEN, answer("400 Bad Request", b"{}")],
+    ],
+)
+async def test_somebody_else_who_answers_fails_no_event(answers: Sequence[bytes]) -> None:
+    async with answering(*answers) as receiver:
+        told = await write(receiver)
+    assert [type(one) for one in told] == [Unavailable] * 2
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'"\xff"'])
+async def test_an_index_that_somebody_else_tells_of_is_unavailable(body: bytes) -> None:
+    async with answering(answer("200 OK", body)) as receiver:
+        engine = engine_at(receiver)
+        with pytest.raises(Unavailable):
+            await engine.present(["documents"])
+        await engine.close()
+
+
+async def test_a_message_that_repeats_the_key_does_not_show_it() -> None:
+    said = json.dumps({"message": f"Record quota exceeded for\n{KEY}{'!' * 10_000}"}).encode()
+    async with answering(answer("403 Forbidden", said)) as receiver:
+        [first, _] = await write(receiver)
+    assert isinstance(first, Unavailable)
+    assert "quota exceeded for ***!" in first.reason
+    assert KEY not in first.reason
+    assert len(first.reason) < 300
+
+
+async def test_a_place_that_makes_no_sense_names_no_record() -> None:
+    said = json.dumps({"message": "Invalid record", "position": "first"}).encode()
+    async with answering(answer("400 Bad Request", said)) as receiver:
+        told = await write(receiver)
+    assert [type(one) for one in told] == [Reject] * 2
+
+
+async def test_bad_records_are_not_looked_for_without_end() -> None:
+    said = answer("400 Bad Request", b'{"message": "Invalid record"}')
+
+    async def talk(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            receiver.requests.append(await read_request(reader))
+            await asyncio.sleep(0.05)
+            writer.write(said)
+
+    async with listening(talk) as receiver:
+        engine = engine_at(receiver, "500ms")
+        told = await engine.write("documents", [Change(str(n), {"id": str(n)}, n) for n in range(256)])
+        await engine.close()
+    assert {type(one) for one in told} == {Reject, Unavailable}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "*"])
+async def test_a_name_that_would_mean_something_else_is_no_index(name: str) -> None:
+    async with answering(TAKEN) as receiver:
+        engine = engine_at(receiver)
+        with pytest.raises(Reject, match="no index of Algolia can be called"):
+            await engine.present([name])
+        await engine.close()
+    assert receiver.requests == []

@@ -1,0 +1,233 @@
+"""How search engines are asked over HTTP: connections that end, hosts that are down, answers of all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from relaybox.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.sinks.search_http import Client, Reply
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NOBODY = "http://127.0.0.1:1"
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.1)  # type: ignore[arg-type]
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def asking(*bases: str, **given: Any) -> AsyncIterator[Client]:
+    client = Client(bases, **{"timeout": 5.0, **given})
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def ask(answer: Answer, **given: Any) -> Reply:
+    async with serving(answer) as base_url, asking(base_url, **given) as client:
+        return await client.request("POST", "/a%2Fb", body=b"{}", params={"x": "y z"})
+
+
+async def test_a_request_has_its_own_headers_and_those_of_the_engine() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        seen = {name: request.headers.get(name) for name in ("Authorization", "Content-Type")}
+        return web.json_response({**seen, "path": request.raw_path, "cookie": request.headers.get("Cookie")})
+
+    reply = await ask(answer, headers={"Authorization": "Bearer k"})
+    assert reply.ok
+    assert reply.json() == {
+        "Authorization": "Bearer k",
+        "Content-Type": "application/json",
+        "path": "/a%2Fb?x=y+z",
+        "cookie": None,
+    }
+
+
+async def test_an_answer_may_be_compressed() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        body = gzip.compress(b'{"ok": true}')
+        return web.Response(body=body, headers={"Content-Encoding": "gzip"})
+
+    assert (await ask(answer)).json() == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, Reject),
+        (413, Reject),
+        (401, Unavailable),
+        (403, Unavailable),
+        (404, Unavailable),
+        (302, Unavailable),
+        (429, Throttled),
+        (500, Retry),
+        (503, Unavailable),
+    ],
+)
+async def test_what_an_answer_means_is_said_by_its_status(status: int, kind: type) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        headers = {"Retry-After": "7", "Location": "http://elsewhere/"}
+        return web.json_response({"message": "said k3y"}, status=status, headers=headers)
+
+    async with asking(NOBODY, secrets=["k3y"]) as client:
+        reply = await ask(answer, secrets=["k3y"])
+        failed = client.failed(reply)
+    assert type(failed) is kind
+    assert failed.reason.startswith(f"{reply.where}: {status} ")
+    assert "said ***" in failed.reason
+    assert (reply.after, getattr(failed, "after", 7.0)) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"reason": "no such index"}}', ": no such index"),
+        (b'{"error": "plain"}', ": plain"),
+        (b"<html>\nproxy", ": <html> proxy"),
+        (b"[1]", ": [1]"),
+        (b"", "Service Unavailable"),
+    ],
+)
+async def test_the_reason_holds_what_the_engine_says(body: bytes, said: str) -> None:
+    async with asking(NOBODY) as client:
+        assert client.reason(Reply(503, body, {}, None, "h:1")).endswith(said)
+
+
+async def test_an_answer_that_is_no_json_is_of_somebody_else() -> None:
+    with pytest.raises(Unavailable, match="h:1 answered 200 without JSON"):
+        Reply(200, b"<html>", {}, None, "h:1").json()
+
+
+async def test_a_connection_that_the_server_closed_while_it_lay_idle_is_no_failure() -> None:
+    transports: list[asyncio.Transport] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        assert isinstance(request.transport, asyncio.Transport)
+        if len(transports) == 1 and request.transport in transports:
+            # As if it had been closed before the request came.
+            request.transport.abort()
+        transports.append(request.transport)
+        return web.Response()
+
+    async with serving(answer) as base_url, asking(base_url) as client:
+        assert (await client.request("POST", "/", body=b"1")).ok
+        assert (await client.request("POST", "/", body=b"2")).ok
+    assert len(transports) == 3
+    assert transports[0] is transports[1] is not transports[2]
+
+
+async def test_a_connection_that_breaks_is_unavailable_and_the_request_not_sent_twice() -> None:
+    requests = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal requests
+        requests += 1
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    with pytest.raises(Unavailable, match="closed the connection before its answer was complete"):
+        await ask(answer)
+    assert requests == 1
+
+
+async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    with pytest.raises(Unavailable, match=r"no answer from 127\.0\.0\.1:\d+ within 0\.1s"):
+        await ask(answer, timeout=0.1)
+
+
+async def test_where_nobody_is_the_next_host_is_asked_and_then_the_one_that_answered() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async with serving(answer) as base_url, asking(NOBODY, base_url) as client:
+        assert client.where == f"127.0.0.1:1,{base_url.removeprefix('http://')}"
+        for _ in range(2):
+            assert (await client.request("GET", "/")).where == base_url.removeprefix("http://")
+        with pytest.raises(Unreachable, match=r"cannot connect to 127\.0\.0\.1:1: Connection refused"):
+            await client.request("GET", "/", bases=[NOBODY])
+
+
+async def test_after_an_answer_that_did_not_come_the_next_host_is_asked_first() -> None:
+    async def silence(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async def trouble(request: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async with (
+        serving(silence) as silent,
+        serving(trouble) as troubled,
+        serving(answer) as well,
+        asking(silent, troubled, well, timeout=1.0) as client,
+    ):
+        with pytest.raises(Unavailable, match="no answer"):
+            await client.request("GET", "/")
+        asked = [(await client.request("GET", "/")).where for _ in range(3)]
+    assert [f"http://{where}" for where in asked] == [troubled, well, well]
+
+
+async def test_a_name_that_nobody_knows_is_unreachable() -> None:
+    async with asking("http://nowhere.invalid:7700") as client:
+        with pytest.raises(Unreachable, match=r"nowhere\.invalid:7700"):
+            await client.request("GET", "/")
+
+
+async def test_tls_with_a_server_that_speaks_none_is_unreachable() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async with serving(answer) as base_url, asking(base_url.replace("http:", "https:")) as client:
+        with pytest.raises(Unreachable, match="TLS with"):
+            await client.request("GET", "/")
+
+
+def test_one_client_may_serve_one_loop_after_the_other() -> None:
+    client = Client([NOBODY], timeout=5)
+
+    async def once() -> None:
+        with pytest.raises(Unreachable):
+            await client.request("GET", "/")
+        await client.close()
+
+    for _ in range(2):
+        asyncio.run(once())
+
+
+async def test_whoever_cancels_is_cancelled() -> None:
+    begun = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        begun.set()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    task = asyncio.ensure_future(ask(answer))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)

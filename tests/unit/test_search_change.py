@@ -1,0 +1,279 @@
+"""From events to changes of documents: actions, ids, documents that a function makes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import threading
+from datetime import date
+from typing import Any
+
+import pytest
+
+from relaybox.engine import Change
+from relaybox.errors import ConfigError
+from relaybox.event import Event
+from relaybox.outcome import Reject, Retry, Unavailable
+from relaybox.sink import answer_of
+from relaybox.sinks.search_change import Changes, index_of, search_address
+from tests.unit.searching import destination, event
+
+
+def changes(timeout: float = 30.0, **options: Any) -> Changes:
+    given = destination(options=options, timeout=timeout)
+    return Changes(given, search_address(given).options)
+
+
+def module_function(event: Event) -> dict[str, Any]:
+    return {"title": f"{event.type} by name"}
+
+
+@pytest.mark.parametrize(
+    ("event_type", "action"),
+    [
+        ("document.created", "index"),
+        ("document.updated", "index"),
+        ("document.updated.v2", "index"),
+        ("document.deleted", "delete"),
+        ("document.deleted.v13", "delete"),
+        ("shop.order.line.created", "index"),
+    ],
+)
+def test_created_and_updated_index_and_deleted_deletes_with_or_without_a_version(
+    event_type: str, action: str
+) -> None:
+    assert changes().action_of(event_type) == action
+
+
+@pytest.mark.parametrize("event_type", ["document.updating", "updated", "document.updated.vx", "v2"])
+def test_a_type_that_nothing_maps_is_refused_and_the_option_named(event_type: str) -> None:
+    with pytest.raises(Reject, match="actions") as raised:
+        changes().action_of(event_type)
+    assert repr(event_type) in raised.value.reason
+    assert "'search'" in raised.value.reason
+
+
+def test_own_patterns_go_before_the_default_ones_in_their_order() -> None:
+    actions = {"draft.*": "ignore", "document.archived": "delete", "*.updated": "delete", "*": "index"}
+    found = changes(actions=actions).action_of
+    assert [found(name) for name in ("draft.updated", "document.archived.v3", "x.updated", "x.y")] == [
+        "ignore",
+        "delete",
+        "delete",
+        "index",
+    ]
+    # The default's turn comes after all of the given ones.
+    assert found("x.deleted") == "index"
+
+
+def test_a_version_can_have_an_action_of_its_own() -> None:
+    found = changes(actions={"document.updated.v1": "ignore"}).action_of
+    assert (found("document.updated.v1"), found("document.updated.v2")) == ("ignore", "index")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"actions": {"*.x": "remove"}}, "actions: *.x = 'remove': choose 'index', 'delete', 'ignore'"),
+        ({"actions": "index"}, "actions = 'index': write a table"),
+        ({"document": "nowhere:nothing"}, "document = 'nowhere:nothing': there is no module 'nowhere'"),
+        ({"document": 7}, "it is no function"),
+        ({"reread": True}, "reread is of no use without document"),
+        ({"reread": "maybe"}, "write true or false"),
+        ({"id_field": ""}, "id_field = '': write a text"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match="'search'") as raised:
+        changes(**options)
+    assert message in str(raised.value)
+
+
+def test_the_index_is_the_path_or_the_aggregate_type_in_lower_case() -> None:
+    one = event("7", "x")
+    assert index_of(destination())(one) == "documents"
+    assert index_of(destination("meilisearch://engine"))(one) == "document"
+    assert index_of(destination("opensearch://engine/x-{aggregate_type}"))(one) == "x-Document"
+
+
+async def test_an_update_writes_the_payload_with_the_aggregates_id() -> None:
+    one = event("7", "Seven")
+    assert await changes().change_of(one) == Change("7", {"title": "Seven", "id": "7"}, one.position)
+
+
+async def test_a_delete_needs_no_payload() -> None:
+    one = event("7", payload='"whatever"')
+    assert await changes().change_of(one) == Change("7", None, one.position)
+
+
+async def test_what_is_ignored_is_no_change() -> None:
+    assert await changes(actions={"*": "ignore"}).change_of(event("7", "x")) is None
+
+
+async def test_an_id_of_the_payload_has_to_be_the_aggregates() -> None:
+    change = await changes().change_of(event("7", payload='{"id": 7}', type_="document.created"))
+    assert change is not None
+    assert change.document == {"id": 7}
+    for other in ('"8"', "8", "true", "7.0", "null", '"07"'):
+        with pytest.raises(Reject, match="'7'; they have to be the same"):
+            await changes().change_of(event("7", payload=f'{{"id": {other}}}', type_="document.created"))
+
+
+async def test_the_id_may_stand_in_another_field() -> None:
+    change = await changes(id_field="key").change_of(event("7", "x", payload='{"id": "other", "key": "7"}'))
+    assert change is not None
+    assert change.document == {"id": "other", "key": "7"}
+
+
+@pytest.mark.parametrize(("payload", "told"), [("[1]", "a list"), ("null", "null"), ("7", "a number")])
+async def test_a_payload_that_is_no_object_is_refused(payload: str, told: str) -> None:
+    with pytest.raises(Reject, match=f"the payload is {told}; a document is a JSON object"):
+        await changes().change_of(event("7", "x", payload=payload))
+
+
+async def test_a_payload_of_bytes_is_refused() -> None:
+    binary: dict[str, Any] = {"payload": None, "payload_data": b"x", "payload_encoding": "binary"}
+    with pytest.raises(Reject, match="the payload is bytes"):
+        await changes().change_of(event("7", "x", **binary))
+
+
+async def test_a_function_makes_the_document_in_a_thread() -> None:
+    threads = []
+
+    def document(event: Event) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {"title": event.payload["title"].upper(), "day": date(2025, 1, 31)}
+
+    change = await changes(document=document).change_of(event("7", "seven"))
+    assert change is not None
+    assert change.document == {"title": "SEVEN", "day": "2025-01-31", "id": "7"}
+    assert threads != [threading.current_thread()]
+
+
+async def test_an_asynchronous_function_makes_the_document_in_the_loop() -> None:
+    loops = []
+
+    async def document(event: Event) -> dict[str, Any]:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return {"title": "made"}
+
+    change = await changes(document=document).change_of(event("7", "seven"))
+    assert change is not None
+    assert change.document == {"title": "made", "id": "7"}
+    assert loops == [asyncio.get_running_loop()]
+
+
+async def test_a_function_can_be_named() -> None:
+    change = await changes(document=f"{__name__}:module_function").change_of(event("7", "x"))
+    assert change is not None
+    assert change.document == {"title": "document.updated by name", "id": "7"}
+
+
+async def test_a_function_may_return_whatever_is_a_mapping_to_json() -> None:
+    @dataclasses.dataclass
+    class Made:
+        title: str
+
+    change = await changes(document=lambda event: Made("x")).change_of(event("7", "x"))
+    assert change is not None
+    assert change.document == {"title": "x", "id": "7"}
+
+
+async def test_none_of_a_function_deletes_the_document() -> None:
+    one = event("7", "x")
+    assert await changes(document=lambda event: None).change_of(one) == Change("7", None, one.position)
+
+
+async def test_without_reread_a_delete_does_not_ask_the_function() -> None:
+    asked: list[Event] = []
+    change = await changes(document=asked.append).change_of(event("7"))
+    assert change is not None
+    assert change.document is None
+    assert asked == []
+
+
+async def test_with_reread_a_delete_asks_the_function_for_the_newest_state() -> None:
+    made = changes(document=lambda event: {"title": "created again"}, reread=True)
+    change = await made.change_of(event("7"))
+    assert change is not None
+    assert change.document == {"title": "created again", "id": "7"}
+
+
+@pytest.mark.parametrize("error", [Retry("later"), Reject("never"), Unavailable("down")])
+async def test_what_a_function_answers_is_the_answer(error: Exception) -> None:
+    def document(event: Event) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        await changes(document=document).change_of(event("7", "x"))
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [ValueError("no such row"), SystemExit(3), asyncio.CancelledError()])
+@pytest.mark.parametrize("in_loop", [True, False])
+async def test_anything_else_that_a_function_raises_is_tried_again(
+    error: BaseException, in_loop: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def in_the_loop(event: Event) -> None:
+        raise error
+
+    def in_a_thread(event: Event) -> None:
+        raise error
+
+    with caplog.at_level(logging.WARNING, "relaybox"), pytest.raises(Retry) as raised:
+        await changes(document=in_the_loop if in_loop else in_a_thread).change_of(event("7", "x"))
+    assert type(error).__name__ in raised.value.reason
+
+
+async def test_a_function_that_takes_too_long_is_tried_again() -> None:
+    release = threading.Event()
+    made = changes(document=lambda event: release.wait(), timeout=0.05)
+    with pytest.raises(Retry, match=r"the document function took longer than 0\.05s"):
+        await made.change_of(event("7", "x"))
+    release.set()
+
+
+async def test_a_timeout_of_the_functions_own_is_its_error() -> None:
+    async def document(event: Event) -> None:
+        raise TimeoutError("the database")
+
+    with pytest.raises(Retry, match="failed with TimeoutError: the database"):
+        await changes(document=document).change_of(event("7", "x"))
+
+
+@pytest.mark.parametrize(("made", "told"), [([1], "a list"), ("x", "a text"), (b"x", "bytes")])
+async def test_what_is_no_document_is_refused(made: Any, told: str) -> None:
+    with pytest.raises(Reject, match=f"the document function returned {told}; return a mapping"):
+        await changes(document=lambda event: made).change_of(event("7", "x"))
+
+
+async def test_what_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(Exception, match=r"\$.*title") as raised:
+        await changes(document=lambda event: {"title": object()}).change_of(event("7", "x"))
+    assert isinstance(answer_of(raised.value), Reject)
+
+
+async def test_whoever_cancels_is_cancelled() -> None:
+    begun = asyncio.Event()
+
+    async def document(event: Event) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(changes(document=document).change_of(event("7", "x")))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+
+
+async def test_a_function_sees_the_whole_event() -> None:
+    seen: list[Event] = []
+    one = event("7", "x", headers=json.dumps({"tenant": "acme"}))
+    await changes(document=seen.append).change_of(one)
+    [got] = seen
+    assert (got.id, got.type, got.aggregate_id) == (one.event_id, "document.updated", "7")
+    assert got.headers == {"tenant": "acme"}
