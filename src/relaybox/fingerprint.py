@@ -1,8 +1,8 @@
 """What makes two errors the same: their destination, their class, and their text without what varies.
 
 A relay writes an error as one line (``relay/decide.py``): of an exception ``ValueError: no such order 17``,
-of an HTTP answer ``422 Unprocessable Entity: …``, of a sink's own trouble a sentence such as ``no answer from
-HOST within 30s``. The class is read from how the line begins.
+of an HTTP answer ``422 Unprocessable Entity: …`` or ``HOST:PORT: 422 …``, of a sink's own trouble a sentence
+such as ``no answer from HOST within 30s``. The class is read from how the line begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ LOOKED_AT = 1_000
 KEPT = 160
 """Characters of its text without what varies."""
 
-_HTTP = re.compile(r"(?:HTTP )?([1-5][0-9]{2})\b")
+_HTTP = re.compile(r"(?:HTTP |\S+:[0-9]+: |(?:[\w-]+\.)+[a-z]+: )?([1-5][0-9]{2})\b(?![.:][0-9])")
+"""A status, perhaps behind the server's address."""
 _EXCEPTION = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:: |$)")
 _SENTENCES = (
     ("Timeout", re.compile(r"no answer from |.* within [0-9.]+s\b|.*\btook longer than ")),
@@ -75,7 +76,10 @@ def error_class(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """The text without ids, numbers, quoted values and the queries of URLs, but with its HTTP status."""
-    head = http[0] if (http := _HTTP.match(text)) else ""
-    rest = _VARIES.sub(lambda match: _STANDS_FOR[match.lastgroup or "space"], text[len(head) :])
-    return f"{head}{rest}"[:KEPT].strip()
+    """The text without ids, numbers, quoted values and the queries of URLs.
+
+    It begins with its HTTP status, if it has one: whichever server of several said it does not count.
+    """
+    status, end = (http[1], http.end()) if (http := _HTTP.match(text)) else ("", 0)
+    rest = _VARIES.sub(lambda match: _STANDS_FOR[match.lastgroup or "space"], text[end:])
+    return f"{status}{rest}"[:KEPT].strip()

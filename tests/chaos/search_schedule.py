@@ -141,7 +141,8 @@ def _storm(
             strike(random.choice(plan.kinds))
         for churn in wave:
             churn.result()
-    return struck + Counter({"kill relay": struck.total() // KILLS})
+    unordered = plan.policy.get("ordered") is False
+    return struck + Counter({"kill relay": struck.total() // KILLS, "no order": int(unordered)})
 
 
 def _wave(archive: Archive, plan: Draw, number: int, writers: ThreadPoolExecutor) -> list[Future[None]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from tests.chaos.schedule import Result
 from tests.chaos.search_schedule import Draw, archive_of, draw, run_search_schedule
 from tests.conftest import available
 from tests.integration.search_engines import Subject, engine
+from tests.servers.meilisearch import Server
 
 log = logging.getLogger(__name__)
 pytestmark = pytest.mark.slow
@@ -29,8 +32,18 @@ seeds = count()
 
 @pytest.fixture(scope="module")
 def subject() -> Iterator[Subject]:
-    with available("meilisearch", engine("meilisearch")) as subject:
+    with available("meilisearch", meilisearch()) as subject:
         yield subject
+
+
+@contextmanager
+def meilisearch() -> Iterator[Subject]:
+    """One whose tasks all fail, while they do."""
+    with engine("meilisearch") as subject:
+        server = subject.server
+        assert isinstance(server, Server)
+        failing = {FAILING: lambda: server.fault(tasks=({"code": "internal", "count": 10_000},))}
+        yield replace(subject, harms={**subject.harms, **failing})
 
 
 @pytest.fixture
@@ -47,7 +60,7 @@ def run(subject: Subject, fresh_database: Callable[[str], str], tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", [FAILING, STILL])
 def test_a_relay_that_is_well_is_not_accused(run: Run, kind: str) -> None:
-    result = run("", kind, {})
+    result = run("", kind, {"backoff": LATE})
     assert result.ok, result.words
     assert result.faults[kind] > 0
 

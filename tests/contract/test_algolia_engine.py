@@ -304,6 +304,16 @@ def of_both(first: algolia.Server, second: algolia.Server, timeout: str = "10s")
     return open_engine(Destination("search", sink, timeout=timeout, auth=first.key, options=options))
 
 
+async def test_what_there_is_room_for_is_written(other: algolia.Server, index: str) -> None:
+    engine = open_engine(destination(other))
+    other.faults(quota=5)
+    answers = await engine.write(index, [indexed(str(at)) for at in range(16)])
+    assert [type(answer) for answer in answers] == [Delivered] * 4 + [Throttled] * 12
+    assert await ids_of(engine, index) == ["0", "1", "2", "3"]
+    assert batches(other, index) == 3
+    await engine.close()
+
+
 async def test_a_host_in_trouble_is_asked_after_the_others(
     server: algolia.Server, other: algolia.Server, index: str
 ) -> None:

@@ -204,8 +204,8 @@ async def test_a_very_large_request_is_not_even_tried(
     [
         ("internal", Retry),
         ("index_not_found", Unavailable),
-        ("no_space_left_on_device", Unavailable),
-        ("database_size_limit_reached", Unavailable),
+        ("no_space_left_on_device", Throttled),
+        ("database_size_limit_reached", Throttled),
         ("io_error", Unavailable),
         ("too_many_open_files", Unavailable),
         ("vector_embedding_error", Retry),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
@@ -25,6 +28,7 @@ from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
 from relaybox.indexing import Source, abackfill
 from relaybox.indexing.backfilled import Backfilled
+from relaybox.indexing.locks import Busy
 from relaybox.indexing.rows import open_rows
 from tests.django.shop.models import Order
 
@@ -173,6 +177,84 @@ def test_some_are_read_by_their_ids_and_repaired(using: str) -> None:
     assert asyncio.run(work()) == ({first}, 3, 3)
     told = [(event.aggregate_id, event.event_type) for event in emitted(using)]
     assert told == [(first, "order.updated"), ("x", "order.deleted"), ("999999", "order.deleted")]
+
+
+@pytest.mark.parametrize("using", ["default", "mariadb"], indirect=True)
+def test_while_a_row_is_held_all_others_can_be_changed(using: str) -> None:
+    place(using, 30)
+    ids = list(Order.objects.using(using).order_by("id").values_list("id", flat=True))
+    done: list[Backfilled] = []
+    working = threading.Thread(
+        target=lambda: done.append(run(using, Order.objects.using(using), batch=30, max_pending=None))
+    )
+    with transaction.atomic(using=using):
+        Order.objects.using(using).filter(id=ids[15]).update(total=7_000)
+        working.start()
+        in_thread(lambda: until(lambda: str(ids[14]) in {event.aggregate_id for event in emitted(using)}))
+        for id_ in (ids[0], ids[14], ids[16], ids[29]):
+            in_thread(functools.partial(change, using, id_, 8_000))
+        assert done == []
+    working.join(SECONDS)
+
+    assert done[0].done == 30
+    last = {event.aggregate_id: event.payload["total"] for event in emitted(using)}
+    assert [last[str(ids[at])] for at in (15, 16, 29)] == [7_000, 8_000, 8_000]
+
+
+@pytest.mark.parametrize("using", ["default"], indirect=True)
+def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(using: str) -> None:
+    """PostgreSQL lets nobody past who waits for the table, so that must not last."""
+    place(using, 3)
+    first, second, _ = Order.objects.using(using).order_by("id").values_list("id", flat=True)
+    errors: list[Exception] = []
+
+    def repair() -> None:
+        async def work() -> None:
+            async with open_rows(get_outbox(using), Source(Order.objects.using(using))) as rows:
+                await rows.emit_ids(["999999"], lambda _, missing: [])
+
+        try:
+            asyncio.run(work())
+        except Busy as error:
+            errors.append(error)
+
+    working = threading.Thread(target=repair)
+    with transaction.atomic(using=using):
+        Order.objects.using(using).filter(id=first).update(total=7_000)
+        working.start()
+        in_thread(lambda: until(lambda: waits_for_a_table(using)))
+        in_thread(lambda: change(using, second, 8_000))
+        assert errors == []
+        working.join(SECONDS)
+
+    assert "other transactions hold" in str(errors[0])
+    assert [event.aggregate_id for event in emitted(using)] == [str(second)]
+
+
+def waits_for_a_table(using: str) -> bool:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE mode = 'ShareLock' AND NOT granted")
+        return bool(cursor.fetchone()[0])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """On a connection of its own."""
+
+    def closing() -> None:
+        try:
+            work()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(closing).result(SECONDS)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {

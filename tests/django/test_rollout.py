@@ -10,9 +10,11 @@ from django.conf import settings
 from django.test import override_settings
 
 from relaybox import Route
-from relaybox.contrib.django import emit_event, enabled, rollout, shadow
+from relaybox.config import Settings
+from relaybox.contrib.django import configuration, emit_event, enabled, rollout, shadow
 from relaybox.contrib.django.handlers import registered
 from relaybox.contrib.django.models import OutboxEvent
+from relaybox.emit.row import RowBuilder
 from relaybox.errors import ConfigError
 
 IN, OUT = 2, 1
@@ -65,6 +67,21 @@ def test_a_handler_that_comes_later_changes_nothing(using: str) -> None:
         for name in set(registered) - before:
             del registered[name]
         forget()
+
+
+def test_a_change_while_another_thread_reads_the_settings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread has read the former routes, and comes to its end after the change."""
+
+    def slowly(given: Settings) -> RowBuilder:
+        monkeypatch.setattr(configuration, "RowBuilder", RowBuilder)
+        rollout("runner", 100)
+        return RowBuilder(given)
+
+    configuration.forget()
+    monkeypatch.setattr(configuration, "RowBuilder", slowly)
+    configuration.get_configuration()
+
+    assert enabled("runner", OUT)
 
 
 def test_what_is_not_known_is_an_error() -> None:

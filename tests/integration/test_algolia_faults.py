@@ -10,9 +10,10 @@ import pytest
 
 from relaybox.config import Destination
 from relaybox.engine import Change
-from relaybox.outcome import Reject, Unavailable
+from relaybox.outcome import Reject, Throttled, Unavailable
 from relaybox.sink import Answer
 from relaybox.sinks.algolia import AlgoliaEngine, open_engine
+from relaybox.sinks.algolia_place import place_of
 from tests.integration.receivers import Receiver, answer, answering, listening, read_request
 
 KEY = "verysecret"
@@ -67,7 +68,7 @@ async def test_a_message_that_repeats_the_key_does_not_show_it() -> None:
     said = json.dumps({"message": f"Record quota exceeded for\n{KEY}{'!' * 10_000}"}).encode()
     async with answering(answer("403 Forbidden", said)) as receiver:
         [first, _] = await write(receiver)
-    assert isinstance(first, Unavailable)
+    assert isinstance(first, Throttled), "it is no event's doing, also while others are taken"
     assert "quota exceeded for ***!" in first.reason
     assert KEY not in first.reason
     assert len(first.reason) < 300
@@ -104,3 +105,12 @@ async def test_a_name_that_would_mean_something_else_is_no_index(name: str) -> N
             await engine.present([name])
         await engine.close()
     assert receiver.requests == []
+
+
+async def test_which_indexes_exist_is_not_asked_of_a_copy_that_may_be_behind() -> None:
+    async with answering(answer("200 OK", b'{"userData": {"relaybox-index": "m"}}')) as receiver:
+        options = {"host": f"127.0.0.1:{receiver.port}", "tls": False}
+        place = place_of(Destination("search", "algolia://APP", auth=KEY, options=options))
+        engine = AlgoliaEngine(place._replace(reading=("http://127.0.0.1:1",)), 10.0)
+        assert await engine.present(["documents"]) == {"documents": "m"}
+        await engine.close()

@@ -238,6 +238,28 @@ async def test_one_that_another_has_taken_over_emits_nothing_more(
     assert [operation.state for operation in archive.operations()] == ["done"]
 
 
+ADVANCES = {
+    "postgresql": "UPDATE outbox_operation SET details = jsonb_set(details, '{key}', '10')",
+    "mariadb": "UPDATE outbox_operation SET details = JSON_SET(details, '$.key', 10)",
+}
+
+
+@pytest.mark.parametrize("archive", ["postgresql-18", "mariadb"], indirect=True)
+async def test_who_takes_it_over_goes_on_after_a_page_that_just_commits(archive: Archive) -> None:
+    asked = iter([False, True])
+    stopped = await abackfill(archive.outbox, "search", DOCUMENTS, batch=5, stop=lambda: next(asked))
+    assert stopped.done == 5
+    with archive.engine.begin() as page:
+        page.execute(sa.text(ADVANCES[archive.engine.dialect.name]))
+        working = asyncio.create_task(abackfill(archive.outbox, "search", DOCUMENTS))
+        await waiting_for_a_lock(archive)
+    async with asyncio.timeout(SECONDS):
+        done = await working
+
+    assert done.resumed_from == 10
+    assert archive.ids() == [*range(1, 6), *range(11, 121)]
+
+
 async def test_a_commit_whose_answer_is_lost_is_not_done_twice(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +18,7 @@ from relaybox.errors import ConfigError, UnknownDestination
 from relaybox.indexing.failure import EngineFailed
 from relaybox.indexing.reconcile import reconcile
 from relaybox.indexing.source import Source
+from relaybox.sinks.meilisearch import MeilisearchEngine
 from tests.integration.library import DOCUMENT, SOURCE, Library
 from tests.servers import meilisearch
 
@@ -264,6 +265,38 @@ def test_an_iterable_is_compared_without_locks(library: Library, documents: str)
     assert (result.documents, result.matched, result.missing, result.orphaned) == (7, 6, 1, 1)
     library.outbox.drain()
     assert library.indexed() == library.rows()
+
+
+def test_an_id_that_the_engine_gives_twice_is_one_difference(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages move while others write to the index."""
+    library.write(("stranger", {"id": "stranger"}))
+
+    async def scan(self: MeilisearchEngine, index: str) -> AsyncIterator[list[str]]:
+        yield ["stranger", "stranger"]
+
+    monkeypatch.setattr(MeilisearchEngine, "scan", scan)
+
+    result = reconcile(library.outbox, "search", SOURCE, repair=True)
+
+    assert (result.orphaned, result.repaired, len(result.examples)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("action", ["index", "ignore"])
+def test_an_orphan_that_no_event_deletes_is_left_and_the_option_named(
+    fresh_database: Callable[[str], str], server: meilisearch.Server, action: str
+) -> None:
+    """Else a document of nothing but its id would be written."""
+    options = {"actions": {"document.deleted": action}}
+    library = opened(fresh_database("sqlite"), server, options=options)
+    library.write(("7", {"id": 7, "title": "an orphan"}))
+
+    assert reconcile(library.outbox, "search", SOURCE).orphaned == 1
+    with pytest.raises(ConfigError, match=f"'document.deleted' it does {action}, and deletes nothing"):
+        reconcile(library.outbox, "search", SOURCE, repair=True)
+
+    assert library.statuses() == []
 
 
 def test_an_index_for_each_tenant_has_to_be_named(

@@ -273,8 +273,25 @@ def test_a_document_that_is_refused_ends_it_with_the_reason(filled: Site) -> Non
     source = "tests.integration.library:CROOKED"
     with filled.relay():
         output = filled.reindex("--source", source, status=1)
-        assert "cannot be built, because events failed: document -5: " in output
+        assert "was dropped while it was built, because it cannot have all documents: document -5: " in output
+        assert "the aggregate's id '-5'" in output
         library.change(-5, title="goes on")
+        filled.until_delivered()
+
+    assert library.present() == {library.index}
+    assert library.indexed()["-5"]["title"] == "goes on"
+    assert "failed" not in library.statuses()
+
+
+def test_a_document_that_is_refused_after_a_kill_holds_up_no_live_event(filled: Site) -> None:
+    library = filled.library
+    library.execute(sa.insert(DOCUMENT).values(id=-5, title="fine in the table", pages=1))
+    with filled.reindexing("--source", "tests.integration.library:CROOKED") as process:
+        filled.until_said("documents emitted")
+        process.kill()
+        process.wait()
+    library.change(-5, title="goes on")
+    with filled.relay():
         filled.until_delivered()
 
     assert library.present() == {library.index}
@@ -510,7 +527,9 @@ def test_an_index_that_refuses_what_the_old_one_takes_is_given_up(opensearch_sit
             assert process.wait(60) == 1
             site.until_delivered()
 
-    assert "was dropped while it was built: " in site.complained()
+    assert "was dropped while it was built, because it cannot have all documents: document 5: " in (
+        site.complained()
+    )
     assert "strict" in site.complained()
     assert library.present() == {library.index}
     assert library.indexed()["5"] == {"id": 5, "color": "red"}

@@ -18,6 +18,8 @@ from relaybox.indexing.compare import HashedIds, differing, version_of
         ({"a": {"x": [1, {"y": 2.0}]}}, {"a": {"x": [1.0, {"y": 2}]}}),
         ({"a": 10**20}, {"a": 1e20}),
         ({"a": 2**63 - 1}, {"a": float(2**63)}),
+        ({"a": 2**53 + 1}, {"a": 2**53}),
+        ({"a": 2**53}, {"a": float(2**53)}),
         ({"a": (1, 2)}, {"a": [1, 2]}),
     ],
 )

@@ -56,6 +56,13 @@ def test_whatever_is_written_there_has_a_fingerprint(destination: str, error: st
     [
         ("422 Unprocessable Entity: no such field", "HTTP 422"),
         ("503 Service Unavailable", "HTTP 503"),
+        ("HTTP 503", "HTTP 503"),
+        ("127.0.0.1:7700: 400 Bad Request: no such field", "HTTP 400"),
+        ("[::1]:9200: 400 Bad Request", "HTTP 400"),
+        ("app-dsn.algolia.net: 403 Forbidden", "HTTP 403"),
+        ("127.0.0.1:7700: task 412 was canceled", "Error"),
+        ("127.0.0.1 is away", "Error"),
+        ("app.errors.NoSuchOrder: 404", "NoSuchOrder"),
         ("ValueError: no such order", "ValueError"),
         ("app.errors.NoSuchOrder: 17", "NoSuchOrder"),
         ("KeyError", "KeyError"),
@@ -94,15 +101,20 @@ def test_the_message_says_what_they_have_in_common() -> None:
 
 def test_the_message_keeps_the_status_of_an_answer_and_nothing_else_that_varies() -> None:
     assert fingerprint("shop", "409 Conflict: order 17").message == "409 Conflict: order #"
-    assert fingerprint("shop", "HTTP 503").message == "HTTP 503"
+    assert fingerprint("shop", "HTTP 503").message == "503"
     assert fingerprint("shop", "4221 rows").message == "# rows"
     assert fingerprint("shop", "422-17 is gone") == fingerprint("shop", "422-18 is gone")
+    one, other = (
+        fingerprint("shop", f"{host}:9200: 400 Bad Request: field 7") for host in ("one", "two.org")
+    )
+    assert one == other
+    assert one.message == "400 Bad Request: field #"
 
 
 @pytest.mark.parametrize(
     "piece",
     ["?", "?a", "?=", "=?", "'", "'a", "\"a", "`", "a1-", "a.", "A.", "1", "f", "f-", " ", "\t", " within 1",
-     "0f1-", "took longer than", "a", "1.", "x'"],
+     "0f1-", "took longer than", "a", "1.", "x'", "1:1", ":1: "],
 )  # fmt: skip
 def test_no_text_takes_long(piece: str) -> None:
     for text in (piece * 20_000, f"{piece * 20_000}!", f"A{piece * 20_000}\n"):

@@ -135,7 +135,8 @@ async def test_a_build_that_refuses_what_the_index_takes_is_dropped(
     batch = [event("1", "a"), event("2", "b")]
     with caplog.at_level(logging.ERROR, "relaybox"):
         answers = await one.send(batch)
-    assert [type(answer) for answer in answers] == [Retry, Delivered]
+    assert isinstance(answers[0], Retry)
+    assert answers[1:] == [Delivered()]
     assert BUILDING not in engine.indexes
     assert "a text where a number was expected" in caplog.text
     assert await one.send(batch[:1]) == [Delivered()]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from relaybox.errors import ConfigError
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.sink import Answer
 from relaybox.sinks.meilisearch_tasks import enqueued, error_of
@@ -70,7 +71,8 @@ async def test_a_build_that_refuses_many_is_dropped_and_told_once(caplog: pytest
     engine.refused_in = {(BUILDING, title): Reject("a text") for title in "abc"}
     with caplog.at_level(logging.ERROR, "relaybox"):
         answers = await sink(engine).send([event(title, title) for title in "abcd"])
-    assert [type(answer) for answer in answers] == [Retry, Retry, Retry, Delivered]
+    assert [isinstance(answer, Retry) for answer in answers] == [True, True, True, False]
+    assert answers[3] == Delivered()
     assert engine.dropped == len(caplog.records) == 1
 
 
@@ -85,3 +87,34 @@ async def test_a_build_of_which_nothing_can_be_learnt_has_it_tried_again() -> No
     trouble: Answer = Unavailable("its shards are away")
     engine.refused_in[BUILDING, "a"] = trouble
     assert await sink(engine).send([event("1", "a"), event("2", "b")]) == [trouble, Delivered()]
+
+
+async def test_of_many_that_are_refused_few_are_tried_at_a_time() -> None:
+    engine = Double("documents")
+    engine.refused = {f"bad {n}": Reject(f"bad {n}") for n in range(100)}
+    batch = [event("1", f"good {n}") for n in range(10)] + [event("1", f"bad {n}") for n in range(100)]
+    settled: list[Answer] = []
+    requests = []
+    while batch:
+        answers = await sink(engine).send(batch)
+        requests.append(len(engine.requests))
+        engine.requests.clear()
+        left = next((at for at, answer in enumerate(answers) if answer == Released()), len(batch))
+        assert left > 0, "each time something is settled"
+        assert answers[left:] == [Released()] * (len(batch) - left)
+        settled += answers[:left]
+        batch = batch[left:]
+    assert settled == [Delivered()] * 10 + [engine.refused[f"bad {n}"] for n in range(100)]
+    assert max(requests) <= 8
+    assert engine.titles() == {"1": "good 9"}
+
+
+async def test_an_index_called_as_if_it_were_being_built_is_refused() -> None:
+    with pytest.raises(ConfigError, match="__building"):
+        sink(Double(), "meilisearch://engine/{tenant}__building")
+    engine = Double()
+    [answer] = await sink(engine, "meilisearch://engine").send(
+        [event("1", "a", aggregate_type="Site__Building")]
+    )
+    assert isinstance(answer, Reject)
+    assert "'site__building'" in answer.reason

@@ -25,8 +25,9 @@ from relaybox.cli.verify import verify
 from relaybox.cli.why import why
 
 EXIT_STATUS = """Exit status: 0 done; 1 stopped half-way (interrupted, or the output was closed), or an ID
-that is unknown or not in a state for it, or verify found a difference or nothing to compare, or doctor found
-an error; 2 wrong usage, a wrong setting, or the database refused: one line on standard error says why."""
+that is unknown or not in a state for it, or a fingerprint that is unknown, or verify found a difference or
+nothing to compare, or doctor found an error; 2 wrong usage, a wrong setting, or the database refused: one
+line on standard error says why."""
 
 
 def make_app(group: type[Group], *, completion: bool) -> typer.Typer:

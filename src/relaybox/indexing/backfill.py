@@ -226,7 +226,9 @@ class _Work:
 
     def _find_bad(self) -> bool:
         """Look which documents of the page are refused; whether any is that was not known to be."""
-        assert self._dialect is not None
+        if self._dialect is None:
+            # The first page could not even be read.
+            return False
         found = False
         for item in self._page:
             try:

@@ -143,6 +143,8 @@ class Build:
             actor=self._how.actor,
         )
         running.done, watch.backlog = filled.done, None
+        if filled.stopped:
+            raise ReindexFailed("its backfill was cancelled")
         if filled.refusals:
             reasons = "; ".join(f"document {one.id}: {one.reason}" for one in filled.refused[:NAMED])
             raise ReindexFailed(f"{filled.refusals:,} of the documents cannot be events: {reasons}")
@@ -200,14 +202,9 @@ class Build:
         return await comparison.run()
 
     async def _swap(self, running: Running, watch: Watch) -> int:
-        built = await self._engine.count(self._target.index)
-        if not built and await self._engine.count(self._live):
-            raise ReindexFailed(f"the source has no documents, and {self._live!r} has: see its query")
-        if not await self._desk.admin.journal.advance(running.id, running.done, running.repaired):
-            raise ReindexFailed("it was cancelled")
-        await watch.check_index(strict=True)
+        built = await guarded(self._check(running, watch), beat(self._desk, running))
         self._tell(f"{self._target.index} takes the place of {self._live}")
-        replacing = asyncio.ensure_future(self._engine.replace(self._live, self._target.index))
+        replacing = asyncio.ensure_future(guarded(self._replace(), _beat_on(self._desk, running)))
         try:
             await asyncio.shield(replacing)
         except asyncio.CancelledError:
@@ -217,9 +214,28 @@ class Build:
         self._creating = False
         try:
             await guarded(self._leftovers.sweep(), _beat_on(self._desk, running))
-        except TROUBLE as error:
+        except (*TROUBLE, StoreError) as error:
             self._warn(error)
         return built
+
+    async def _check(self, running: Running, watch: Watch) -> int:
+        """Whether it may take the place of the other; how many documents it has."""
+        built = await self._engine.count(self._target.index)
+        if not built and await self._engine.count(self._live):
+            raise ReindexFailed(f"the source has no documents, and {self._live!r} has: see its query")
+        if not await self._desk.admin.journal.advance(running.id, running.done, running.repaired):
+            raise ReindexFailed("it was cancelled")
+        await watch.check_index(strict=True)
+        return built
+
+    async def _replace(self) -> None:
+        try:
+            await self._engine.replace(self._live, self._target.index)
+        except TROUBLE as error:
+            # It may serve all the same, and only the old one be left.
+            if (await self._engine.present([self._live])).get(self._live) != self._identity:
+                raise
+            log.warning("%r serves, but its engine is in trouble: %s", self._live, error)
 
     async def clean_up(self) -> None:
         """After a failure: drop what was built, unless it is not ours."""
@@ -234,11 +250,11 @@ class Build:
         """Drop it; not where another reindex has one of that name, and events for it, by now."""
         name = self._target.index
         identity = (await self._engine.present([name])).get(name)
-        if identity is None:
-            return True
-        if self._identity not in (None, identity):
+        if identity is not None and self._identity not in (None, identity):
             return False
-        self._tell(f"dropping {name}; {self._live} goes on serving")
+        if identity is not None:
+            self._tell(f"dropping {name}; {self._live} goes on serving")
+        # Also where it is not seen: its creation may be under way.
         await self._engine.drop(name)
         return True
 

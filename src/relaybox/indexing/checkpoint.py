@@ -162,6 +162,10 @@ class Checkpoint:
         yield [self._notes("lock_destination", destination=name)]
         [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
         last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        if last is not None:
+            # Once more, and locked: a page of whoever is at it may be about to commit.
+            [held] = yield [self._notes("held", id=last[0])]
+            last = next(iter(held), None)
         if last is not None and self._is_alive(last):
             raise ConfigError(self._busy(last))
         if last is not None and resume and last[1] != "done":

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 _EXACT = 2**53
-"""Up to here a float holds every whole number; an engine that knows only floats rounds larger ones."""
+"""Below it a float holds every whole number; an engine that knows only floats rounds larger ones."""
 
 _ABSENT = object()
 
@@ -27,9 +27,9 @@ def canonical(value: Any) -> Any:
         return {str(name): canonical(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [canonical(one) for one in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
-    if isinstance(value, int) and abs(value) > _EXACT:
+    if isinstance(value, int) and abs(value) >= _EXACT:
         return _rounded(value)
     return value
 

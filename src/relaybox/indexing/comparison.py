@@ -114,7 +114,8 @@ class Comparison:
         """Judge what is in doubt after both sides are read anew, once there is enough of it."""
         if len(self._doubtful) < (self._enough if at_least is None else at_least):
             return
-        ids, self._doubtful = self._doubtful, []
+        # An engine may give an id twice while others write to it.
+        ids, self._doubtful = list(dict.fromkeys(self._doubtful)), []
         before = await self._wanted(await self._rows.existing(ids))
         ways = await self._ways(ids)
         found = await self._found(ids)

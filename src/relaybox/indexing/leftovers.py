@@ -35,7 +35,8 @@ class Leftovers:
         left = self._index in await self._engine.present([self._index])
         if left:
             self._tell(f"dropping {self._index}, which was left behind")
-            await self._engine.drop(self._index)
+        # One that nobody is to write to may be there all the same.
+        await self._engine.drop(self._index)
         if await self.discard() or left:
             await self.sweep()
 
@@ -49,8 +50,7 @@ class Leftovers:
             if not await self._desk.undelivered.sent_before(self._destination.name, ago):
                 break
             await asyncio.sleep(POLL)
-        if self._index in await self._engine.present([self._index]):
-            await self._engine.drop(self._index)
+        await self._engine.drop(self._index)
 
     async def discard(self) -> int:
         """Give up the events of a build; those that are being sent are waited for."""

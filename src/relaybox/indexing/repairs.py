@@ -14,6 +14,9 @@ REPAIR = {"relaybox-repair": "reconcile"}
 
 AT_ONCE = 500
 
+MANY = 10_000
+"""Of an iterable, all of which is read for each time."""
+
 
 class Repairs:
     """Emits for one destination, at a pace; ``headers`` are on every event besides the one of repairs."""
@@ -26,7 +29,7 @@ class Repairs:
 
     async def emit(self, ids: Sequence[str]) -> int:
         """An event for each, of what the database has of it then; how many were emitted before a stop."""
-        size = self._pace.size(AT_ONCE)
+        size = self._pace.size(AT_ONCE if self._rows.guarded else MANY)
         emitted = 0
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
@@ -36,6 +39,8 @@ class Repairs:
         return emitted
 
     def _calls(self, found: Sequence[Item], missing: Sequence[str]) -> list[Call]:
+        if missing:
+            self._target.check_deletes()
         there = [self._call(item.id, self._target.event_type, item.payload) for item in found]
         gone = [self._call(id_, self._target.deleted_type, {"id": id_}) for id_ in missing]
         return there + gone

@@ -63,15 +63,16 @@ class Rows(Protocol):
     ) -> Sequence[Item]:
         """In one transaction: read the next page, locked, emit its events, and do what ``also`` says.
 
-        The page that was read comes back; ``[]`` at the end.
+        The page that was read comes back, which is smaller where others have rows of it; ``[]`` at the end.
+        Raises ``Busy`` where they do not let go of one.
         """
         ...
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """In one transaction: read these, locked, and emit; how many events it were.
+        """In one or more transactions: read these, locked, and emit; how many events it were.
 
-        ``calls`` gets the items that are found, and the ids that are not. None of those is made before the
-        commit, where rows are guarded.
+        ``calls`` gets items that are found, and ids that are not. None of those is made before the commit,
+        where rows are guarded. Raises ``Busy`` where others do not let go of them.
         """
         ...
 

@@ -6,7 +6,7 @@ would not do: what it had to wait for it would see anew, but not what is joined 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
-from relaybox.indexing.locks import HURRIED, Busy, Portion
+from relaybox.indexing.locks import Found, Portion, by_parts
 from relaybox.indexing.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key, from_key
 from relaybox.indexing.shape import Shape, shape_of
 from relaybox.indexing.source import Source
@@ -75,49 +75,36 @@ class SelectRows:
     ) -> Sequence[Item]:
         """Read a page locked, and emit its events in that transaction."""
 
-        def work(size: int, connection: sa.Connection) -> Sequence[Item]:
+        def emit(size: int, connection: sa.Connection) -> Sequence[Item]:
             page = self._reader.page(connection, after, size, lock=True)
             if page:
                 self.transactions.emit(connection, page, calls, also)
             return page
 
-        while (part := self._portion.of(size)) > 1:
-            try:
-                page = await self.transactions.run("write", partial(work, part), wait=HURRIED)
-            except Busy:
-                self._portion.less(part)
-            else:
-                self._portion.more(part)
-                return page
-        page = await self.transactions.run("write", partial(work, 1))
-        self._portion.more(1)
-        return page
+        def work(size: int, wait: float) -> Awaitable[Sequence[Item]]:
+            return self.transactions.run("write", partial(emit, size), wait=wait)
+
+        return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
         """Read these locked, and emit; nobody makes the missing ones before the commit."""
         there = await self.existing(ids)
-        emitted, gone = await self._emit_found([id_ for id_ in ids if id_ in there], calls)
-        missing = [id_ for id_ in ids if id_ not in there or id_ in gone]
-        return emitted + await self._emit_missing(missing, calls)
+        found = await self._emit_found([id_ for id_ in ids if id_ in there], calls)
+        missing = [id_ for id_ in ids if id_ not in there or id_ in found.gone]
+        return found.emitted + await self._emit_missing(missing, calls)
 
-    async def _emit_found(self, ids: Sequence[str], calls: Repairs) -> tuple[int, set[str]]:
-        """Of those that are there; how many, and the ids of those that are not any more."""
+    async def _emit_found(self, ids: Sequence[str], calls: Repairs) -> Found:
+        """Of those that are there, as long as they are."""
 
-        def work(connection: sa.Connection) -> tuple[int, set[str]]:
+        def emit(ids: Sequence[str], connection: sa.Connection) -> Found:
             items = self._reader.by_ids(connection, ids, lock=True)
-            made = self._emit(connection, calls(items, []))
-            return made, set(ids) - {item.id for item in items}
+            emitted = self._emit(connection, calls(items, []))
+            return Found(emitted, frozenset(ids) - {item.id for item in items})
 
-        if not ids:
-            return 0, set()
-        if len(ids) == 1:
-            return await self.transactions.run("write", work)
-        try:
-            return await self.transactions.run("write", work, wait=HURRIED)
-        except Busy:
-            half = len(ids) // 2
-            one, other = await self._emit_found(ids[:half], calls), await self._emit_found(ids[half:], calls)
-            return one[0] + other[0], one[1] | other[1]
+        def work(ids: Sequence[str], wait: float) -> Awaitable[Found]:
+            return self.transactions.run("write", partial(emit, ids), wait=wait)
+
+        return await by_parts(ids, work)
 
     async def _emit_missing(self, ids: Sequence[str], calls: Repairs) -> int:
         """Of those that are not there, while nobody can make them."""

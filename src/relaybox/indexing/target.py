@@ -56,6 +56,17 @@ class Target:
         """The type of the events that delete a document."""
         return f"{self.event_type.rpartition('.')[0] or self.aggregate_type.lower()}.deleted"
 
+    def check_deletes(self) -> None:
+        """Raise where an event of that type would write a document of nothing but its id, or do nothing."""
+        try:
+            action = self.changes.action_of(self.deleted_type)
+        except Reject as refused:
+            raise ConfigError(f"destination {self.destination.name!r}: {refused}") from None
+        if action == "ignore" or (action == "index" and not self.changes.waits):
+            fix = f"write {self.deleted_type!r} = 'delete' into the option actions, ahead of wider patterns"
+            told = f"for events of the type {self.deleted_type!r} it does {action}, and deletes nothing"
+            raise ConfigError(f"destination {self.destination.name!r}: {told}; {fix}")
+
     async def wanted(self, id_: str, payload: Mapping[str, Any]) -> Wanted:
         """What the destination would write of it."""
         try:

@@ -14,7 +14,7 @@ from relaybox.connect import BUSY
 from relaybox.emit.drive import drive
 from relaybox.emit.find import channel
 from relaybox.inboxes.handler import ASYNC_DRIVERS
-from relaybox.indexing.locks import HURRIED, PATIENT, Busy, is_passing, lock_wait
+from relaybox.indexing.locks import HURRIED, PATIENT, PAUSE, TRIES, Busy, is_passing, lock_wait
 from relaybox.indexing.rows import Also, Calls, Item
 from relaybox.stores.dialects import refusal
 from relaybox.stores.statements import Statements
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind: TypeAlias = Literal["read", "write", "fence"]
 """``write`` takes rows, ``fence`` also what may be between them."""
-
-TRIES = 5
-PAUSE = 0.25
-"""Seconds before the second try, and twice as many before each other."""
 
 
 class Transactions:

@@ -12,8 +12,9 @@ from relaybox.errors import StoreError
 from relaybox.indexing.desk import Desk
 from relaybox.indexing.failure import TROUBLE, ReindexFailed
 from relaybox.indexing.target import Target
-from relaybox.ledger import Filter
+from relaybox.ledger import Entry, Filter
 from relaybox.program import command
+from relaybox.sinks.search_indexes import given_up
 from relaybox.why import is_alive
 
 POLL = 0.5
@@ -30,6 +31,9 @@ EXPLAINED = 5.0
 
 NAMED = 3
 """Documents whose troubles are told."""
+
+LOOKED_AT = 50
+"""Events that an index of that name has refused, which may have been an earlier one."""
 
 log = logging.getLogger(__name__)
 Tell: TypeAlias = Callable[[str], None]
@@ -48,7 +52,7 @@ class Watch:
         self.backlog: int | None = None
         """How many other deliveries of the destination have to become fewer before the build goes on."""
         self._pending = 0
-        self._moved_at = self._answered_at = time.monotonic()
+        self._began_at = self._moved_at = self._answered_at = time.monotonic()
         self._told: str | None = None
 
     async def run(self) -> None:
@@ -98,15 +102,22 @@ class Watch:
             raise ReindexFailed(f"{self._target.index!r} cannot be built, because events failed: {reasons}")
 
     async def _dropped_because(self) -> str:
-        """A relay that drops it answers the event in question with the reason, a moment later."""
-        filter = Filter(destination=self._destination, error=self._target.index)
+        """A relay that drops it answers the events in question with the reason, a moment later."""
+        beginning = given_up(self._target.index)
+        filter = Filter(destination=self._destination, error=beginning)
         give_up = time.monotonic() + EXPLAINED
         while time.monotonic() < give_up:
-            page = await self._desk.admin.events(filter, limit=1, windows=1)
-            if page.entries:
-                return f": {page.entries[0].error_message}"
+            page = await self._desk.admin.events(filter, limit=LOOKED_AT)
+            if own := [one for one in page.entries if self._is_of_this_build(one)]:
+                reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
+                told = "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons)
+                return f", because it cannot have all documents: {told}"
             await asyncio.sleep(POLL)
         return ""
+
+    def _is_of_this_build(self, entry: Entry) -> bool:
+        ago = (entry.seen_at - entry.updated_at).total_seconds()
+        return ago < time.monotonic() - self._began_at
 
     async def _check_progress(self) -> None:
         silent = time.monotonic() - self._moved_at

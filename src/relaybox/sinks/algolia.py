@@ -212,11 +212,13 @@ class AlgoliaEngine:
                     left += _halves(part)
                 elif reply.status in (400, 413) and is_of_record(reply):
                     left += self._without_bad(reply, part, answers)
-                elif over_quota(reply) and 0 < sum(action.deletes for action in part) < len(part):
-                    # They make room, and must not wait for it.
-                    left.append([action for action in part if action.deletes])
+                elif over_quota(reply) and len(part) > 1:
+                    # Deletes make room, and must not wait for it; of others there may be room for some.
+                    deletes = [action for action in part if action.deletes]
+                    fewer = deletes if 0 < len(deletes) < len(part) else part[: len(part) // 2]
+                    left.append(fewer)
                     refused = self._failed(reply)
-                    answers.update((action.at, refused) for action in part if not action.deletes)
+                    answers.update((action.at, refused) for action in part if action not in fewer)
                 else:
                     raise self._failed(reply)
             except (Retry, Reject, Unavailable) as error:
@@ -293,7 +295,8 @@ class AlgoliaEngine:
 
     async def _user_data(self, index: str) -> Mapping[str, Any] | None:
         """What the settings of an index keep for others; None where it does not exist."""
-        reply = await self._ask("GET", _path(index, "/settings"), reading=True)
+        # Not of the hosts near by, which may be behind: a build that they do not know yet would miss changes.
+        reply = await self._ask("GET", _path(index, "/settings"))
         if reply.status == 404:
             return None
         if not reply.ok:
@@ -338,7 +341,8 @@ class AlgoliaEngine:
             return Throttled(self._client.reason(reply), after=reply.after)
         if over_quota(reply):
             said = clean(said_in(reply), [self._place.key])
-            return Unavailable(f"{reply.where}: {reply.status}: {said}", after=reply.after)
+            # Deletes are taken all the while, and what waits for room has not failed by itself.
+            return Throttled(f"{reply.where}: {reply.status}: {said}", after=reply.after)
         if reply.status in (400, 402) or reply.status >= 500:
             return Unavailable(self._client.reason(reply), after=reply.after)
         return self._client.failed(reply)

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from msgspec import Struct, json
 
-from relaybox.outcome import Reject, Retry, Unavailable
+from relaybox.outcome import Reject, Retry, Throttled, Unavailable
 from relaybox.sinks.excerpt import clean
 from relaybox.sinks.search_http import Client, Reply
 
@@ -24,12 +24,12 @@ BUSY_PAUSE = 1.0
 
 _FINISHED = frozenset(["succeeded", "failed", "canceled"])
 _BUSY = frozenset([HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE])
+_FULL = frozenset(["no_space_left_on_device", "database_size_limit_reached"])
 _SERVERS_TROUBLE = frozenset(
     [
         "index_not_found",
         "index_primary_key_already_exists",
-        "no_space_left_on_device",
-        "database_size_limit_reached",
+        *_FULL,
         "io_error",
         "too_many_open_files",
     ]
@@ -156,6 +156,9 @@ class Tasks:
 
     def trouble(self, error: Error, what: str) -> Unavailable | None:
         """What an error means that is nobody's fault but the server's or its settings'; None for another."""
+        if error.code in _FULL:
+            # Deletes may be taken all the while, and what waits for room has not failed by itself.
+            return Throttled(self._told(error, what))
         if error.code in _SERVERS_TROUBLE or error.type == "system":
             return Unavailable(self._told(error, what))
         return None

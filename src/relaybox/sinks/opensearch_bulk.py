@@ -29,13 +29,15 @@ GUARD = b'{"index":{"_id":"-","if_seq_no":9007199254740991,"if_primary_term":1}}
 
 _TROUBLE = frozenset(
     [
-        "cluster_block_exception",
         "index_closed_exception",
         "invalid_index_name_exception",
         "security_exception",
     ]
 )
-_OVERLOAD = frozenset(["circuit_breaking_exception", "rejected_execution_exception"])
+_OVERLOAD = frozenset(
+    ["circuit_breaking_exception", "cluster_block_exception", "rejected_execution_exception"]
+)
+"""A cluster whose disks are full blocks writes and takes deletes: what waits has not failed by itself."""
 
 
 class Line(NamedTuple):

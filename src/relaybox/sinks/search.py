@@ -26,8 +26,8 @@ from relaybox.sink import (
     being_cancelled,
     describe,
 )
-from relaybox.sinks.search_change import Changes, index_of, search_address
-from relaybox.sinks.search_indexes import Indexes
+from relaybox.sinks.search_change import BUILDING, Changes, index_of, search_address
+from relaybox.sinks.search_indexes import Indexes, Spoilt, is_last
 from relaybox.sinks.search_units import Target, Unit, units_of
 
 REQUESTS = 4
@@ -113,7 +113,11 @@ class SearchSink:
     def _target_of(self, delivery: Delivery) -> Target | None:
         if delivery.event_type == TEST_TYPE or self._changes.action_of(delivery.event_type) == "ignore":
             return None
-        return Target(_named_index(delivery) or self._index(delivery), delivery.aggregate_id)
+        named = _named_index(delivery)
+        index = named or self._index(delivery)
+        if not named and index.endswith(BUILDING):
+            raise Reject(f"the index {index!r} would be one that is being rebuilt, by its name; change that")
+        return Target(index, delivery.aggregate_id)
 
     async def _unwritten(self, unit: Unit, deliveries: Sequence[Delivery]) -> None:
         """Nothing is written of what is refused or ignored; what only proves the path finds it open."""
@@ -134,20 +138,37 @@ class SearchSink:
             for unit in units:
                 unit.fail(written, alone=False)
             return
+        if not written:
+            # It is gone, and whatever was meant for it alone is of no interest.
+            for unit in units:
+                unit.succeed()
+            return
         while units:
-            made = await self._made([deliveries[unit.writes[-1]] for unit in units])
-            changes = [change for change in made if isinstance(change, Change)]
-            answered = iter(await self._indexes.write(written, changes) if changes else ())
-            for unit, change in zip(units, made, strict=True):
-                self._note(unit, next(answered) if isinstance(change, Change) else change)
+            answers = await self._answers([deliveries[unit.writes[-1]] for unit in units], written)
+            for unit, answer in zip(units, answers, strict=True):
+                self._note(unit, answer, deliveries)
             units = [unit for unit in units if unit.failure is not None and unit.writes]
 
-    def _note(self, unit: Unit, answer: Answer) -> None:
-        if isinstance(answer, Retry | Reject | Unavailable):
+    async def _answers(self, deliveries: Sequence[Delivery], written: tuple[str, ...]) -> Sequence[Answer]:
+        """What becomes of these, no two of one document."""
+        made = await self._made(deliveries)
+        changes = [change for change in made if isinstance(change, Change)]
+        answered = iter(await self._indexes.write(written, changes) if changes else ())
+        answers = [next(answered) if isinstance(change, Change) else change for change in made]
+        if written[-1].endswith(BUILDING):
+            return await self._indexes.spare(written[-1], deliveries, answers)
+        return answers
+
+    def _note(self, unit: Unit, answer: Answer, deliveries: Sequence[Delivery]) -> None:
+        if isinstance(answer, Spoilt):
+            # No event is to blame, so none may fail by it.
+            last = is_last(deliveries[unit.writes[0]])
+            unit.fail(RELEASED if last else answer, alone=False)
+        elif isinstance(answer, Retry | Reject | Unavailable):
             # What is read again is the same for all of them.
             unit.fail(answer, alone=not isinstance(answer, Unavailable) and not self._changes.reread)
         else:
-            unit.writes = []
+            unit.succeed()
 
     async def _made(self, deliveries: Sequence[Delivery]) -> Sequence[Change | Answer]:
         if self._changes.waits:

@@ -91,6 +91,9 @@ def search_address(destination: Destination) -> Address:
 def index_of(destination: Destination) -> Template:
     """The name of the index for each event: the path of the URL."""
     path = search_address(destination).path
+    if path.endswith(BUILDING):
+        setting = f"destination {destination.name!r}: index = {path!r}"
+        raise ConfigError(f"{setting}: names that end with {BUILDING} are of indexes that are being rebuilt")
     return Template(path or DEFAULT_INDEX, destination, "index", lower=not path)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from relaybox.engine import Change, Engine
+from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Retry, Unavailable
 from relaybox.sink import DELIVERED, Answer, answer_of
 from relaybox.sinks.search_change import BUILDING
@@ -23,7 +24,14 @@ LOOK = 1.0
 _KEPT = 1000
 """Indexes of which it is kept; where tenants have their own there may be many."""
 
+ON_RECORD = 2.0
+"""Seconds for which who builds can read why it was given up, before the event in question is tried again."""
+
 log = logging.getLogger("relaybox.search")
+
+
+class Spoilt(Retry):
+    """What is being built has not taken it, and was dropped for that: next time it is not in the way."""
 
 
 class Seen(NamedTuple):
@@ -49,8 +57,6 @@ class Indexes:
 
     async def write(self, written: Sequence[str], changes: Sequence[Change]) -> Sequence[Answer]:
         """Write the changes to all of these indexes: an answer for each."""
-        if not written:
-            return [DELIVERED] * len(changes)
         if len(written) == 1:
             return await self._ask(written[0], changes)
         building, live = written
@@ -60,10 +66,29 @@ class Indexes:
             built = [DELIVERED] * len(changes)
         # Not before: it may take the place of the other between the two.
         answers = await self._ask(live, changes)
-        both = list(zip(built, answers, strict=True))
-        refusals = [one for one, answer in both if isinstance(one, Reject) and isinstance(answer, Delivered)]
-        spoilt = await self._give_up(building, refusals[0]) if refusals else None
-        return [_of_both(one, answer, spoilt) for one, answer in both]
+        both = list(zip(changes, built, answers, strict=True))
+        refused = {
+            change.id: one.reason
+            for change, one, answer in both
+            if isinstance(one, Reject) and isinstance(answer, Delivered)
+        }
+        spoilt = await self._give_up(building, refused) if refused else {}
+        return [
+            spoilt.get(change.id, one) if isinstance(answer, Delivered) else answer
+            for change, one, answer in both
+        ]
+
+    async def spare(
+        self, building: str, deliveries: Sequence[Delivery], answers: Sequence[Answer]
+    ) -> Sequence[Answer]:
+        """Let none fail that is for what is being built alone, where live events would wait behind it."""
+        refused = {
+            delivery.aggregate_id: answer.reason
+            for delivery, answer in zip(deliveries, answers, strict=True)
+            if isinstance(answer, Reject) or (isinstance(answer, Retry) and is_last(delivery))
+        }
+        spoilt = await self._give_up(building, refused) if refused else {}
+        return [spoilt.get(one.aggregate_id, answer) for one, answer in zip(deliveries, answers, strict=True)]
 
     async def check(self, index: str) -> None:
         """Raises ``Unavailable`` where it does not exist and is not to be created."""
@@ -123,31 +148,42 @@ class Indexes:
         except Exception:
             return True
 
-    async def _give_up(self, building: str, refusal: Reject) -> Answer:
-        """Drop what is being built; what those are answered that it refused and the other index took."""
+    async def _give_up(self, building: str, refused: Mapping[str, str]) -> Mapping[str, Answer]:
+        """Drop what is being built, which has not taken these, each for a reason; what they are answered."""
+        [(first, reason), *_] = refused.items()
         log.error(
-            "%s: %r refuses what the index takes, so it cannot take its place and is dropped: %s",
+            "%s: %r cannot take the place of the index and is dropped, because %s document(s) cannot be"
+            " written to it, such as %r: %s",
             self._name,
             building,
-            refusal.reason,
+            len(refused),
+            first,
+            reason,
         )
         try:
             await self._engine.drop(building)
         except Exception as error:
-            return answer_of(error)
+            trouble = answer_of(error)
+            # Neither the event nor the live index is to blame.
+            trouble = Retry(trouble.reason) if isinstance(trouble, Reject) else trouble
+            return dict.fromkeys(refused, trouble)
         self._seen.pop(building.removesuffix(BUILDING), None)
-        return Retry(f"the index {building!r} refuses it and is dropped: {refusal.reason}")
+        told = given_up(building)
+        return {id_: Spoilt(f"{told}{reason}", after=ON_RECORD) for id_, reason in refused.items()}
 
     def _missing(self, index: str) -> Unavailable:
         fix = "create it, or set create_index = true"
         return Unavailable(f"the index {index!r} does not exist on {self._engine.where}: {fix}")
 
 
-def _of_both(built: Answer, answer: Answer, spoilt: Answer | None) -> Answer:
-    """What a change is answered that was written to both; ``spoilt``: what was built is given up."""
-    if not isinstance(answer, Delivered):
-        return answer
-    return spoilt if spoilt is not None and isinstance(built, Reject) else built
+def given_up(building: str) -> str:
+    """What events are answered because of which it was dropped; the reason follows."""
+    return f"it cannot be written to the index {building!r}, which is dropped: "
+
+
+def is_last(delivery: Delivery) -> bool:
+    """Whether it fails if it is to be tried again."""
+    return delivery.attempts >= delivery.max_attempts
 
 
 def _no_events_fault(error: Exception) -> Unavailable:

@@ -42,6 +42,9 @@ class Unit:
     followers: list[Unit] = field(default_factory=list)
     failure: tuple[int, Answer] | None = None
     """The first member that did not arrive, and its answer: those after it are released."""
+    refusals: int = 0
+    passed_over: list[int] = field(default_factory=list)
+    """Between what is written and what was refused after it."""
 
     def cut(self, at: int) -> None:
         """Leave out this member and all after it, and whatever follows."""
@@ -49,10 +52,22 @@ class Unit:
         self.writes = [member for member in self.writes if member < at]
         self.followers = []
 
+    def succeed(self) -> None:
+        """What was written, the last, arrived; those that were passed over wait for another time."""
+        if self.passed_over:
+            self.failure = self.passed_over[0], RELEASED
+        self.writes = []
+
     def fail(self, answer: Answer, *, alone: bool) -> None:
-        """What was written, the last, was refused; ``alone``: those before it may still be written."""
+        """What was written, the last, was refused; ``alone``: those before it may still be written.
+
+        Each time twice as many are passed over: of a long run of bad ones few are tried.
+        """
         self.failure = self.writes[-1 if alone else 0], answer
-        self.writes = self.writes[:-1] if alone else []
+        last = len(self.writes) - 1
+        left = max(last + 1 - 2**self.refusals, min(last, 1)) if alone else 0
+        self.writes, self.passed_over = self.writes[:left], self.writes[left:last]
+        self.refusals += 1
 
     def answers(self) -> list[tuple[int, Answer]]:
         """An answer for each member, once nothing is left to be written."""

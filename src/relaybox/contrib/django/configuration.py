@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -27,9 +28,14 @@ class Configuration(NamedTuple):
     builder: RowBuilder
 
 
-@functools.cache
 def get_configuration() -> Configuration:
     """The configuration as it is now; raises ``ConfigError``."""
+    return _make(_version)
+
+
+# By its version: what another thread is still making of the former settings is not taken for the present one.
+@functools.lru_cache(1)
+def _make(_: int) -> Configuration:
     given = get_settings()
     handlers = [*registered.values(), *by_path(given)]
     functions = {handler.name: handler.function for handler in handlers}
@@ -55,6 +61,8 @@ def get_configuration() -> Configuration:
 _changed: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
 """The routes that were changed in this process, by what they were made of."""
 _changing = threading.Lock()
+_versions = itertools.count()
+_version = next(_versions)
 
 
 def change(which: Which, **values: Any) -> None:
@@ -62,13 +70,18 @@ def change(which: Which, **values: Any) -> None:
     with _changing:
         settings = changed(get_configuration().settings, which, **values)
         _changed.update({(route.events, route.to): route for route in settings.routes})
-        get_configuration.cache_clear()
+        _make_anew()
 
 
 def forget(**_: Any) -> None:
     """Read the settings and the handlers again at the next use."""
     get_settings.cache_clear()
-    get_configuration.cache_clear()
+    _make_anew()
+
+
+def _make_anew() -> None:
+    global _version
+    _version = next(_versions)
 
 
 def forget_changed(setting: str = "", **_: Any) -> None:

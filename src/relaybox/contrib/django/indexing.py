@@ -7,7 +7,7 @@ stands in the way, and then the QuerySet itself, of those.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,17 +22,26 @@ from relaybox.app import Outbox
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.emit import emit_events
 from relaybox.contrib.django.execute import execute_ours, execute_text, get_statements
-from relaybox.contrib.django.store import DEADLOCK, LOCK_WAIT_TIMEOUT, TRIES
 from relaybox.emit.drive import drive
+from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
+from relaybox.indexing.locks import (
+    HURRIED,
+    PATIENT,
+    PAUSE,
+    TRIES,
+    Busy,
+    Found,
+    Portion,
+    by_parts,
+    is_passing,
+    lock_wait,
+)
 from relaybox.indexing.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
 from relaybox.indexing.source import Source
 from relaybox.stores.dialects import refusal
 
 T = TypeVar("T")
-
-_FENCE = {"mysql": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"}
-"""Ahead of a transaction that locks what is between rows too."""
 
 
 @asynccontextmanager
@@ -63,6 +72,7 @@ class QuerySetRows:
         self._id = self._field.attname
         self._queryset = queryset.using(using).order_by(self._id)
         self._thread = thread
+        self._portion = Portion()
 
     async def check(self) -> None:
         """Raise where an id is null."""
@@ -84,11 +94,24 @@ class QuerySetRows:
         self, after: Any, size: int, calls: Calls, also: Also | None = None
     ) -> Sequence[Item]:
         """Read a page locked, and emit its events in that transaction."""
-        return await self._call(partial(self._emit_after, after, size, calls, also))
+
+        def work(size: int, wait: float) -> Awaitable[Sequence[Item]]:
+            return self._call(partial(self._emit_after, after, size, calls, also, wait), wait)
+
+        return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
         """Read these locked, and emit; nobody makes the missing ones before the commit."""
-        return await self._call(partial(self._emit_ids, ids, calls))
+        there = await self.existing(ids)
+
+        def work(ids: Sequence[str], wait: float) -> Awaitable[Found]:
+            return self._call(partial(self._emit_found, ids, calls, wait), wait)
+
+        found = await by_parts([id_ for id_ in ids if id_ in there], work)
+        missing = [id_ for id_ in ids if id_ not in there or id_ in found.gone]
+        if missing:
+            return found.emitted + await self._call(partial(self._emit_missing, missing, calls))
+        return found.emitted
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """The payloads that there are of these; no locks."""
@@ -99,16 +122,21 @@ class QuerySetRows:
         """Give up the thread's connection."""
         await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        """In the thread, again from the start where it was chosen to break a deadlock."""
+    async def _call(self, work: Callable[[], T], wait: float = PATIENT) -> T:
+        """In the thread, again from the start where a lock could not be had in time; raises ``Busy``."""
         loop = asyncio.get_running_loop()
-        for attempt in range(1, TRIES + 1):
+        tries = TRIES if wait == PATIENT else 1
+        for attempt in range(tries):
             try:
                 return await loop.run_in_executor(self._thread, work)
             except Error as error:
-                if attempt == TRIES or not _is_passing(error):
+                beneath = _beneath(error)
+                if not is_passing(beneath):
                     await loop.run_in_executor(self._thread, self._mend)
-                    raise refusal(_beneath(error)) from error
+                    raise refusal(beneath) from error
+                if attempt == tries - 1:
+                    raise Busy("rows, or the table,", beneath) from error
+            await asyncio.sleep(PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
     def _mend(self) -> None:
@@ -120,10 +148,13 @@ class QuerySetRows:
     def _read(self, after: Any, size: int) -> Sequence[Item]:
         return self._items(self._after(after)[:size])
 
-    def _emit_after(self, after: Any, size: int, calls: Calls, also: Also | None) -> Sequence[Item]:
+    def _emit_after(
+        self, after: Any, size: int, calls: Calls, also: Also | None, wait: float
+    ) -> Sequence[Item]:
         # Outside the transaction, which is to see the rows only once they are locked.
         while ids := self._next_ids(after, size):
             with transaction.atomic(using=self._using):
+                self._wait(wait)
                 self._lock(ids)
                 items = self._of(ids)
                 if items:
@@ -132,28 +163,53 @@ class QuerySetRows:
             after = as_key(ids[-1], self._source)
         return []
 
-    def _emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        fenced = len(self._by_ids(ids, lock=False)) < len(set(ids))
-        connection = connection_of(self._using)
-        if fenced and connection.vendor in _FENCE:
-            execute_text(connection, _FENCE[connection.vendor])
+    def _emit_found(self, ids: Sequence[str], calls: Repairs, wait: float) -> Found:
+        """Of those that are there, as long as they are."""
         with transaction.atomic(using=self._using):
-            if fenced and connection.vendor == "postgresql":
-                table = connection.ops.quote_name(self._queryset.model._meta.db_table)
-                execute_text(connection, f"LOCK TABLE {table} IN SHARE MODE")
+            self._wait(wait)
             items = self._by_ids(ids, lock=True)
+            emitted = self._write(calls(items, []))
+        return Found(emitted, frozenset(ids) - {item.id for item in items})
+
+    def _emit_missing(self, ids: Sequence[str], calls: Repairs) -> int:
+        """Of those that are not there, while nobody can make them."""
+        connection = connection_of(self._using)
+        if connection.vendor == "mysql":
+            # It locks what is between rows under no other level, and holds it from the first row on.
+            self._wait(HURRIED)
+            execute_text(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with transaction.atomic(using=self._using):
+            tables = connection.vendor == "postgresql"
+            if tables:
+                self._wait(PATIENT)
+                execute_text(connection, f"LOCK TABLE {self._tables(connection)} IN SHARE MODE")
+            items = self._by_ids(ids, lock=not tables)
             there = {item.id for item in items}
-            made = calls(items, [id_ for id_ in ids if id_ not in there])
-            emit_events(made, using=self._using)
-            return len(made)
+            return self._write(calls(items, [id_ for id_ in ids if id_ not in there]))
+
+    def _tables(self, connection: Any) -> str:
+        """Those that rows of the model lie in."""
+        models = (self._queryset.model, *self._queryset.model._meta.get_parent_list())
+        return ", ".join(dict.fromkeys(connection.ops.quote_name(one._meta.db_table) for one in models))
+
+    def _wait(self, seconds: float) -> None:
+        connection = connection_of(self._using)
+        if text := lock_wait(connection.vendor, seconds):
+            execute_text(connection, text)
 
     def _emit(self, items: Sequence[Item], calls: Calls, also: Also | None) -> None:
+        self._wait(PATIENT)
         if also is not None:
             connection = connection_of(self._using)
             writing = also(get_statements(dialect_of(connection)), items)
             items = drive(writing, partial(execute_ours, connection))
-        if made := calls(items):
+        self._write(calls(items))
+
+    def _write(self, made: Sequence[Call]) -> int:
+        self._wait(PATIENT)
+        if made:
             emit_events(made, using=self._using)
+        return len(made)
 
     def _lock(self, ids: Sequence[Any]) -> None:
         connection = connection_of(self._using)
@@ -265,12 +321,6 @@ def _id(source: Source, queryset: Any) -> Any:
         fix = f"add {field.attname!r} to it"
         raise ConfigError(f"{source.told}: values() leaves out the documents' ids; {fix}")
     return field
-
-
-def _is_passing(error: Error) -> bool:
-    beneath = _beneath(error)
-    code = getattr(beneath, "sqlstate", None) or (*beneath.args, None)[0]
-    return code in {DEADLOCK, LOCK_WAIT_TIMEOUT, "40P01", "40001"}
 
 
 def _beneath(error: Exception) -> Exception:
