@@ -12,8 +12,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
-from relaybox.errors import ConfigError, RelayboxError, UnknownDestination
+from relaybox.errors import ConfigError, RelayboxError, StoreError, UnknownDestination
 from relaybox.indexing import Source, abackfill
+from relaybox.indexing.select_rows import SelectRows
 from tests.integration.backfilling import DOCUMENTS, Archive, Author, Document, make_project, run
 
 
@@ -166,3 +167,26 @@ def test_the_command_says_what_is_wrong(
     assert told in message
     assert len(message.splitlines()) == 1
     assert small.events() == []
+
+
+def test_one_lambda_does_not_go_on_where_another_was_interrupted(small: Archive) -> None:
+    asked = iter([False, True])
+    books = Source(lambda: [{"id": number} for number in range(5)], aggregate_type="Book")
+    films = Source(lambda: [{"id": number} for number in range(5)], aggregate_type="Film")
+    assert run(small, books, batch=2, stop=lambda: next(asked)).done == 2
+
+    assert (run(small, films).done, run(small, books).resumed_from) == (5, 2)
+
+
+def test_a_table_that_cannot_be_counted_in_time_is_backfilled(
+    small: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def count(_: SelectRows) -> int:
+        raise StoreError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(SelectRows, "count", count)
+
+    done = run(small)
+
+    assert (done.done, done.total) == (10, None)
+    assert "the documents cannot be counted: canceling statement" in caplog.text

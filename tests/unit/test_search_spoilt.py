@@ -72,15 +72,15 @@ async def test_what_may_still_succeed_is_tried_again_and_the_build_goes_on(engin
     assert BUILDING in engine.indexes
 
 
-async def test_one_that_cannot_be_dropped_is_no_refusal(engine: Double) -> None:
+@pytest.mark.parametrize("error", [Reject, Unavailable])
+async def test_one_that_cannot_be_dropped_holds_up_no_other_event(error: type[Exception]) -> None:
     class Guarded(Double):
         async def drop(self, name: str) -> None:
-            raise Reject("the key may not delete indexes")
+            raise error("the key may not delete indexes")
 
     guarded = Guarded("documents", BUILDING)
     guarded.refused_in[BUILDING, "a"] = Reject("a text")
     for batch in ([event("1", "a")], [of_build("1", "a")]):
         [answer] = await sink(guarded).send(batch)
         assert isinstance(answer, Retry)
-        assert not isinstance(answer, Unavailable)
-        assert "may not delete indexes" in answer.reason
+        assert "which cannot be dropped (the key may not delete indexes): a text" in answer.reason

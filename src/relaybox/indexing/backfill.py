@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from relaybox.config import Destination
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.emit.write import Writing
-from relaybox.errors import ConfigError, EmitError, PayloadError, StoreError, UnknownDestination
+from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
 from relaybox.indexing.acceptance import check_target, rereads
 from relaybox.indexing.backfilled import Backfilled, Refused
 from relaybox.indexing.backfilled import Progress as Progress
 from relaybox.indexing.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
-from relaybox.indexing.rows import Item, Rows, open_rows
+from relaybox.indexing.rows import Item, Rows, name_of, open_rows
 from relaybox.indexing.source import Source, as_source
 from relaybox.journal import OperationState
 from relaybox.pace import LOOK, Pace, never
@@ -85,10 +85,10 @@ async def abackfill(
         if dry_run:
             return await _dry_run(outbox, rows, target, index)
         _warn(rows, source, target)
-        total = await rows.count()
+        total = await _count(rows)
         store = open_store(outbox.settings.database, outbox.tables)
         try:
-            checkpoint = Checkpoint(store, destination, _name(source, rows), index, actor)
+            checkpoint = Checkpoint(store, destination, name_of(source, rows), index, actor)
             place = await checkpoint.take(total, resume=resume)
             work = _Work(outbox, rows, checkpoint, place, target, index, total, progress or _ignore)
             return await work.run(pace, batch, max_pending)
@@ -326,6 +326,17 @@ def call_of(rows: Rows, item: Item, destination: str, headers: dict[str, str]) -
     )
 
 
+async def _count(rows: Rows) -> int | None:
+    """How many documents there are, for those who watch: a table may be too large to be counted in time."""
+    try:
+        return await rows.count()
+    except NoTables:
+        raise
+    except StoreError as error:
+        log.warning("the documents cannot be counted: %s", error)
+        return None
+
+
 async def _dry_run(outbox: Outbox, rows: Rows, target: Destination, index: str | None) -> Backfilled:
     """Count, and see what the first event would be; nothing is written."""
     total = await rows.count()
@@ -363,15 +374,6 @@ def _known(outbox: Outbox, name: str) -> Destination:
 
 def _headers(index: str | None) -> dict[str, str]:
     return {MARK: "true"} if index is None else {MARK: "true", INDEX: index}
-
-
-def _name(source: Source, rows: Rows) -> str:
-    """By which the same backfill is known again."""
-    if source.name:
-        return source.name
-    made = source.documents
-    own = f"{getattr(made, '__module__', '')}:{made.__qualname__}" if hasattr(made, "__qualname__") else ""
-    return own or f"{rows.aggregate_type} ({rows.event_type})"
 
 
 def _warn(rows: Rows, source: Source, target: Destination) -> None:

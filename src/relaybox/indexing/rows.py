@@ -102,6 +102,19 @@ async def open_rows(outbox: Outbox, source: Source) -> AsyncIterator[Rows]:
         yield rows
 
 
+def name_of(source: Source, rows: Rows) -> str:
+    """By which the same backfill is known again."""
+    if source.name:
+        return source.name
+    made = source.documents
+    types = f"{rows.aggregate_type} ({rows.event_type})"
+    if not hasattr(made, "__qualname__"):
+        return types
+    own = f"{getattr(made, '__module__', '')}:{made.__qualname__}"
+    # All lambdas of a module are called the same.
+    return f"{own} {types}" if "<lambda>" in own else own
+
+
 def as_key(value: Any, source: Source) -> Any:
     """An id as a checkpoint keeps it: a number or a text."""
     match value:

@@ -163,10 +163,11 @@ class Indexes:
         try:
             await self._engine.drop(building)
         except Exception as error:
-            trouble = answer_of(error)
-            # Neither the event nor the live index is to blame.
-            trouble = Retry(trouble.reason) if isinstance(trouble, Reject) else trouble
-            return dict.fromkeys(refused, trouble)
+            # The live index is well, and whatever is for it goes on.
+            told = (
+                f"it cannot be written to {building!r}, which cannot be dropped ({answer_of(error).reason})"
+            )
+            return {id_: Retry(f"{told}: {reason}") for id_, reason in refused.items()}
         self._seen.pop(building.removesuffix(BUILDING), None)
         told = given_up(building)
         return {id_: Spoilt(f"{told}{reason}", after=ON_RECORD) for id_, reason in refused.items()}
