@@ -469,6 +469,17 @@ async def test_an_index_that_does_not_exist(engine: AlgoliaEngine, index: str) -
         await ids_of(engine, index)
 
 
+async def test_a_key_of_one_index_sees_no_other_that_is_built(
+    server: algolia.Server, engine: AlgoliaEngine, index: str
+) -> None:
+    await engine.create(index)
+    server.faults(status=403, times=1, path=f"/{index}__building/settings")
+    assert list(await engine.present([index, f"{index}__building"])) == [index]
+    server.faults(status=403, times=1, path=f"/{index}/settings")
+    with pytest.raises(Unavailable, match="403"):
+        await engine.present([index, f"{index}__building"])
+
+
 async def test_check(engine: AlgoliaEngine) -> None:
     await engine.check()
     await engine.close()

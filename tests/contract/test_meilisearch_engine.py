@@ -500,6 +500,16 @@ async def test_an_index_that_exists_is_not_made_again(engine: MeilisearchEngine,
     assert await engine.count(index) == 1
 
 
+async def test_a_key_of_one_index_sees_no_other_that_is_built(
+    server: Server, engine: MeilisearchEngine, index: str
+) -> None:
+    server.fault(requests=({"status": 403, "count": 1, "on": f"^GET /indexes/{index}__building"},))
+    assert list(await engine.present([index, f"{index}__building"])) == [index]
+    server.fault(requests=({"status": 403, "count": 1, "on": f"^GET /indexes/{index}$"},))
+    with pytest.raises(Unavailable, match="403"):
+        await engine.present([index, f"{index}__building"])
+
+
 async def test_an_index_without_its_settings_does_not_stay(
     server: Server, engine: MeilisearchEngine, index: str
 ) -> None:

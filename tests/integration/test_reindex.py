@@ -363,6 +363,12 @@ def test_again_and_again_also_after_a_failure(filled: Site, server: meilisearch.
     assert_served(filled)
 
 
+def test_again_and_again_begins_with_no_wrong_setting(filled: Site) -> None:
+    output = filled.reindex("--every", "1h", "--destination", "serach", status=2)
+
+    assert "did you mean 'search'" in output
+
+
 def test_the_new_index_can_be_like_another_one(filled: Site, server: meilisearch.Server) -> None:
     library, other = filled.library, f"{filled.library.index}_other"
     library.ask(lambda engine: engine.create(other))

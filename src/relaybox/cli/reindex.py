@@ -109,18 +109,24 @@ async def _again(
     pause: float,
     as_json: bool,
 ) -> None:
-    """Until it is interrupted; a failure is told, and the next one comes all the same."""
+    """Until it is interrupted; a failure is told, and the next one comes all the same.
+
+    A setting that is wrong from the beginning ends it.
+    """
     import asyncio
+    import itertools
     import time
 
-    from relaybox.errors import RelayboxError
+    from relaybox.errors import RelayboxError, UnknownDestination
     from relaybox.indexing.reindex import areindex
 
-    while True:
+    for turn in itertools.count():
         began = time.monotonic()
         try:
             _show(await areindex(outbox, destination, source, **words), as_json)
         except RelayboxError as error:
+            if turn == 0 and isinstance(error, ConfigError | UnknownDestination):
+                raise
             typer.echo(plain(f"relaybox: {' '.join(str(error).split())}"), err=True)
         await asyncio.sleep(max(0.0, began + pause - time.monotonic()))
 

@@ -297,7 +297,8 @@ class AlgoliaEngine:
         """What the settings of an index keep for others; None where it does not exist."""
         # Not of the hosts near by, which may be behind: a build that they do not know yet would miss changes.
         reply = await self._ask("GET", _path(index, "/settings"))
-        if reply.status == 404:
+        if reply.status == 404 or (reply.status == 403 and index.endswith(BUILDING)):
+            # A key that is for the live index alone does not see the other: nothing is built with it, either.
             return None
         if not reply.ok:
             raise self._failed(reply)

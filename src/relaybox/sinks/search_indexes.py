@@ -164,9 +164,8 @@ class Indexes:
             await self._engine.drop(building)
         except Exception as error:
             # The live index is well, and whatever is for it goes on.
-            told = (
-                f"it cannot be written to {building!r}, which cannot be dropped ({answer_of(error).reason})"
-            )
+            trouble = str(error) or type(error).__name__
+            told = f"it cannot be written to {building!r}, which cannot be dropped ({trouble})"
             return {id_: Retry(f"{told}: {reason}") for id_, reason in refused.items()}
         self._seen.pop(building.removesuffix(BUILDING), None)
         told = given_up(building)
