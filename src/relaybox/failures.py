@@ -33,6 +33,8 @@ class FailureGroup:
     last_at: datetime
     example: UUID
     """A delivery, the newest."""
+    error: str
+    """What went wrong with that one, as it was told (its beginning)."""
     event_types: tuple[str, ...]
 
 
@@ -56,6 +58,7 @@ def group_failures(rows: FailedRows, limit: int) -> Failures:
 
 
 def _group(found: Fingerprint, failures: Sequence[Failure]) -> FailureGroup:
+    newest = max(failures, key=lambda failure: failure.example)
     types: dict[str, int] = {}
     for failure in failures:
         types[failure.event_type] = types.get(failure.event_type, 0) + failure.count
@@ -67,7 +70,8 @@ def _group(found: Fingerprint, failures: Sequence[Failure]) -> FailureGroup:
         count=sum(types.values()),
         first_at=min(failure.first_at for failure in failures),
         last_at=max(failure.last_at for failure in failures),
-        example=max(failure.example for failure in failures),
+        example=newest.example,
+        error=newest.error,
         event_types=tuple(sorted(types, key=lambda name: (-types[name], name))[:TYPES]),
     )
 

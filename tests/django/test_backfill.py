@@ -305,3 +305,5 @@ def test_the_command_backfills_a_queryset() -> None:
 def test_the_command_says_what_is_wrong() -> None:
     with pytest.raises(CommandError, match="did you mean 'runner'"):
         command("--destination", "runer", "--source", "tests.django.test_backfill:orders")
+    with pytest.raises(CommandError, match=r"it is a class; give its documents: Order\.objects\.all\(\)"):
+        command("--destination", "runner", "--source", "tests.django.test_backfill:Order")

@@ -27,6 +27,7 @@ PASSING = ("deadlock", "lock wait", "locked")
 
 APP = """
 import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from relaybox import Destination, Outbox
 from relaybox.indexing import Source
 
@@ -36,6 +37,15 @@ documents = Source(sa.select(document.c.id, document.c.title), aggregate_type="D
 letters = [{"id": letter} for letter in "abc"]
 odd = [{"id": 1}, {"id": 2, "data": b"bytes"}, {"id": 3}]
 nothing = 5
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Chapter(Base):
+    __tablename__ = "chapter"
+    id: Mapped[int] = mapped_column(primary_key=True)
 """
 
 

@@ -103,7 +103,7 @@ def test_one_that_is_interrupted_says_how_to_go_on(archive: Archive, project: Pr
 
     told = project.run(*words)
 
-    assert told.startswith("emitted 120 of 120 documents to search (went on after ")
+    assert told.startswith("emitted 120 documents to search (went on after id ")
     assert sorted(archive.ids()) == list(range(1, 121))
 
 
@@ -310,6 +310,36 @@ def test_a_dry_run_writes_nothing(archive: Archive) -> None:
     assert (done.example.aggregate_id, done.example.event_type) == ("1", "document.updated")
     assert archive.events() == []
     assert archive.operations() == []
+
+
+def test_a_dry_run_tells_where_an_interrupted_one_goes_on(archive: Archive, project: Project) -> None:
+    asked = iter([False, False, False, True])
+    source = Source(DOCUMENTS.documents, aggregate_type="Document", name="shop:documents")
+    run(archive, source, batch=10, stop=lambda: next(asked, True))
+    done = len(archive.ids())
+    words = ("backfill", "--destination", "search", "--source", "shop:documents", "--dry-run")
+
+    told = project.run(*words).splitlines()
+    anew = project.run(*words, "--restart").splitlines()
+
+    assert 0 < done < 120
+    assert told[0].startswith(
+        f"would emit {120 - done} of 120 documents to search: goes on after id {done}, "
+    )
+    assert told[1] == f"first: document.updated of Document {done + 1}"
+    assert anew[:2] == ["would emit 120 documents to search", "first: document.updated of Document 1"]
+    assert len(archive.ids()) == done
+
+
+def test_a_total_is_only_told_of_one_that_was_stopped(archive: Archive, project: Project) -> None:
+    """It was counted at the beginning, and there may be more documents at the end."""
+    words = ("backfill", "--destination", "search", "--source", "shop:documents", "--batch", "10")
+    with project.running(*words, "--rate", "100") as process:
+        project.until(lambda: len(archive.ids()) >= 20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 1
+
+    assert " of about 120 documents; the same command goes on" in project.read("log")
 
 
 def test_a_document_that_cannot_be_an_event_is_passed_over_and_named(archive: Archive) -> None:

@@ -136,7 +136,7 @@ def test_the_command_tells_what_it_does(tmp_path: Path, small: Archive) -> None:
         "first: document.updated of Document 1",
         '{"id":1,"title":"title 1"}',
     ]
-    assert project.run(*words, "shop:documents") == "emitted 10 of 10 documents to search\n"
+    assert project.run(*words, "shop:documents") == "emitted 10 documents to search\n"
     told = json.loads(
         project.run(*words, "shop:letters", "--json", "--aggregate-type", "Letter", "--rate", "500/s")
     )
@@ -154,6 +154,11 @@ def test_the_command_tells_what_it_does(tmp_path: Path, small: Archive) -> None:
         (("--destination", "search", "--source", "nowhere:documents"), "there is no module 'nowhere'"),
         (("--destination", "search", "--source", "shop"), "it is not module:name"),
         (("--destination", "search", "--source", "shop:nothing"), "it is of type int; give a select"),
+        (
+            ("--destination", "search", "--source", "shop:Chapter"),
+            "it is a class; give its documents: sa.select(Chapter)",
+        ),
+        (("--destination", "search", "--source", "shop:Source"), "it is a class; give a select"),
         (("--destination", "search", "--source", "shop:documents", "--rate", "fast"), "--rate = 'fast'"),
     ],
 )

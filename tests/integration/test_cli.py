@@ -71,7 +71,7 @@ def test_migrate_says_what_it_did(
 
 
 def test_migrate_says_when_nobody_chose_the_database(relaybox: Relaybox, tmp_path: Path) -> None:
-    default = "sqlite:///relaybox.db (the default; choose with --database)"
+    default = "sqlite:///relaybox.db (the default; choose with --app or --database)"
     assert relaybox("migrate") == "".join(f"{default}: {line}\n" for line in APPLIED)
     assert relaybox("migrate") == f"{default}: up to date (version 2)\n"
     chosen = "sqlite:///relaybox.db: up to date (version 2)\n"
@@ -215,6 +215,7 @@ def test_the_help_names_the_exit_statuses_and_has_no_colours(relaybox: Relaybox)
     for arguments in ((), ("migrate",), ("sql",), ("relay",), ("drain",), ("init",), ("config", "check")):
         text = relaybox(*arguments, "--help", NO_COLOR="1", FORCE_COLOR="1", PY_COLORS="1")
         assert "Exit status: 0 done" in text
+        assert all(option in text for option in ("--app", "--config", "--database"))
         assert "\x1b" not in text
 
 

@@ -266,7 +266,7 @@ def test_missing_tables_are_one_line_with_the_database_and_the_fix(
     missing = "the tables are missing: run `relaybox migrate`\n"
     assert relaybox(*command, status=2) == f"relaybox: {url}: {missing}"
     monkeypatch.delenv("RELAYBOX_DATABASE")
-    default = "sqlite:///relaybox.db (the default; choose with --database)"
+    default = "sqlite:///relaybox.db (the default; choose with --app or --database)"
     assert relaybox(*command, status=2) == f"relaybox: {default}: {missing}"
 
 
@@ -298,7 +298,7 @@ def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox,
     assert by_name["web"]["circuit"]["state"] == "open"
     assert not by_name["gone"]["configured"]
     text = relaybox("status")
-    assert re.search(r"^mail +2 +2 +0 +0 +1 +1 +\ds +ok *$", text, re.MULTILINE), text
+    assert re.search(r"^mail +2 +2 +0 +0 +1 +1 +\ds +failing *$", text, re.MULTILINE), text
     assert "spare: paused by tester until somebody resumes it (maintenance)\n" in text
     assert "gone: no such destination; configure it, or `relaybox move gone NAME`\n" in text
     assert text.count("what failed, and why: `relaybox failures`\n") == 1
@@ -497,7 +497,7 @@ def test_a_terminal_gets_a_table_without_colours_where_they_are_unwanted(
     done = subprocess.run(command, stdin=theirs, stdout=theirs, env=environment, timeout=SECONDS)
     shown = os.read(ours, 65536).decode()
     assert done.returncode == 0
-    assert re.search(r"^.*mail +2 +2 +0 +0 +1 +1 +\ds +ok *\r$", shown, re.MULTILINE), shown
+    assert re.search(r"^.*mail +2 +2 +0 +0 +1 +1 +\ds +failing *\r$", shown, re.MULTILINE), shown
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", shown)
     assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines())) <= 90
 

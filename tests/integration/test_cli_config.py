@@ -427,7 +427,7 @@ def test_the_default_database_is_named_as_such_where_its_tables_are_missing(proj
     project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
     said = project.run("relay", status=2)
     assert said.startswith(
-        "relaybox: sqlite:///relaybox.db (the default; choose with --database): the tables"
+        "relaybox: sqlite:///relaybox.db (the default; choose with --app or --database): the tables"
     )
     named = project.run("drain", "--database", "sqlite:///relaybox.db", status=2)
     assert named.startswith("relaybox: sqlite:///relaybox.db: the tables are missing")

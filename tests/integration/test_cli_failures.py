@@ -73,6 +73,8 @@ def test_failures_are_shown_in_groups_and_retried_by_fingerprint(url: str) -> No
     group = found["failures"][0]
     assert (group["count"], group["error_class"], group["event_types"]) == (3, "KeyError", ["order.paid"])
     assert largest.startswith(group["fingerprint"])
+    assert f"{group['fingerprint']}, delivery {group['example']}: {group['error']}\n" in shown
+    assert group["error"] == "KeyError: 3"
     listed = document("events", "list", "--fingerprint", group["fingerprint"])
     assert len(listed["events"]) == 3
     assert document("retry", "--fingerprint", group["fingerprint"], "--yes", "--rate", "1000")["retried"] == 3

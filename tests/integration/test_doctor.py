@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import sys
 import threading
@@ -526,6 +527,17 @@ def test_a_sink_that_does_not_answer_is_found_within_seconds(clinic: Clinic, sin
         assert time.monotonic() - begun < 10
     assert (finding["level"], finding["title"]) == ("error", "destination 'dead' does not answer")
     assert "guest" not in json.dumps(finding)
+
+
+def test_a_sink_that_refuses_is_not_said_to_be_silent(clinic: Clinic, meilisearch_url: str) -> None:
+    url = re.sub(r"//:[^@]+@", "//:wrongkey@", meilisearch_url)
+    clinic.configure(text=f'[destinations.search]\nsink = "{url}/documents"\n')
+    [finding] = clinic.findings("--only", "sinks")
+    assert (finding["level"], finding["title"]) == ("error", "destination 'search' cannot be sent to")
+    assert "403 Forbidden" in finding["detail"]
+    assert "auth" in finding["fix"]
+    assert "start it" not in finding["fix"]
+    assert "wrongkey" not in json.dumps(finding)
 
 
 def test_a_celery_broker_that_does_not_answer_is_found(

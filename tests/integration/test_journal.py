@@ -129,6 +129,7 @@ async def test_failures_are_grouped_by_what_went_wrong(outbox: Operated) -> None
         ("order.paid",),
         ids[1],
     )
+    assert largest.error == "ValueError: order 22"
     assert largest.fingerprint == fingerprint("mail", "ValueError: order 9").hash
     assert largest.first_at <= largest.last_at <= datetime.now(UTC) + timedelta(seconds=5)
     only = await outbox.admin.failures("web")

@@ -227,6 +227,44 @@ def test_a_failed_event_is_named_also_where_others_wait_behind_it(library: Libra
     assert str(stale.failed).replace("-", "") == str(failed.id).replace("-", "")
 
 
+def test_nothing_is_emitted_behind_a_failed_event(
+    library: Library, command: Callable[..., tuple[int, str]]
+) -> None:
+    """It would be parked, and so would the one of every later repair."""
+    library.add([1, 2, 3])
+    library.outbox.drain()
+    with library.database.begin() as connection:
+        library.outbox.emit(connection, "Document", 1, "document.updated", "no document")
+    library.outbox.drain()
+    library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id < 3).values(title="changed"))
+
+    told = command("--repair", "--dry-run")[1]
+    result = reconcile(library.outbox, "search", SOURCE, repair=True)
+
+    assert "would have emitted 1 events" in told
+    assert (result.stale, result.blocked, result.repaired) == (2, 1, 1)
+    [blocked] = [one for one in result.examples if one.blocked]
+    assert f"1 wait behind a failed event: `relaybox why {blocked.failed}`, then retry or discard it" in told
+    assert sorted(library.statuses()) == [*["delivered"] * 3, "failed", "pending"]
+
+
+def test_a_failed_event_that_holds_nothing_up_does_not_keep_its_document_from_repair(
+    fresh_database: Callable[[str], str], server: meilisearch.Server
+) -> None:
+    library = opened(fresh_database("sqlite"), server, on_failed="skip")
+    library.add([1])
+    with library.database.begin() as connection:
+        library.outbox.emit(connection, "Document", 1, "document.updated", "no document")
+    library.outbox.drain()
+    library.execute(sa.update(DOCUMENT).values(title="changed"))
+
+    result = reconcile(library.outbox, "search", SOURCE, repair=True)
+
+    assert (result.stale, result.blocked, result.repaired) == (1, 0, 1)
+    library.outbox.drain()
+    assert library.indexed() == library.rows()
+
+
 def test_documents_are_compared_as_the_document_function_makes_them(
     fresh_database: Callable[[str], str], server: meilisearch.Server
 ) -> None:
@@ -278,7 +316,7 @@ def test_an_id_that_the_engine_gives_twice_is_one_difference(
 
     monkeypatch.setattr(MeilisearchEngine, "scan", scan)
 
-    result = reconcile(library.outbox, "search", SOURCE, repair=True)
+    result = reconcile(library.outbox, "search", SOURCE, repair=True, allow_empty=True)
 
     assert (result.orphaned, result.repaired, len(result.examples)) == (1, 1, 1)
 
@@ -294,7 +332,7 @@ def test_an_orphan_that_no_event_deletes_is_left_and_the_option_named(
 
     assert reconcile(library.outbox, "search", SOURCE).orphaned == 1
     with pytest.raises(ConfigError, match=f"'document.deleted' it does {action}, and deletes nothing"):
-        reconcile(library.outbox, "search", SOURCE, repair=True)
+        reconcile(library.outbox, "search", SOURCE, repair=True, allow_empty=True)
 
     assert library.statuses() == []
 
@@ -390,10 +428,61 @@ def test_the_command_repairs_and_answers_in_json(
     assert status == 1
     assert (result["missing"], result["repaired"], result["consistency"]) == (2, 2, 0.0)
     assert result["examples"] == [
-        {"kind": "missing", "id": "1", "fields": [], "failed": None, "refused": None}
+        {"kind": "missing", "id": "1", "fields": [], "failed": None, "refused": None, "blocked": False}
     ]
     library.outbox.drain()
     assert command()[0] == 0
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_source_without_documents_does_not_empty_the_index(
+    library: Library, command: Callable[..., tuple[int, str]], dry: tuple[str, ...]
+) -> None:
+    """A condition that is wrong looks as if everything had been deleted."""
+    library.add([1, 2, 3])
+    library.outbox.drain()
+    nothing = ("--source", "tests.integration.library:NOTHING")
+
+    status, output = command(*nothing, "--repair", *dry)
+
+    assert status == 2
+    assert "the source has no documents: to repair would delete all 3 of the index" in output
+    assert len(output.splitlines()) == 1
+    assert library.statuses() == ["delivered"] * 3
+    assert command(*nothing)[0] == 1
+
+    assert command(*nothing, "--repair", "--yes", *dry)[0] == 1
+
+    library.outbox.drain()
+    assert len(library.indexed()) == (3 if dry else 0)
+
+
+def test_where_all_is_under_way_nothing_is_called_consistent(
+    library: Library, command: Callable[..., tuple[int, str]]
+) -> None:
+    assert command()[0] == 0
+    library.add([1, 2])
+
+    status, output = command()
+
+    assert status == 1
+    assert output.splitlines()[-2:] == [
+        "nothing could be compared: all that differs is under way; does a relay run?",
+        "search consistency 0.00 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rate", "status", "told"),
+    [("500", 0, "100.00 %"), ("0.5/s", 0, "100.00 %"), ("fast", 2, "--rate = 'fast'")],
+)
+def test_a_rate_is_a_number_with_or_without_its_unit(
+    command: Callable[..., tuple[int, str]], rate: str, status: int, told: str
+) -> None:
+    answered, output = command("--rate", rate)
+
+    assert answered == status
+    assert told in output
 
 
 def test_an_engine_that_is_away_is_one_line_and_status_2(

@@ -75,8 +75,8 @@ class Site:
         """A reindex to its end: standard output, or standard error where it failed."""
         return self._working.run(*WORDS, *arguments, status=status)
 
-    def abort(self) -> str:
-        return self._working.run("reindex", "--destination", "search", "--abort")
+    def abort(self, *arguments: str) -> str:
+        return self._working.run("reindex", "--destination", "search", "--abort", *arguments)
 
     def said(self) -> str:
         """What the one that runs, or ran, in the background has said so far."""
@@ -191,6 +191,18 @@ def test_what_one_that_was_killed_leaves_is_cleared_away_by_abort(filled: Site) 
         process.kill()
         process.wait()
     assert filled.building in filled.library.present()
+    before = filled.library.statuses()
+
+    would = filled.abort("--dry-run")
+
+    assert would.splitlines() == [
+        f"would drop {filled.building}",
+        f"would discard 300 events for {filled.building}",
+        "search: 1 would be ended",
+    ]
+    assert filled.building in filled.library.present()
+    assert filled.library.statuses() == before
+    assert [state for state, _ in filled.operations()] == ["running"]
 
     output = filled.abort()
 
@@ -392,6 +404,23 @@ def test_a_dry_run_changes_nothing(filled: Site) -> None:
     assert output == f"would have rebuilt {filled.library.index} from 300 documents\n"
     assert filled.operations() == []
     assert_as_before(filled)
+
+
+def test_a_dry_run_is_refused_as_the_real_one_is(filled: Site, server: meilisearch.Server) -> None:
+    filled.library.ask(lambda engine: engine.drop(filled.library.index))
+
+    missing = filled.reindex("--dry-run", status=1)
+    real = filled.reindex(status=1)
+    server.stop()
+    try:
+        away = filled.reindex("--dry-run", status=1)
+    finally:
+        server.start()
+
+    assert "does not exist on 127.0.0.1" in missing
+    assert missing.splitlines()[-1] == real.splitlines()[-1]
+    assert away.startswith("relaybox: the search engine at 127.0.0.1")
+    assert len(away.splitlines()) == 1
 
 
 class Writers:

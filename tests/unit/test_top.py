@@ -69,7 +69,7 @@ def test_a_frame_shows_rates_backlogs_lag_circuits_relays_and_failures() -> None
     assert text.startswith("relaybox top  12:00:30 UTC  sqlite:///shop.db")
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "delivered 10.0/s  emitted 5.0/s  waiting 12  sending 0  failed 10,000+  oldest 1m" in text
-    assert lines["runner"].split()[1:9] == ["ok", "12", "0", "3", "10.0/s", "1m", "20ms", "/"]
+    assert lines["runner"].split()[1:9] == ["failing", "12", "0", "3", "10.0/s", "1m", "20ms", "/"]
     assert "2.5s" in lines["runner"]
     assert lines["runner"].rstrip().endswith("██")
     assert "paused" in lines["mail"]

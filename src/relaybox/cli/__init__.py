@@ -22,10 +22,15 @@ from relaybox.cli.relay import relay
 from relaybox.cli.sql import sql
 from relaybox.cli.web import web
 
+GLOBAL_OPTIONS = "Every command also takes --app, --config and --database: see relaybox --help."
+
 app = make_app(Group, completion=True)
 for work in (demo, migrate, sql, init, relay, drain, prune, web):
     app.command(epilog=EXIT_STATUS)(work)
 add_commands(app)
+for part in (app, *(group.typer_instance for group in app.registered_groups)):
+    for registered in part.registered_commands if part else ():
+        registered.epilog = f"{registered.epilog}\n\n{GLOBAL_OPTIONS}"
 
 
 def print_version(wanted: bool) -> None:

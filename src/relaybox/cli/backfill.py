@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from relaybox.cli.indexed import Rate, rate_of
 from relaybox.cli.options import Json, Options, options
 
 if TYPE_CHECKING:
     from relaybox.indexing.backfilled import Backfilled, Progress
     from relaybox.indexing.source import Source
+
+EXIT_STATUS = """Exit status: 0 all documents are emitted; 1 it was interrupted, and the same command goes on
+from there, or some documents were refused, or with --dry-run would be; 2 wrong usage, a wrong setting,
+another process is at it, or the database refused: one line on standard error says why."""
 
 EVERY = 10.0
 """Seconds between two lines that say how far it is, where there is no terminal."""
@@ -26,16 +31,14 @@ def backfill(
     source: Annotated[
         str, typer.Option(metavar="MODULE:NAME", help="A Source, a select, a QuerySet, an iterable.")
     ],
-    rate: Annotated[
-        str | None, typer.Option(metavar="NUMBER/s", help="No more than so many documents a second.")
-    ] = None,
+    rate: Rate = None,
     batch: Annotated[int, typer.Option(min=1, help="Documents in one transaction.")] = 500,
     max_pending: Annotated[
         int, typer.Option(min=0, help="Wait while more deliveries than that wait there; 0: never.")
     ] = 10_000,
     aggregate_type: Annotated[str | None, typer.Option(help="Instead of the source's.")] = None,
     event_type: Annotated[str | None, typer.Option(help="Instead of the source's.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count, and show the first event.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count, and try the first page.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, not where one was left.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -44,11 +47,9 @@ def backfill(
     One that was interrupted goes on where it was: run the same command again. Documents that cannot be events
     are passed over and named, and the status is 1.
     """
-    from relaybox.setting import parse_rate
-
     given = options(context)
     how: dict[str, Any] = {
-        "rate": None if rate is None else parse_rate(rate, "--rate"),
+        "rate": rate_of(rate),
         "batch": batch,
         "max_pending": max_pending or None,
         "dry_run": dry_run,
@@ -145,7 +146,9 @@ def _shown() -> Iterator[Callable[[Progress], None]]:
 
         def update(progress: Progress) -> None:
             completed = progress.done + progress.skipped
-            bars.update(task, completed=completed, total=progress.total, description=_state(progress))
+            # It was counted at the beginning; there may be more by now.
+            total = None if progress.total is None else max(progress.total, completed)
+            bars.update(task, completed=completed, total=total, description=_state(progress))
 
         yield update
 
@@ -163,7 +166,7 @@ class _Lines:
         if now - self._told_at < EVERY and not (waits and not self._waited):
             return
         self._told_at, self._waited = now, waits
-        total = "" if progress.total is None else f" of {progress.total:,}"
+        total = "" if progress.total is None else f" of about {progress.total:,}"
         typer.echo(f"{_state(progress)}: {progress.done + progress.skipped:,}{total}", err=True)
 
 
@@ -174,39 +177,58 @@ def _state(progress: Progress) -> str:
 
 
 def _count(done: Backfilled) -> str:
-    total = "" if done.total is None else f" of {done.total:,}"
+    total = f" of about {done.total:,}" if done.stopped and done.total is not None else ""
     return f"{done.done:,}{total} documents"
+
+
+def _from(done: Backfilled) -> str:
+    return f"after id {done.resumed_from}" if done.by_id else f"after the first {done.resumed_from:,}"
 
 
 def _tell(destination: str, done: Backfilled, dry_run: bool) -> None:
     if not dry_run:
         skipped = f", skipped {done.skipped:,}" if done.skipped else ""
-        resumed = "" if done.resumed_from is None else f" (went on after {done.resumed_from})"
+        resumed = "" if done.resumed_from is None else f" (went on {_from(done)})"
         typer.echo(f"emitted {_count(done)} to {destination}{skipped}{resumed}")
         return
-    typer.echo(f"would emit {done.total or 0:,} documents to {destination}")
+    _tell_rest(destination, done)
     if done.example is not None:
         from relaybox.cli.operate import plain
 
         call = done.example
         typer.echo(plain(f"first: {call.event_type} of {call.aggregate_type} {call.aggregate_id}"))
-        if not done.refused:
-            typer.echo(_payload(done))
+        if (payload := _payload(done)) is not None:
+            typer.echo(payload)
+
+
+def _tell_rest(destination: str, done: Backfilled) -> None:
+    total = done.total or 0
+    if done.resumed_from is None:
+        typer.echo(f"would emit {total:,} documents to {destination}")
+        return
+    rest = max(0, total - done.done - done.skipped)
+    told = f"would emit {rest:,} of {total:,} documents to {destination}: goes on {_from(done)}"
+    typer.echo(f"{told}, where one was interrupted; --restart begins anew")
 
 
 def _tell_refused(done: Backfilled) -> None:
     from relaybox.cli.operate import plain
 
     for one in done.refused:
-        typer.echo(plain(f"relaybox: the document {one.id} cannot be an event: {one.reason}"), err=True)
+        what = "would be refused by the destination" if one.at_destination else "cannot be an event"
+        typer.echo(plain(f"relaybox: the document {one.id} {what}: {one.reason}"), err=True)
     if done.refusals > len(done.refused):
         typer.echo(f"relaybox: and {done.refusals - len(done.refused):,} more", err=True)
 
 
-def _payload(done: Backfilled) -> str:
+def _payload(done: Backfilled) -> str | None:
+    """The first document as JSON, if it is any."""
     from relaybox.codec import Limits, encode_payload
 
     assert done.example is not None
+    first = done.example.aggregate_id
+    if any(one.id == first and not one.at_destination for one in done.refused):
+        return None
     return encode_payload(done.example.payload, Limits(max_bytes=1 << 40))[0] or ""
 
 
@@ -218,7 +240,8 @@ def _print_document(destination: str, source: str, done: Backfilled, dry_run: bo
     call = done.example
     example: dict[str, Any] | None = None
     if call is not None:
-        payload = None if done.refused else json.loads(_payload(done))
+        text = _payload(done)
+        payload = None if text is None else json.loads(text)
         example = {"event_type": call.event_type, "aggregate_type": call.aggregate_type}
         example |= {"aggregate_id": call.aggregate_id, "payload": payload}
     print_json(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from relaybox.cli.act import discard, move, pause, replay, resume, retry, send_test
+from relaybox.cli.backfill import EXIT_STATUS as BACKFILL_STATUS
 from relaybox.cli.backfill import backfill
 from relaybox.cli.config import check
 from relaybox.cli.config import show as show_config
@@ -54,7 +55,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("dead-letters", epilog=EXIT_STATUS)(dead_letters)
     app.command(epilog=VERIFY_STATUS)(verify)
     app.command(epilog=DOCTOR_STATUS)(doctor)
-    app.command(epilog=EXIT_STATUS)(backfill)
+    app.command(epilog=BACKFILL_STATUS)(backfill)
     app.command(epilog=RECONCILE_STATUS)(reconcile)
     app.command(epilog=REINDEX_STATUS)(reindex)
     events = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or follow deliveries.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from relaybox.cli.operate import parse_id, print_json, print_table, run
+from relaybox.cli.operate import parse_id, plain, print_json, print_table, run
 from relaybox.cli.options import Json
 from relaybox.program import command
 
@@ -87,6 +87,9 @@ def _show_failures(found: Failures) -> None:
     ]
     headings = ["FINGERPRINT", "COUNT", "DESTINATION", "LAST", "CLASS", "MESSAGE"]
     print_table(headings, rows, range(4))
+    for group in found.groups:
+        if group.message not in group.error:
+            typer.echo(plain(f"{group.fingerprint}, delivery {group.example}: {group.error}"))
     if found.capped:
         typer.echo(f"of the newest {found.looked_at:,}; there may be more", err=True)
     typer.echo(f"one of them: {command('retry --fingerprint FINGERPRINT')}, or discard", err=True)

@@ -238,13 +238,15 @@ def _state(one: DestinationStats) -> str:
         return f"circuit {place.circuit.replace('_', '-')}"
     if one.handed_over:
         return "debezium"
-    return "ok" if one.configured else "unknown" if one.name else "no route"
+    if not one.configured:
+        return "unknown" if one.name else "no route"
+    return "failing" if one.counts.failed else "ok"
 
 
 def _style(one: DestinationStats) -> str:
     if _state(one) in ("paused", "debezium"):
         return "yellow" if _state(one) == "paused" else ""
-    return "red" if _state(one) != "ok" or one.counts.failed else ""
+    return "red" if _state(one) != "ok" else ""
 
 
 def _relays(relays: Sequence[Relay], width: int) -> Iterator[Text]:

@@ -29,7 +29,7 @@ IndexName: TypeAlias = Annotated[
     typer.Option("--index", metavar="NAME", help="Which index, where the destination has several."),
 ]
 Rate: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="NUMBER", help="No more than so many documents a second.")
+    str | None, typer.Option(metavar="NUMBER[/s]", help="No more than so many documents a second.")
 ]
 
 
@@ -40,6 +40,15 @@ def open_outbox(given: Options) -> Outbox:
     outbox = given.outbox()
     check_tables(outbox.settings, given)
     return outbox
+
+
+def rate_of(text: str | None) -> float | None:
+    """Documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
+    from relaybox.setting import parse_rate
+
+    if text is None:
+        return None
+    return parse_rate(f"{text}/s" if text.replace(".", "", 1).isdecimal() else text, "--rate")
 
 
 def source_of(text: str) -> Source:

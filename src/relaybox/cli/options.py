@@ -108,7 +108,7 @@ class Options:
         from relaybox.setting import mask_url
 
         shown = mask_url(settings.database)
-        return shown if self.name_database() else f"{shown} (the default; choose with --database)"
+        return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
         """Do the work with the service that the settings lead to."""

@@ -13,6 +13,7 @@ from relaybox.cli.indexed import (
     SourceName,
     interruptible,
     open_outbox,
+    rate_of,
     source_of,
 )
 from relaybox.cli.operate import actor, bulk, plain, print_json
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from relaybox.indexing.reconciled import Difference, Reconciled
 
 EXIT_STATUS = """Exit status: 0 the index has what the database has; 1 something is missing, stale or orphaned
-(also where --repair has emitted events for it), or it was interrupted; 2 wrong usage, a wrong setting, or the
-database or the search engine refused: one line on standard error says why."""
+(also where --repair has emitted events for it), or nothing could be compared because all of it is under way,
+or it was interrupted; 2 wrong usage, a wrong setting, a --repair that would empty the index, or the database
+or the search engine refused: one line on standard error says why."""
 
 MEANINGS = {
     "documents": "in the database",
@@ -33,6 +35,7 @@ MEANINGS = {
     "stale": "in the index with other fields",
     "orphaned": "in the index, but not in the database",
     "in_flight": "different, but their events are under way",
+    "blocked": "of those that differ, behind a failed event",
     "repaired": "emitted again",
 }
 ALWAYS = ("documents", "matched", "missing", "stale", "orphaned")
@@ -49,6 +52,9 @@ def reconcile(
     rate: Rate = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --repair: only say how many there are.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Also where the source is empty: delete all of the index.")
     ] = False,
     limit: Annotated[
         int, typer.Option("--limit-report", min=0, help="Show at most so many differences of each kind.")
@@ -72,8 +78,10 @@ def reconcile(
                 destination,
                 documents,
                 index=index,
-                repair=repair and not dry_run,
-                rate=rate,
+                repair=repair,
+                allow_empty=yes,
+                dry_run=dry_run,
+                rate=rate_of(rate),
                 examples=limit,
                 actor=actor(),
                 progress=progress,
@@ -88,8 +96,8 @@ def reconcile(
     else:
         show(result)
         if repair and dry_run and result.differences:
-            typer.echo(f"would have emitted {result.differences:,} events")
-    if result.differences:
+            typer.echo(f"would have emitted {result.differences - result.blocked:,} events")
+    if result.differences or not result.compared:
         raise typer.Exit(1)
 
 
@@ -104,6 +112,7 @@ def document(result: Reconciled) -> dict[str, Any]:
             "fields": list(one.fields),
             "failed": None if one.failed is None else str(one.failed),
             "refused": one.refused,
+            "blocked": one.blocked,
         }
         for one in result.examples
     ]
@@ -120,7 +129,19 @@ def show(result: Reconciled) -> None:
             typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")
     for one in result.examples:
         typer.echo(plain(_told(one)))
+    if result.blocked:
+        typer.echo(
+            f"{result.blocked:,} wait behind a failed event: {_look_at(result)}, then retry or discard it"
+        )
+    if not result.compared:
+        typer.echo("nothing could be compared: all that differs is under way; does a relay run?")
     typer.echo(f"{result.destination} consistency {result.consistency:.2f} %")
+
+
+def _look_at(result: Reconciled) -> str:
+    """What says why the event failed; which one, where only one is named."""
+    known = {one.failed for one in result.examples if one.blocked}
+    return command(f"why {known.pop() if len(known) == 1 else 'ID'}")
 
 
 def _told(one: Difference) -> str:

@@ -13,6 +13,7 @@ from relaybox.cli.indexed import (
     Rate,
     interruptible,
     open_outbox,
+    rate_of,
     source_of,
 )
 from relaybox.cli.operate import Yes, actor, complain, confirm, plain, print_json
@@ -57,7 +58,7 @@ def reindex(
         bool, typer.Option("--abort", help="Only end the one that runs, and clear away what it leaves.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be built, and from how many documents.")
+        bool, typer.Option("--dry-run", help="Only say what would be built, or with --abort cleared away.")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -70,22 +71,23 @@ def reindex(
 
     outbox = open_outbox(options(context))
     if abort:
-        _abort(outbox, destination, index, as_json)
+        _abort(outbox, destination, index, dry_run, as_json)
         return
     if source is None:
         raise ConfigError("--source: say where the documents are, such as --source shop.search:documents")
     documents = source_of(source)
-    if dry_run:
-        _dry_run(outbox, destination, documents, index, as_json)
-        return
-    words: dict[str, Any] = {"index": index, "rate": rate, "batch": batch, "tell": _teller(as_json)}
+    words: dict[str, Any] = {"index": index, "rate": rate_of(rate), "batch": batch, "tell": _teller(as_json)}
     words |= {"patience": parse_duration(patience, "--patience"), "like": like, "actor": actor()}
+    if dry_run:
+        _dry_run(outbox, destination, documents, {"index": index, "like": like}, as_json)
+        return
     if every is not None:
         pause = parse_duration(every, "--every")
         interruptible(lambda: _again(outbox, destination, documents, words, pause, as_json))
         return
     if not yes:
-        confirm(f"rebuild the index of {destination}?")
+        name, many = _look(outbox, destination, documents, {"index": index, "like": like})
+        confirm(f"rebuild the index {name} of {destination} from {_many(many)} documents?")
     _once(outbox, destination, documents, words, as_json)
 
 
@@ -131,31 +133,46 @@ async def _again(
         await asyncio.sleep(max(0.0, began + pause - time.monotonic()))
 
 
-def _abort(outbox: Outbox, destination: str, index: str | None, as_json: bool) -> None:
+def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, as_json: bool) -> None:
     from relaybox.indexing.failure import ReindexFailed
     from relaybox.indexing.reindex import aabort
 
-    tell = _teller(as_json)
+    words: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
     try:
-        ended = interruptible(lambda: aabort(outbox, destination, index=index, actor=actor(), tell=tell))
+        ended = interruptible(lambda: aabort(outbox, destination, **words))
     except ReindexFailed as error:
         complain(plain(str(error)))
     else:
         if as_json:
-            print_json({"destination": destination, "ended": ended})
+            print_json({"destination": destination, "ended": ended, "dry_run": dry_run})
+        elif dry_run:
+            typer.echo(f"{destination}: {ended} would be ended")
         else:
             typer.echo(f"{destination}: {ended} ended, nothing is left of a build")
 
 
-def _dry_run(outbox: Outbox, destination: str, source: Source, index: str | None, as_json: bool) -> None:
+def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any]) -> tuple[str, int | None]:
+    """Which index, and of how many documents; where it cannot be built, the refusal of the real one."""
+    from relaybox.indexing.failure import ReindexFailed
     from relaybox.indexing.reindex import alook
 
-    name, documents = interruptible(lambda: alook(outbox, destination, source, index=index))
+    try:
+        return interruptible(lambda: alook(outbox, destination, source, **words))
+    except ReindexFailed as error:
+        complain(plain(" ".join(str(error).split())))
+        raise
+
+
+def _many(documents: int | None) -> str:
+    return "an unknown number of" if documents is None else f"{documents:,}"
+
+
+def _dry_run(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
+    name, documents = _look(outbox, destination, source, words)
     if as_json:
         print_json({"destination": destination, "index": name, "documents": documents, "dry_run": True})
     else:
-        many = "an unknown number of" if documents is None else f"{documents:,}"
-        typer.echo(f"would have rebuilt {name} from {many} documents")
+        typer.echo(f"would have rebuilt {name} from {_many(documents)} documents")
 
 
 def _teller(as_json: bool) -> Any:

@@ -60,7 +60,9 @@ def _state(one: DestinationStats) -> str:
         return "circuit"
     if one.handed_over:
         return "debezium"
-    return "ok" if one.configured else "unknown"
+    if not one.configured:
+        return "unknown"
+    return "failing" if one.counts.failed else "ok"
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:

@@ -11,7 +11,7 @@ from relaybox.debezium import missing
 from relaybox.doctor.case import Case, Results, typed
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.errors import ConfigError, RelayboxError
-from relaybox.outcome import Reject, Retry, Unavailable
+from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.parts import handler_of, open_sink
 from relaybox.setting import mask_url
 from relaybox.sink import describe
@@ -60,7 +60,9 @@ async def _reach(destination: Destination, sink: Any) -> list[Finding | Unseen]:
     except TimeoutError:
         return [_dead(destination, f"no answer within {min(ANSWER_SECONDS, destination.timeout):g} s")]
     except (Unavailable, Retry, Reject) as error:
-        return [_dead(destination, error.reason)]
+        if isinstance(error, Unreachable) or error.reason.startswith("no answer"):
+            return [_dead(destination, error.reason)]
+        return [_refusing(destination, error.reason)]
     return []
 
 
@@ -95,10 +97,20 @@ def _broken(name: str, error: RelayboxError) -> Finding:
 
 def _dead(destination: Destination, reason: str) -> Finding:
     title = f"destination {destination.name!r} does not answer"
-    detail = f"{mask_url(destination.sink)}: {reason}"
-    if "; " in reason and "allow" in reason:
-        seen, _, fix = reason.rpartition("; ")
-        return Finding("error", title, f"{mask_url(destination.sink)}: {seen}", fix)
     resume = typed("resume", destination.name)
     fix = f"start it, or correct its sink; events wait meanwhile, and `{resume}` ends the wait"
-    return Finding("error", title, detail, fix)
+    return Finding("error", title, f"{mask_url(destination.sink)}: {reason}", fix)
+
+
+def _refusing(destination: Destination, reason: str) -> Finding:
+    title = f"destination {destination.name!r} cannot be sent to"
+    place = mask_url(destination.sink)
+    if "; " in reason and "allow" in reason:
+        seen, _, fix = reason.rpartition("; ")
+        return Finding("error", title, f"{place}: {seen}", fix)
+    resume = typed("resume", destination.name)
+    fix = (
+        "correct the destination's sink, auth or options, or mend it there; events wait meanwhile, "
+        f"and `{resume}` ends the wait"
+    )
+    return Finding("error", title, f"{place}: {reason}", fix)

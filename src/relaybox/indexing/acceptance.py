@@ -12,7 +12,7 @@ SCHEMES = ("meilisearch", "meilisearchs", "opensearch", "algolia")
 
 def check_target(destination: Destination, event_type: str) -> None:
     """Raise where a search destination would refuse, or ignore, events of this type."""
-    changes = _changes(destination)
+    changes = changes_of(destination)
     if changes is None:
         return
     try:
@@ -30,14 +30,15 @@ def check_target(destination: Destination, event_type: str) -> None:
 
 def rereads(destination: Destination) -> bool:
     """Whether the destination asks for the newest state of a document, whatever the event says."""
-    changes = _changes(destination)
+    changes = changes_of(destination)
     if changes is None:
         return False
     changes.close()
     return changes.reread
 
 
-def _changes(destination: Destination) -> Changes | None:
+def changes_of(destination: Destination) -> Changes | None:
+    """What a search destination makes of events; None of another destination."""
     if destination.sink.partition(":")[0].lower() not in SCHEMES:
         return None
     return Changes(destination, search_address(destination).options)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relaybox.config import Destination
@@ -21,6 +22,7 @@ from relaybox.indexing.acceptance import check_target, rereads
 from relaybox.indexing.backfilled import Backfilled, Refused
 from relaybox.indexing.backfilled import Progress as Progress
 from relaybox.indexing.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
+from relaybox.indexing.rehearsal import rehearse
 from relaybox.indexing.rows import Item, Rows, name_of, open_rows
 from relaybox.indexing.source import Source, as_source
 from relaybox.journal import OperationState
@@ -82,13 +84,15 @@ async def abackfill(
     pace = Pace(rate, stop)
     async with open_rows(outbox, source) as rows:
         check_target(target, rows.event_type)
-        if dry_run:
-            return await _dry_run(outbox, rows, target, index)
-        _warn(rows, source, target)
-        total = await _count(rows)
         store = open_store(outbox.settings.database, outbox.tables)
         try:
             checkpoint = Checkpoint(store, destination, name_of(source, rows), index, actor)
+            if dry_run:
+                make = partial(call_of, rows, destination=destination, headers=_headers(index))
+                earlier = await checkpoint.earlier()
+                return await rehearse(outbox, rows, target, make, earlier if resume else None, batch)
+            _warn(rows, source, target)
+            total = await _count(rows)
             place = await checkpoint.take(total, resume=resume)
             work = _Work(outbox, rows, checkpoint, place, target, index, total, progress or _ignore)
             return await work.run(pace, batch, max_pending)
@@ -311,6 +315,7 @@ class _Work:
             place.id,
             tuple(self._refused),
             self._refusals,
+            by_id=self._rows.guarded,
         )
 
 
@@ -335,34 +340,6 @@ async def _count(rows: Rows) -> int | None:
     except StoreError as error:
         log.warning("the documents cannot be counted: %s", error)
         return None
-
-
-async def _dry_run(outbox: Outbox, rows: Rows, target: Destination, index: str | None) -> Backfilled:
-    """Count, and see what the first event would be; nothing is written."""
-    total = await rows.count()
-    first: Item | None = None
-    counted = 0
-    async for page in rows.read(1 if total is not None else 1_000):
-        first = first or page[0]
-        counted += len(page)
-        if total is not None:
-            break
-    if first is None:
-        return Backfilled(0, total or 0)
-    call = call_of(rows, first, target.name, _headers(index))
-    refused: tuple[Refused, ...] = ()
-    try:
-        RowBuilder(outbox.settings).build(call, _dialect(outbox))
-    except PayloadError as error:
-        refused = (Refused(first.id, str(error)),)
-    return Backfilled(0, counted if total is None else total, refused=refused, example=call)
-
-
-def _dialect(outbox: Outbox) -> Dialect:
-    from relaybox.migrations import server_dialect
-    from relaybox.stores.dialects import DIALECTS
-
-    return DIALECTS[server_dialect(outbox.settings.database)]
 
 
 def _known(outbox: Outbox, name: str) -> Destination:

@@ -20,10 +20,11 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A document that cannot be an event, and why."""
+    """A document that cannot be an event, and why; or one whose event the destination would refuse."""
 
     id: str
     reason: str
+    at_destination: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Backfilled:
 
     ``skipped``: documents that were refused, or, where rows are not locked, that the application has emitted
     meanwhile. ``refused`` names the first of those that this one refused, which are ``refusals``.
-    ``resumed_from`` is the key at which it went on. ``example``: what a dry run would emit first.
+    ``total`` was counted at its beginning. ``resumed_from`` is the key at which it went on: an id, or without
+    ``by_id`` how many documents an iterable had given. ``example``: what a dry run would emit first.
     """
 
     done: int
@@ -44,3 +46,4 @@ class Backfilled:
     refused: tuple[Refused, ...] = ()
     refusals: int = 0
     example: Call | None = None
+    by_id: bool = True

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relaybox.actions import no_progress
+from relaybox.engine import Engine
 from relaybox.errors import RelayboxError, StoreError
 from relaybox.indexing.backfill import abackfill
 from relaybox.indexing.backfilled import Progress
@@ -105,15 +106,7 @@ class Build:
 
     async def _begin(self) -> None:
         like = self._how.like or self._live
-        present = await self._engine.present([self._live, like])
-        if like not in present and self._live in present:
-            raise ReindexFailed(f"like = {like!r}: there is no such index on {self._engine.where}; create it")
-        if self._live not in present:
-            fix = f"create it, or fill it with {command('backfill')}"
-            raise ReindexFailed(
-                f"the index {self._live!r} does not exist on {self._engine.where}, so there is nothing to "
-                f"replace: {fix}"
-            )
+        await check_present(self._engine, self._live, like)
         await self._leftovers.clear()
         self._tell(f"creating {self._target.index}")
         self._creating = True
@@ -264,8 +257,21 @@ class Build:
         log.warning("%r may be left behind (%s): %s clears it away", self._target.index, reason, fix)
 
 
+async def check_present(engine: Engine, live: str, like: str) -> None:
+    """Raise ``ReindexFailed`` where there is no index to replace, or none whose settings are to be taken."""
+    present = await engine.present([live, like])
+    if like not in present and live in present:
+        raise ReindexFailed(f"like = {like!r}: there is no such index on {engine.where}; create it")
+    if live not in present:
+        fix = f"create it, or fill it with {command('backfill')}"
+        raise ReindexFailed(
+            f"the index {live!r} does not exist on {engine.where}, so there is nothing to replace: {fix}"
+        )
+
+
 def _told(one: Difference) -> str:
-    return f"{one.id} is {one.kind}{': ' + one.refused if one.refused else ''}"
+    behind = f", behind a failed event: see {command(f'why {one.failed}')}" if one.blocked else ""
+    return f"{one.id} is {one.kind}{': ' + one.refused if one.refused else ''}{behind}"
 
 
 async def _beat_on(desk: Desk, running: Running) -> None:

@@ -111,6 +111,10 @@ class Checkpoint:
         """
         return await self._persistently(lambda: self._take(total, resume))
 
+    async def earlier(self) -> Place | None:
+        """The place that one which goes on would take; raises ``ConfigError`` as ``take`` does."""
+        return await self._persistently(self._earlier)
+
     def advance(self, statements: Statements, place: Place) -> Writing[None]:
         """In the transaction of a page: how far it is with that; raises ``Lost``."""
         notes = notes_of(statements)
@@ -177,6 +181,13 @@ class Checkpoint:
         if last is not None and last[1] == "running":
             yield [self._notes("end", id=last[0], state="cancelled", error="another one was begun instead")]
         return (yield from self._begin(total))
+
+    def _earlier(self) -> Steps[Place | None]:
+        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
+        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        if last is not None and self._is_alive(last):
+            raise ConfigError(self._busy(last))
+        return None if last is None or last[1] == "done" else self._place(last)
 
     def _begin(self, total: int | None) -> Steps[Place]:
         details = {**self._identity, "key": None, "process": self._process}

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from relaybox.actions import Progress, Stop
+from relaybox.errors import ConfigError
 from relaybox.indexing.compare import HashedIds, differing, version_of
 from relaybox.indexing.desk import Desk
 from relaybox.indexing.reconciled import Difference, Reconciled
@@ -30,6 +31,7 @@ class _Way:
 
     pending: bool = False
     failed: UUID | None = None
+    blocked: bool = False
 
 
 class Comparison:
@@ -56,13 +58,17 @@ class Comparison:
         self._examples: list[Difference] = []
         self._ids = None if rows.guarded else HashedIds()
         self._doubtful: list[str] = []
+        self._any = False
         # To ask an iterable for some documents is to read all of them.
         self._enough = 1 if rows.guarded else MANY
 
-    async def run(self) -> Reconciled:
-        """Go through both."""
+    async def run(self, *, allow_empty: bool = True) -> Reconciled:
+        """Go through both; raises ``ConfigError`` where the source has nothing and that is not allowed."""
         await self._target.engine.refresh(self._target.index)
-        stopped = not (await self._read() and await self._scan())
+        stopped = not await self._read()
+        if not (stopped or allow_empty or self._any):
+            await self._check_empty()
+        stopped = stopped or not await self._scan()
         counts = {name: self._counts[name] for name in Reconciled.COUNTS}
         examples = tuple(self._examples)
         target = self._target
@@ -73,6 +79,7 @@ class Comparison:
         async for page in self._rows.read(PAGE):
             if self._stop():
                 return False
+            self._any = True
             payloads = {item.id: item.payload for item in page}
             if self._ids is not None:
                 for id_ in payloads:
@@ -81,6 +88,14 @@ class Comparison:
             self._progress(self._counts["documents"])
         await self._look_again(scanned=False, at_least=1)
         return True
+
+    async def _check_empty(self) -> None:
+        """A query that is wrong gives nothing, and looks as if everything had been deleted."""
+        index = self._target.index
+        if count := await self._target.engine.count(index):
+            told = f"to repair would delete all {count:,} of the index {index!r}"
+            fix = "see its query, or say --yes (allow_empty=True) if that is meant"
+            raise ConfigError(f"the source has no documents: {told}; {fix}")
 
     async def _compare(self, payloads: Mapping[str, Mapping[str, Any]]) -> None:
         wanted = await self._wanted(payloads)
@@ -128,8 +143,8 @@ class Comparison:
             difference = self._judge(id_, states, found.get(id_), ways[id_], scanned=scanned)
             if difference is not None:
                 self._keep(difference)
-                # An event of what is refused would fail, and hold up those behind it.
-                real += [id_] if difference.refused is None else []
+                # An event of what is refused would fail; one behind a failed event would wait with it.
+                real += [id_] if difference.refused is None and not difference.blocked else []
         if self._repairs is not None and real:
             self._counts["repaired"] += await self._repairs.emit(real)
 
@@ -151,15 +166,16 @@ class Comparison:
             self._counts["in_flight"] += 1
             return None
         if after is None:
-            return Difference("orphaned", id_, failed=way.failed)
+            return Difference("orphaned", id_, failed=way.failed, blocked=way.blocked)
         refused = after.reason if isinstance(after, Refused) else None
         if found is None:
-            return Difference("missing", id_, failed=way.failed, refused=refused)
+            return Difference("missing", id_, failed=way.failed, refused=refused, blocked=way.blocked)
         fields = () if isinstance(after, Refused) else differing(after, found)
-        return Difference("stale", id_, fields, way.failed, refused)
+        return Difference("stale", id_, fields, way.failed, refused, way.blocked)
 
     def _keep(self, difference: Difference) -> None:
         self._counts[difference.kind] += 1
+        self._counts["blocked"] += difference.blocked
         if self._counts[difference.kind] <= self._shown:
             self._examples.append(difference)
 
@@ -190,7 +206,7 @@ class Comparison:
         if destination.ordered and destination.on_failed == "block":
             blocking = max((row.id for row in rows if row.failed), default=None)
             if blocking is not None:
-                return _Way(False, blocking)
+                return _Way(False, blocking, blocked=True)
         return _Way(any(not row.failed and self._is_for_us(row) for row in rows), failed)
 
     def _is_for_us(self, row: OfDocument) -> bool:

@@ -30,6 +30,15 @@ class Leftovers:
         self._index = index
         self._tell = tell
 
+    async def look(self) -> None:
+        """Tell what would be taken away."""
+        if self._index in await self._engine.present([self._index]):
+            self._tell(f"would drop {self._index}")
+        rows = await self._desk.undelivered.open_for(self._destination.name, self._index, AT_ONCE + 1)
+        if rows:
+            many = f"{len(rows):,}" if len(rows) <= AT_ONCE else f"more than {AT_ONCE:,}"
+            self._tell(f"would discard {many} events for {self._index}")
+
     async def clear(self) -> None:
         """Take all of it away. Whoever has seen the index may write to it once more, and so create it."""
         left = self._index in await self._engine.present([self._index])

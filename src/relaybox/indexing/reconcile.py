@@ -35,6 +35,8 @@ async def areconcile(
     *,
     index: str | None = None,
     repair: bool = False,
+    allow_empty: bool = False,
+    dry_run: bool = False,
     rate: float | None = None,
     examples: int = 20,
     actor: str = "application",
@@ -45,16 +47,19 @@ async def areconcile(
 
     With ``repair`` an event is emitted for each difference, to this destination only: no more than ``rate``
     a second, of the row as it is in that transaction. ``index`` is for a destination that has several.
-    ``examples`` is how many differences of each kind are told one by one.
+    ``examples`` is how many differences of each kind are told one by one. Where the source has no documents
+    at all a repair is refused with ``ConfigError``, unless ``allow_empty``: it would delete every document of
+    the index. ``dry_run``: as with ``repair``, but nothing is emitted.
     """
     pace = Pace(rate, stop)
     async with opened(outbox, destination, as_source(source), index, actor) as (desk, rows, target):
-        repairs = Repairs(rows, target, pace, {"relaybox-index": index} if index else {}) if repair else None
-        comparison = Comparison(desk, rows, target, repairs, examples, progress, stop)
+        repairs = Repairs(rows, target, pace, {"relaybox-index": index} if index else {})
+        emits = repair and not dry_run
+        comparison = Comparison(desk, rows, target, repairs if emits else None, examples, progress, stop)
         with told_of(target.engine):
             await _check_index(target)
-            result = await comparison.run()
-        if repair:
+            result = await comparison.run(allow_empty=allow_empty or not repair)
+        if emits:
             await desk.admin.note("reconcile", told(result))
     return result
 

@@ -15,7 +15,7 @@ class Difference:
     """A document that is not in the index as it is in the database.
 
     ``fields`` are those that differ in a stale one, ``failed`` is the event that would have written it, and
-    ``refused`` why the destination would not write it.
+    ``refused`` why the destination would not write it. A ``blocked`` one waits behind that failed event.
     """
 
     kind: Kind
@@ -23,6 +23,7 @@ class Difference:
     fields: tuple[str, ...] = ()
     failed: UUID | None = None
     refused: str | None = None
+    blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Reconciled:
     """What a comparison came to.
 
     ``documents`` are those of the database that belong in the index. ``in_flight`` ones differ because their
-    events are under way, and are left out of ``consistency``. ``repaired`` is how many events were emitted.
+    events are under way, and are left out of ``consistency``. ``blocked`` is how many of those that differ
+    wait behind a failed event, and are not repaired. ``repaired`` is how many events were emitted.
     """
 
     destination: str
@@ -41,11 +43,21 @@ class Reconciled:
     stale: int = 0
     orphaned: int = 0
     in_flight: int = 0
+    blocked: int = 0
     repaired: int = 0
     stopped: bool = False
     examples: tuple[Difference, ...] = ()
 
-    COUNTS: ClassVar = ("documents", "matched", "missing", "stale", "orphaned", "in_flight", "repaired")
+    COUNTS: ClassVar = (
+        "documents",
+        "matched",
+        "missing",
+        "stale",
+        "orphaned",
+        "in_flight",
+        "blocked",
+        "repaired",
+    )
 
     @property
     def differences(self) -> int:
@@ -53,10 +65,17 @@ class Reconciled:
         return self.missing + self.stale + self.orphaned
 
     @property
+    def compared(self) -> bool:
+        """Whether anything could be compared, or there was nothing to compare: not all is in flight."""
+        return not self.in_flight or bool(self.matched + self.differences)
+
+    @property
     def consistency(self) -> float:
-        """The documents that are the same on both sides, in percent, rounded down."""
+        """The documents that are the same on both sides, in percent, rounded down; 0 if none was compared."""
         compared = self.matched + self.differences
-        return math.floor(10_000 * self.matched / compared) / 100 if compared else 100.0
+        if not compared:
+            return 100.0 if self.compared else 0.0
+        return math.floor(10_000 * self.matched / compared) / 100
 
 
 def told(result: Reconciled) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relaybox.config import Destination
-from relaybox.indexing.build import Build, How
+from relaybox.indexing.build import Build, How, check_present
 from relaybox.indexing.desk import Desk, open_desk
 from relaybox.indexing.failure import TROUBLE, ReindexFailed, told_of
 from relaybox.indexing.leftovers import Leftovers
@@ -85,10 +85,17 @@ def reindex(outbox: Outbox, destination: str, source: Any, **options: Any) -> Re
 
 
 async def alook(
-    outbox: Outbox, destination: str, source: Any, *, index: str | None = None
+    outbox: Outbox, destination: str, source: Any, *, index: str | None = None, like: str | None = None
 ) -> tuple[str, int | None]:
-    """The index that a reindex would build, and how many documents it would read, where that is known."""
+    """The index that a reindex would build, and how many documents it would read, where that is known.
+
+    Raises ``ReindexFailed`` where it could not even begin: the engine is away, or there is no such index.
+    """
     async with opened(outbox, destination, as_source(source), index, "application") as (_, rows, target):
+        try:
+            await check_present(target.engine, target.index, like or target.index)
+        except TROUBLE as error:
+            raise ReindexFailed(f"the search engine at {target.engine.where}: {error}") from error
         return target.index, await rows.count()
 
 
@@ -97,21 +104,27 @@ async def aabort(
     destination: str,
     *,
     index: str | None = None,
+    dry_run: bool = False,
     actor: str = "application",
     tell: Tell = silent,
 ) -> int:
-    """End the reindexes of a destination that run, and clear away what they leave; how many it were."""
+    """End the reindexes of a destination that run, and clear away what they leave; how many it were.
+
+    ``dry_run``: only tell what would be cleared away.
+    """
     configured = destination_of(outbox, destination)
     engine = open_engine(configured)
     try:
         async with open_desk(outbox, actor) as desk:
             running = await others(desk, destination)
-            for one in running:
-                await desk.admin.cancel(one.id)
-            await _ended(desk, destination)
+            if not dry_run:
+                for one in running:
+                    await desk.admin.cancel(one.id)
+                await _ended(desk, destination)
             for live in {index} if index else await _indexes(desk, configured):
+                left = Leftovers(desk, configured, engine, f"{live}{BUILDING}", tell)
                 with told_of(engine):
-                    await Leftovers(desk, configured, engine, f"{live}{BUILDING}", tell).clear()
+                    await (left.look() if dry_run else left.clear())
     finally:
         await engine.close()
     return len(running)

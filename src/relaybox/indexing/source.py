@@ -82,10 +82,21 @@ def as_source(found: Any, name: str = "") -> Source:
     """A source of whatever may be one; raises ``ConfigError``."""
     if isinstance(found, Source):
         return found if found.name or not name else _named(found, name)
-    if isinstance(found, type) or not may_be_documents(found):
-        setting = f"source = {name!r}" if name else "source"
+    setting = f"source = {name!r}" if name else "source"
+    if isinstance(found, type):
+        raise ConfigError(f"{setting}: it is a class; give {_documents_of(found)}")
+    if not may_be_documents(found):
         raise ConfigError(f"{setting}: it is of type {type(found).__name__}; give {KINDS}")
     return Source(found, name=name)
+
+
+def _documents_of(found: type) -> str:
+    """What to write for all objects of a class."""
+    if sa.inspect(found, raiseerr=False) is not None:
+        return f"its documents: sa.select({found.__name__})"
+    if hasattr(found, "_default_manager"):
+        return f"its documents: {found.__name__}.objects.all()"
+    return KINDS
 
 
 def _named(source: Source, name: str) -> Source:

@@ -69,15 +69,22 @@ class Target:
 
     async def wanted(self, id_: str, payload: Mapping[str, Any]) -> Wanted:
         """What the destination would write of it."""
-        try:
-            text, data, encoding = encode_payload(payload, LIMITS)
-            event = _event(self, id_, self.destination)
-            change = await self.changes.change_of(
-                msgspec.structs.replace(event, payload=text, payload_data=data, payload_encoding=encoding)
-            )
-        except (Reject, Retry, PayloadError) as error:
-            return Refused(str(error))
-        return None if change is None else change.document
+        return await wanted(self.changes, self, self.destination, id_, payload)
+
+
+async def wanted(
+    changes: Changes, source: Rows | Target, destination: Destination, id_: str, payload: Mapping[str, Any]
+) -> Wanted:
+    """What a destination with these ``changes`` would write of a document."""
+    try:
+        text, data, encoding = encode_payload(payload, LIMITS)
+        event = _event(source, id_, destination)
+        change = await changes.change_of(
+            msgspec.structs.replace(event, payload=text, payload_data=data, payload_encoding=encoding)
+        )
+    except (Reject, Retry, PayloadError) as error:
+        return Refused(str(error))
+    return None if change is None else change.document
 
 
 @asynccontextmanager
