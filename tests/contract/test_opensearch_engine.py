@@ -188,12 +188,12 @@ class TestTrouble(OnOpenSearch):
         assert await engine.get(name, ["-"]) == {"-": document("-", 1)}
 
     @pytest.mark.parametrize("block", ["read_only", "read_only_allow_delete", "write"])
-    async def test_an_index_that_must_not_be_written_is_unavailable(
+    async def test_an_index_that_must_not_be_written_takes_no_more_for_now(
         self, engine: OpenSearchEngine, api: Api, strict: str, block: str
     ) -> None:
         api("PUT", f"/{strict}/_settings", {f"index.blocks.{block}": True})
         [answer] = await engine.write(strict, [index("a", 1)])
-        assert type(answer) is Unavailable
+        assert type(answer) is Throttled
         assert "blocked" in answer.reason
         api("PUT", f"/{strict}/_settings", {f"index.blocks.{block}": None})
         assert kinds(await engine.write(strict, [index("a", 1)])) == [Delivered]

@@ -7,7 +7,7 @@ import json
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -209,7 +209,7 @@ async def test_a_connection_that_is_lost_in_the_midst_of_reports_counts_as_lost(
     broker: kafka.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_line, "Producer", Losing)
-    sink = KafkaSink(Destination("shop", f"{broker.url}/{topic}", timeout="1s"))
+    sink = KafkaSink(Destination("shop", f"{broker.url}/{topic}", timeout="5s"))
     assert await sink.send([make_delivery() for _ in range(3)]) == [Delivered()] * 3
     [answer] = await sink.send([make_delivery()])
     await sink.close()
@@ -218,19 +218,23 @@ async def test_a_connection_that_is_lost_in_the_midst_of_reports_counts_as_lost(
 
 
 class Losing(Producer):  # type: ignore[misc]
-    """A producer that tells of the end of its connection with its first reports, and takes nothing then."""
+    """A producer that tells of the end of its connection with its third report, and takes nothing then."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
         super().__init__(configuration)
-        self._notice, self._lost = configuration["error_cb"], False
+        self._notice, self._reports, self._lost = configuration["error_cb"], 0, False
 
-    def produce(self, *arguments: Any, **options: Any) -> None:
+    def produce(self, *arguments: Any, on_delivery: Callable[..., None], **options: Any) -> None:
+        def told(*report: Any) -> None:
+            self._reports += 1
+            on_delivery(*report)
+
         if not self._lost:
-            super().produce(*arguments, **options)
+            super().produce(*arguments, on_delivery=told, **options)
 
     def poll(self, timeout: float = -1) -> int:
         reported = super().poll(timeout)
-        if reported and not self._lost:
+        if self._reports == 3 and not self._lost:
             self._lost = True
             self._notice(KafkaError(KafkaError._TRANSPORT, "Disconnected"))
         return reported

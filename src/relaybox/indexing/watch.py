@@ -87,10 +87,13 @@ class Watch:
                 raise ReindexFailed(f"the search engine does not answer: {error}") from error
             return
         self._answered_at = time.monotonic()
-        if name not in present:
-            raise ReindexFailed(f"{name!r} was dropped while it was built{await self._dropped_because()}")
-        if present[name] != self._identity:
-            raise ReindexFailed(f"{name!r} is no longer the index that this reindex created")
+        if present.get(name) == self._identity:
+            return
+        # Where a late write has made another of that name, it was dropped all the same.
+        because = await self._dropped_because()
+        if because or name not in present:
+            raise ReindexFailed(f"{name!r} was dropped while it was built{because}")
+        raise ReindexFailed(f"{name!r} is no longer the index that this reindex created")
 
     async def check_failed(self) -> None:
         """Raises where events of the build have failed."""

@@ -34,7 +34,7 @@ FIRST_TRIES = 0.5
 IN_THE_MAKING = 2.0
 """Seconds that a topic may take to be there, where the broker makes it when it is named."""
 STALE = 2.0
-"""Seconds for which it holds at least that there is no connection: it may be said only once in a while."""
+"""Seconds before a message for which it holds that there is no connection: it is said once in a while."""
 LONGEST_END = 5.0
 """Seconds that a close waits for the library's threads."""
 A_LOOK = 0.5
@@ -233,10 +233,10 @@ class Line:
     def _down(self) -> bool:
         """Whether no broker is there: a connection was lost or refused, and nothing has arrived since.
 
-        What was said in the life of a message counts. The library does not say the same again for a while,
-        and that all of its brokers are down only where it has tried them all.
+        What was said in the life of a message counts, or shortly before. The library does not say the same
+        again for a while, and that all of its brokers are down only where it has tried them all.
         """
-        return self._loop.time() < self._lost_at + max(STALE, self._timeout)
+        return self._loop.time() < self._lost_at + self._timeout + STALE
 
     def _never_worked(self) -> bool:
         return not self._worked and self._down_at > self._began + FIRST_TRIES
