@@ -41,7 +41,9 @@ def test_what_may_be_a_source_is_made_into_one(module: Any, found: Any) -> None:
 def test_what_cannot_be_a_source_is_refused(module: Any, found: Any) -> None:
     module.documents = found
 
-    with pytest.raises(ConfigError, match=r"^source = 'searched:documents': it is (of type .*|a class); give a select"):
+    with pytest.raises(
+        ConfigError, match=r"^source = 'searched:documents': it is (of type .*|a class); give a select"
+    ):
         load_source("searched:documents")
 
 
