@@ -560,7 +560,9 @@ async def test_an_index_takes_a_place_where_none_was(engine: MeilisearchEngine, 
 
 
 async def test_dropping_what_does_not_exist_is_nothing(engine: MeilisearchEngine) -> None:
-    await engine.drop(f"never-{uuid4()}")
+    name = f"never-{uuid4()}"
+    await engine.drop(name)
+    assert await engine.present([name]) == {}
 
 
 async def test_an_index_that_does_not_exist_has_no_documents(engine: MeilisearchEngine) -> None:
