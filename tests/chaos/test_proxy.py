@@ -197,11 +197,12 @@ def test_a_commit_in_pieces_is_known() -> None:
 
 def test_a_delay_holds_each_way_and_not_longer_than_it_is_set(postgres: Target) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
-        assert took(connection) < 0.1
+        assert min(took(connection) for _ in range(10)) < 0.1
         postgres.proxy.set(delay=0.1)
-        assert 0.2 <= took(connection) < 0.35
+        # A busy machine makes some of them longer, not all.
+        assert 0.2 <= min(took(connection) for _ in range(10)) < 0.35
         postgres.proxy.set()
-        assert took(connection) < 0.1
+        assert min(took(connection) for _ in range(10)) < 0.1
 
 
 def took(connection: psycopg.Connection[Any]) -> float:

@@ -17,16 +17,12 @@ from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Steps
 from tests.integration.shop import Shop
+from tests.locks import waiters
 
 SERVERS = ["postgresql-18", "mariadb"]
 BOTH_WAYS = ["postgresql-18", "sqlite"]
 """Where a claim is one statement, and where it is several; MariaDB has the texts of the latter."""
 QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
-WAITING = {
-    "postgresql": "SELECT count(*) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-}
 
 
 def make_shop(url: str, **options: Any) -> Shop:
@@ -74,11 +70,8 @@ def _execute(connection: sa.Connection, query: Query) -> list[Any]:
 
 async def done_or_waiting(task: asyncio.Task[Any], shop: Shop) -> None:
     """Until the task is done, or some transaction of the database waits for a lock."""
-    with shop.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        query = sa.text(WAITING[shop.engine.dialect.name])
-        while not task.done() and not connection.scalar(query):
-            # MariaDB renews this view no more often.
-            await asyncio.wait([task], timeout=0.15)
+    while not task.done() and not waiters(shop.engine):
+        await asyncio.wait([task], timeout=0.02)
 
 
 def end_leases(shop: Shop) -> None:

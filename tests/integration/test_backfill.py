@@ -22,6 +22,7 @@ from relaybox.indexing.rows import open_rows
 from relaybox.indexing.select_rows import SelectRows
 from tests.integration.backfilling import DOCUMENTS, SECONDS, Archive, Author, Document, make_project, run
 from tests.integration.project import Project
+from tests.locks import waiters
 
 KINDS = ["postgresql-18", "mariadb", "sqlite"]
 
@@ -139,15 +140,8 @@ async def test_a_row_that_is_being_changed_is_waited_for_with_what_is_joined_to_
 
 
 async def waiting_for_a_lock(archive: Archive) -> None:
-    if archive.engine.dialect.name == "postgresql":
-        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    else:
-        query = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
     async with asyncio.timeout(SECONDS):
-        while True:
-            with archive.engine.connect() as connection:
-                if connection.scalar(sa.text(query)):
-                    return
+        while not waiters(archive.engine):  # noqa: ASYNC110 - the database sends no signal
             await asyncio.sleep(0.02)
 
 

@@ -23,14 +23,11 @@ from relaybox.stores.destinations import DestinationSteps
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.statements import Statements
 from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+from tests.locks import waiters
 
+SECONDS = 60.0
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}
 STORES = {"postgresql": postgres, "mysql": mysql}
-WAITING = {
-    "postgresql": "SELECT count(*) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-}
 BUILDER = RowBuilder(Settings(destinations=[Destination("shop", "console:", ordered=True)]))
 
 
@@ -86,11 +83,9 @@ class Scene(NamedTuple):
 
     async def until_someone_waits(self) -> None:
         """Until another transaction waits for a lock."""
-        with self.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            query = sa.text(WAITING[self.engine.dialect.name])
-            async with asyncio.timeout(20):
-                while not connection.scalar(query):  # noqa: ASYNC110 - the database sends no signal
-                    await asyncio.sleep(0.15)  # MariaDB renews this view no more often
+        async with asyncio.timeout(SECONDS):
+            while not waiters(self.engine):  # noqa: ASYNC110 - the database sends no signal
+                await asyncio.sleep(0.02)
 
 
 def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
+from tests import locks
 from tests.integration.emit.apis import PLACES, Api
 from tests.servers.fresh import DRIVERS
 
@@ -104,18 +105,11 @@ class Place:
 
     async def wait_until_blocked(self, statements: int = 1) -> None:
         """Return when so many statements wait for a lock; SQLite cannot say, and its writers queue anyway."""
-        queries = {
-            "postgresql": "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-            # Not innodb_trx, which is a copy that is not renewed while somebody looks at it.
-            "mysql": "SELECT CAST(variable_value AS INTEGER) FROM information_schema.global_status"
-            " WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
-        }
-        connection = reader(self.url)
-        if connection.dialect.name not in queries:
+        engine = reader(self.url).engine
+        if engine.dialect.name not in locks.QUERIES:
             return
         deadline = time.monotonic() + SECONDS
-        while (connection.exec_driver_sql(queries[connection.dialect.name]).scalar() or 0) < statements:
+        while locks.waiters(engine) < statements:
             assert time.monotonic() < deadline, "nothing waits for a lock"
             await asyncio.sleep(0.005)
 
