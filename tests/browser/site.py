@@ -23,7 +23,7 @@ USERS = {
     "ada": {"token": OPERATOR, "role": "operator"},
     "vic": {"token": VIEWER, "role": "viewer"},
 }
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 QUICK = {"base": "50ms", "cap": "100ms"}
 

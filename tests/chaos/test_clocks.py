@@ -84,7 +84,7 @@ def relay(plan: Plan, clock: WallClock) -> Iterator[None]:
         try:
             yield
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 

@@ -65,7 +65,7 @@ async def test_effects_are_there_exactly_once_while_deliveries_are_more(
     deaths: list[Death] = ["after acknowledgement", "after claim"]
     for death in deaths:
         with relay(msgspec.structs.replace(plan, death=death), told) as process:
-            assert process.wait(30) == -signal.SIGKILL
+            assert process.wait(60) == -signal.SIGKILL
     before = told.stat().st_size
     with relay(plan, told):
         await until(lambda: told.stat().st_size > before, "a delivery")

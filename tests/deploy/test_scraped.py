@@ -153,7 +153,7 @@ class Scene:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def until(

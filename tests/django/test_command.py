@@ -305,7 +305,7 @@ def test_a_relay_delivers_what_is_committed_until_it_is_asked_to_stop(live: Live
             explain=lambda: running.log,
         )
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(30) == 0, running.log
+        assert running.process.wait(60) == 0, running.log
     assert OutboxEvent.objects.using(live.using).get().status == "delivered"
 
 
@@ -316,7 +316,7 @@ def test_following_events_ends_with_ctrl_c(live: Live) -> None:
         emitted = emit_in(live)
         running.until_logged(str(emitted.event_id))
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(30) == 0, running.log
+        assert running.process.wait(60) == 0, running.log
         assert "Traceback" not in running.log
 
 

@@ -203,7 +203,7 @@ class OutageContract:
                 sending = await stuck(sink, large())
                 sending.cancel()
                 with pytest.raises(asyncio.CancelledError):
-                    await asyncio.wait_for(sending, 5)
+                    await asyncio.wait_for(sending, 20)
             assert await sink.send([make_delivery()]) == [Delivered()]
 
     async def test_a_connection_that_breaks_is_answered_at_once(self, place: Place) -> None:
@@ -213,7 +213,7 @@ class OutageContract:
             with place.server.silent():
                 sending = await stuck(sink, [make_delivery() for _ in range(5)])
                 await asyncio.to_thread(place.server.kill)
-            answers = await asyncio.wait_for(sending, 5)
+            answers = await asyncio.wait_for(sending, 20)
             assert {type(answer) for answer in answers} == {Unavailable}
             place.server.start()
 
@@ -223,7 +223,7 @@ class OutageContract:
             with place.server.silent():
                 sending = await stuck(sink, [make_delivery()])
                 await asyncio.wait_for(sink.close(), 5)
-                [answer] = await asyncio.wait_for(sending, 5)
+                [answer] = await asyncio.wait_for(sending, 20)
         assert isinstance(answer, Retry | Unavailable)
 
     async def test_the_check_says_what_is_missing(self, place: Place) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 OURS = ("RELAYBOX_DATABASE", "RELAYBOX_CONFIG", "DATABASE_URL", "NO_COLOR")
 COMMAND = (sys.executable, "-m", "relaybox")
 

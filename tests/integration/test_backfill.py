@@ -79,7 +79,7 @@ def test_one_that_is_killed_is_gone_on_with_and_emits_each_document_once(
     with project.running(*words, "--rate", "100/s") as process:
         project.until(lambda: len(archive.ids()) >= 30)
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(60)
     before = len(archive.ids())
     assert before < 120
 
@@ -97,7 +97,7 @@ def test_one_that_is_interrupted_says_how_to_go_on(archive: Archive, project: Pr
     with project.running(*words, "--rate", "100/s") as process:
         project.until(lambda: len(archive.ids()) >= 20)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
     assert "the same command goes on from there" in project.read("log")
     [operation] = archive.operations()
     assert operation.state == "cancelled"
@@ -331,7 +331,7 @@ def test_a_total_is_only_told_of_one_that_was_stopped(archive: Archive, project:
     with project.running(*words, "--rate", "100") as process:
         project.until(lambda: len(archive.ids()) >= 20)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
     assert " of about 120 documents; the same command goes on" in project.read("log")
 

@@ -160,7 +160,7 @@ async def test_a_stop_before_the_start_is_a_stop() -> None:
     for _ in range(2):
         running = asyncio.create_task(consumer.run())
         consumer.stop()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 20)
     assert running.done()
 
 

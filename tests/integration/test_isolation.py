@@ -250,7 +250,7 @@ async def test_a_lane_that_waits_for_what_hangs_stops_within_the_relays_patience
     running = asyncio.create_task(relay.run())
     await until(lambda: len(started) == (4 if state == "full" else 1), "all sent that may be")
     relay.stop()
-    await asyncio.wait_for(running, 3)
+    await asyncio.wait_for(running, 10)
     # Of the dead relays' rows it took one and gave it back.
     assert (shop.states(), shop.leases()) == ({"pending": 10}, 9 if state == "suspect" else 0)
 

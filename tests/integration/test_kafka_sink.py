@@ -268,7 +268,7 @@ async def test_a_silent_broker_is_unavailable_in_time_and_then_goes_on(
         began = time.monotonic()
         [answer] = await sink.send([make_delivery()])
         assert isinstance(answer, Unavailable)
-        assert 2 <= time.monotonic() - began < 4
+        assert 2 <= time.monotonic() - began < 10
         # It is full of what the broker does not take, and is closed all the same.
         sending = asyncio.ensure_future(sink.send([make_delivery()]))
         await asyncio.sleep(0)

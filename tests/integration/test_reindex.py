@@ -224,7 +224,7 @@ def test_a_relay_that_comes_late_is_waited_for(filled: Site) -> None:
     with filled.reindexing() as process:
         filled.until_said("waiting for 300 events: no relay runs")
         with filled.relay():
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
 
     assert_served(filled)
 
@@ -236,7 +236,7 @@ def test_two_at_once_are_refused_and_one_that_is_interrupted_clears_up(filled: S
         assert "a reindex of 'search' is running" in output
         assert filled.building in filled.library.present()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
     assert "interrupted" in filled.complained()
     assert_as_before(filled)
@@ -247,7 +247,7 @@ def test_one_that_runs_is_ended_by_abort(filled: Site) -> None:
     with filled.reindexing() as process:
         filled.until_said("documents emitted")
         filled.abort()
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
     assert "it was cancelled" in filled.complained()
     assert_as_before(filled)
@@ -259,7 +259,7 @@ def test_an_engine_that_is_away_for_a_while_is_waited_for(filled: Site, server: 
         server.stop()
         with filled.relay():
             server.start()
-            assert process.wait(40) == 0, filled.complained()
+            assert process.wait(60) == 0, filled.complained()
 
     assert_served(filled)
 
@@ -269,7 +269,7 @@ def test_an_engine_that_stays_away_ends_it(filled: Site, server: meilisearch.Ser
         filled.until_said("documents emitted")
         server.stop()
         try:
-            assert process.wait(40) == 1
+            assert process.wait(60) == 1
         finally:
             server.start()
 
@@ -335,7 +335,7 @@ def test_an_index_that_is_not_the_one_it_builds_ends_it(filled: Site, then: str)
         library.ask(lambda engine: engine.drop(filled.building))
         if then == "another":
             library.ask(lambda engine: engine.create(filled.building))
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
     if then == "another":
         assert "no longer the index that this reindex created" in filled.complained()
@@ -368,7 +368,7 @@ def test_again_and_again_also_after_a_failure(filled: Site, server: meilisearch.
         filled.library.ask(lambda engine: engine.drop(filled.building))
         filled.until(lambda: filled.said().count("serves 300 documents") >= 2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
     assert filled.library.present() == {filled.library.index}
     filled.library.outbox.drain()

@@ -20,7 +20,7 @@ from relaybox.sinks.meilisearch import MeilisearchEngine
 from tests.integration.library import SOURCE, Library
 from tests.servers import meilisearch
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")

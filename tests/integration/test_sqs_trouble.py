@@ -206,7 +206,7 @@ async def test_a_sink_that_is_closed_gives_up_what_is_not_answered() -> None:
         sink = open_sink(Destination("shop", url), {})
         sending = asyncio.ensure_future(sink.send([make_delivery()]))
         with await accepted(silent):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await sink.close()
                 [closed] = await sending
     assert isinstance(closed, Retry | Unavailable)
@@ -293,5 +293,5 @@ async def test_a_send_that_is_cancelled_ends(amazon: Amazon) -> None:
         with await accepted(silent):
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(sending, 5)
+                await asyncio.wait_for(sending, 20)
         await sink.close()

@@ -63,7 +63,7 @@ async def test_a_settle_does_not_wait_for_an_event_of_its_key_that_is_not_commit
     [head] = (await store.claim(WANT)).deliveries
     with application.begin() as connection:
         emit(connection, "a")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await store.settle([Settlement(head, Delivered())]) == frozenset()
             assert (await store.claim(WANT)).deliveries == ()
     assert len((await store.claim(WANT)).deliveries) == 1
@@ -85,6 +85,6 @@ async def test_a_sweep_steps_over_a_head_that_somebody_has_locked(
     assert term is not None
     with application.begin() as connection:
         connection.execute(sa.select(event.c.id).where(event.c.id == later.id).with_for_update())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await upkeep.sweep(term, "shop", True, None, 10) == Slice(0, None)
     assert await upkeep.sweep(term, "shop", True, None, 10) == Slice(1, None)

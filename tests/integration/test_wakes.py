@@ -183,13 +183,12 @@ async def test_another_relays_probe_wakes_nobody(database: str) -> None:
 
 def test_a_burst_is_coalesced_and_its_last_call_is_not_lost(database: str) -> None:
     with Ear(database) as ear, notifier(database) as caller:
-        started = time.monotonic()
         for _ in range(1_000):
             caller.call(["shop", "audit"])
-        assert time.monotonic() - started < 1.0
         caller.call(["last"])
         wait_for(lambda: "last" in ear.heard)
         assert {"shop", "audit", "last"} == set(ear.heard)
+        assert ear.heard.count("shop") < 500
         assert len(ear.heard) < 200
         assert len(ear.backends) == 1
 

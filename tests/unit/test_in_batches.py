@@ -51,7 +51,7 @@ class Service(InBatches):
 
     async def reached(self, count: int) -> None:
         """Return when so many requests are under way."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while self.under_way < count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -231,7 +231,7 @@ async def test_a_send_that_is_cancelled_ends_and_gives_its_places_back() -> None
     await service.reached(2)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(sending, 5)
+        await asyncio.wait_for(sending, 20)
     assert service.under_way == 0
     assert progress.answers == []
     service.open.set()
@@ -250,7 +250,7 @@ async def test_what_was_answered_before_a_send_is_cancelled_has_been_reported() 
 
     progress = Two()
     sending = asyncio.ensure_future(service.send(run, progress))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(service.requests) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
     sending.cancel()

@@ -50,7 +50,7 @@ async def test_what_has_not_begun_is_given_to_those_who_have_a_share() -> None:
     await scene.until(lambda: scene.begun and scene.leased() == scene.begun)
     scene.lane.stop()
     scene.go_on.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 20)
     assert scene.leased() == []
     assert [row.attempts for row in scene.store.rows.values()] == [1, 0, 0, 0, 0]
 
@@ -78,7 +78,7 @@ async def test_what_could_not_be_given_back_is_sent_when_there_is_a_share_again(
 
     await scene.until(again)
     scene.lane.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 20)
     assert scene.leased() == []
 
 

@@ -307,7 +307,7 @@ async def run_until(caretaker: Caretaker, condition: Callable[[], bool]) -> None
             break
     assert condition()
     caretaker.stop()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 20)
 
 
 async def test_every_job_is_done_in_its_time_and_at_the_end_it_leaves(clock: Clock, upkeep: Any) -> None:

@@ -264,7 +264,7 @@ async def test_the_caretaker_routes_soon_after_its_start_and_with_the_other_jobs
     assert (await Caretaker(upkeep, [], me, clock, tally).once()).routed is None
     upkeep.asked.clear()
     task = asyncio.create_task(here.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not upkeep.asked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         here.stop()

@@ -191,7 +191,7 @@ async def test_requests_hold_no_more_than_the_engine_takes_and_run_side_by_side(
     engine.most = 10
     engine.open.clear()
     send = asyncio.ensure_future(sink(engine).send([event(str(n), "x") for n in range(95)]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while engine.under_way < REQUESTS:  # noqa: ASYNC110
             await asyncio.sleep(0)
     engine.open.set()
@@ -295,12 +295,12 @@ async def test_closing_it_closes_the_engine(engine: Double) -> None:
 async def test_a_send_that_is_cancelled_ends(engine: Double) -> None:
     engine.open.clear()
     send = asyncio.ensure_future(sink(engine).send([event("1", "a"), event("2", "b")]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not engine.under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
     send.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(send, 5)
+        await asyncio.wait_for(send, 20)
 
 
 EVENTS = st.lists(

@@ -63,7 +63,7 @@ def test_it_serves_and_stops_when_it_is_told_to(project: Project) -> None:
             live.sendall(f"authorization: Bearer {TOKEN}\r\n\r\n".encode())
             assert live.recv(1000).startswith(b"HTTP/1.1 200")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0, project.read("log")
+            assert process.wait(60) == 0, project.read("log")
     assert TOKEN not in project.read("log") + project.read("out")
     assert "Traceback" not in project.read("log")
 

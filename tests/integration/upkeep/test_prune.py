@@ -175,7 +175,7 @@ async def test_rows_that_somebody_has_locked_are_stepped_over(bench: Bench) -> N
     locked, _ = (bench.put("shop", "delivered", age=100) for _ in range(2))
     with bench.engine.begin() as connection:
         connection.execute(sa.select(event.c.id).where(event.c.id == locked).with_for_update())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await upkeep.prune_delivered(term, "shop", 0.0, None, 10) == Slice(1, None)
     assert bench.ids() == {locked}
 
