@@ -327,7 +327,7 @@ def _dead_letter(entry: Entry, content: Content | None) -> DeadLetterRow:
 
 def _total(counts: Iterable[Counts]) -> Counts:
     every = list(counts)
-    numbers: Mapping[str, int] = {
+    numbers: Mapping[str, Any] = {
         name: sum(getattr(count, name) for count in every)
         for name in ("due", "scheduled", "parked", "sending", "delivered", "failed")
     }

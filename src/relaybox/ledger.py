@@ -174,6 +174,8 @@ class Counts:
     oldest_seconds: float | None = None
     """How old that one is, by the database's clock."""
     capped: frozenset[str] = frozenset()
+    retrying: str | None = None
+    """Why the next of those that are scheduled is tried again, if it is."""
 
 
 @dataclass(frozen=True, slots=True)

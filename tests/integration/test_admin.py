@@ -80,6 +80,23 @@ async def test_stats_say_what_holds_a_destination_up(outbox: Operated) -> None:
     assert places["spare"] is None
 
 
+async def test_stats_say_why_the_next_one_is_tried_again(outbox: Operated) -> None:
+    async def retrying() -> str | None:
+        by_name = {one.name: one.counts for one in (await outbox.admin.stats()).destinations}
+        return by_name["mail"].retrying
+
+    later = datetime.now(UTC) + timedelta(days=1)
+    outbox.emit("mail", deliver_at=later)
+    assert await retrying() is None
+    outbox.emit("mail")
+    await outbox.back_off("mail", "401 Unauthorized")
+    assert await retrying() == "401 Unauthorized"
+    failed = outbox.emit("mail")
+    await outbox.fail("mail", "422")
+    outbox.change(failed, next_attempt_at=None)
+    assert await retrying() == "401 Unauthorized"
+
+
 async def test_events_are_listed_newest_first_in_pages(outbox: Operated) -> None:
     ids = [outbox.emit("mail") for _ in range(5)]
     first = await outbox.admin.events(limit=2)

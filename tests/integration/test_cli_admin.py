@@ -301,10 +301,24 @@ def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox,
     assert re.search(r"^mail +2 +2 +0 +0 +1 +1 +\ds +failing *$", text, re.MULTILINE), text
     assert "spare: paused by tester until somebody resumes it (maintenance)\n" in text
     assert "gone: no such destination; configure it, or `relaybox move gone NAME`\n" in text
+    assert "mail: 2 wait for a later attempt (the next one: 500 Internal Server Error)\n" in text
+    assert by_name["mail"]["retrying"] == "500 Internal\nServer Error"
+    assert by_name["spare"]["retrying"] is None
     assert text.count("what failed, and why: `relaybox failures`\n") == 1
     assert text.endswith("no relay runs now: start one with `relaybox relay`\n")
     relaybox("discard", "--all", "--yes")
     assert "what failed" not in relaybox("status")
+
+
+def test_status_names_what_one_event_that_is_tried_again_met(relaybox: Relaybox, url: str) -> None:
+    async def one_refused(outbox: Operated) -> None:
+        outbox.emit("mail")
+        await outbox.back_off("mail", "401 Unauthorized")
+
+    on(url, one_refused)
+    text = relaybox("status")
+    assert re.search(r"^mail +0 +1 +0 +0 +0 +0 +\ds +retrying *$", text, re.MULTILINE), text
+    assert "mail: 1 waits for a later attempt (the next one: 401 Unauthorized)\n" in text
 
 
 def test_events_list_pages_and_filters(relaybox: Relaybox, url: str) -> None:

@@ -64,6 +64,12 @@ def rendered(view: View, width: int = 120, height: int | None = None, *, colour:
     return out.getvalue()
 
 
+def test_a_frame_says_where_something_is_tried_again() -> None:
+    busy = replace(RUNNER, counts=Counts(scheduled=1, retrying="401 Unauthorized"))
+    [line] = [line for line in rendered(View("db", frame(busy))).splitlines() if line.startswith("runner")]
+    assert line.split()[1:3] == ["retrying", "1"]
+
+
 def test_a_frame_shows_rates_backlogs_lag_circuits_relays_and_failures() -> None:
     text = rendered(View("sqlite:///shop.db", frame(RUNNER, PAUSED, OPEN, GONE, UNROUTED)))
     assert text.startswith("relaybox top  12:00:30 UTC  sqlite:///shop.db")

@@ -112,7 +112,7 @@ def _counts(counts: Counts) -> dict[str, Any]:
 
 def _destination(one: DestinationStats) -> dict[str, Any]:
     about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
-    return {**about, **_counts(one.counts), **_place(one.place)}
+    return {**about, **_counts(one.counts), "retrying": one.counts.retrying, **_place(one.place)}
 
 
 def _place(place: Place | None) -> dict[str, Any]:

@@ -240,13 +240,13 @@ def _state(one: DestinationStats) -> str:
         return "debezium"
     if not one.configured:
         return "unknown" if one.name else "no route"
-    return "failing" if one.counts.failed else "ok"
+    if one.counts.failed:
+        return "failing"
+    return "retrying" if one.counts.retrying else "ok"
 
 
 def _style(one: DestinationStats) -> str:
-    if _state(one) in ("paused", "debezium"):
-        return "yellow" if _state(one) == "paused" else ""
-    return "red" if _state(one) != "ok" else ""
+    return {"ok": "", "retrying": "", "debezium": "", "paused": "yellow"}.get(_state(one), "red")
 
 
 def _relays(relays: Sequence[Relay], width: int) -> Iterator[Text]:

@@ -62,7 +62,9 @@ def _state(one: DestinationStats) -> str:
         return "debezium"
     if not one.configured:
         return "unknown"
-    return "failing" if one.counts.failed else "ok"
+    if one.counts.failed:
+        return "failing"
+    return "retrying" if one.counts.retrying else "ok"
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
@@ -76,6 +78,9 @@ def _notes(one: DestinationStats) -> Iterator[str]:
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
         state, reason = place.circuit.replace("_", "-"), place.circuit_reason or "no reason given"
         yield f"circuit {state}{until} ({reason})"
+    elif one.counts.retrying:
+        error = " ".join(one.counts.retrying.split())
+        yield f"{_scheduled(one.counts)} (the next one: {error})"
     if one.handed_over:
         yield (
             "handed to Debezium's reader of the log: written to the WAL with the transaction, "
@@ -86,6 +91,11 @@ def _notes(one: DestinationStats) -> Iterator[str]:
     elif not one.name:
         move = command("move '' NAME")
         yield f"no route takes these; add one, or {move}"
+
+
+def _scheduled(counts: Counts) -> str:
+    number = f"{counts.scheduled:,}{'+' if 'scheduled' in counts.capped else ''}"
+    return f"{number} {'waits' if counts.scheduled == 1 else 'wait'} for a later attempt"
 
 
 def _relays(stats: Stats) -> str:

@@ -95,8 +95,9 @@ class SqlLedger(SqlJournal):
         counts = {}
         for name in names:
             queries = self._search.count(name)
-            results = await self._ask(list(queries.values()))
-            counts[name] = self._counts({part: rows[0] for part, rows in zip(queries, results, strict=True)})
+            *results, errors = await self._ask([*queries.values(), self._search.next_error(name)])
+            parts = {part: rows[0] for part, rows in zip(queries, results, strict=True)}
+            counts[name] = self._counts(parts, shown(errors[0][0]) if errors else None)
         return counts
 
     async def places(self) -> Mapping[str, Place]:
@@ -327,7 +328,7 @@ class SqlLedger(SqlJournal):
             make_heads_due(self._own, name, of, _lane(lanes, name).block) for name, of in sorted(keys.items())
         ]
 
-    def _counts(self, parts: Mapping[str, Row]) -> Counts:
+    def _counts(self, parts: Mapping[str, Row], retrying: str | None) -> Counts:
         leased = {part: row[1] for part, row in parts.items()}
         pending = [self._times(parts[name], 2, 3) for name in ("due", "scheduled", "parked")]
         born, seen = min(([*row[2:]] for row in pending if row[2] is not None), default=(None, None))
@@ -339,6 +340,7 @@ class SqlLedger(SqlJournal):
             oldest_pending=born,
             oldest_seconds=None if born is None else max(0.0, (seen - born).total_seconds()),
             capped=frozenset(capped),
+            retrying=retrying,
         )
 
     def _ids(self, rows: Sequence[Row]) -> list[UUID]:

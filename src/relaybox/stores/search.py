@@ -240,6 +240,12 @@ class Search:
         counts |= {state: self._count_final(part) for state, part in final.items()}
         return {state: self.query(count) for state, count in counts.items()}
 
+    def next_error(self, name: str) -> Query:
+        """What went wrong with the next of a destination's rows that are scheduled."""
+        event = self._event.c
+        scheduled = _only(self._pending(name), event.next_attempt_at > self._now)
+        return self.query(self._part(scheduled, event.error_message).limit(1))
+
     def _count_final(self, part: Part) -> sa.Select[Any]:
         """From the index alone: nothing else of these rows is asked for."""
         window = self._part(part, sa.literal_column("1").label("one")).subquery("w")

@@ -51,6 +51,7 @@ class DestinationDocument(CountsDocument, kw_only=True):
     ordered: bool | None
     max_attempts: int | None
     dead_letter: str | None
+    retrying: str | None
     paused: PauseDocument | None
     circuit: CircuitDocument
 

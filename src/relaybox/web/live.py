@@ -122,7 +122,7 @@ def digest(stats: Stats) -> dict[str, Any]:
     seen = [
         [one.name, repr(one.place and (one.place.paused, one.place.circuit)), repr(one.counts.capped)]
         + [getattr(one.counts, name) for name in ("due", "scheduled", "parked", "sending")]
-        + [one.counts.delivered, one.counts.failed]
+        + [one.counts.delivered, one.counts.failed, one.counts.retrying]
         for one in stats.destinations
     ]
     alive = sorted(relay.name for relay in stats.relays if is_alive(relay))

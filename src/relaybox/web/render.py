@@ -70,6 +70,7 @@ def destination(
         ordered=None if configured is None else configured.ordered,
         max_attempts=None if configured is None else configured.max_attempts,
         dead_letter=None if configured is None else configured.dead_letter,
+        retrying=scrubbed(one.counts.retrying, rules),
         paused=_pause(place) if place is not None and place.paused else None,
         circuit=_circuit(place, rules) if place is not None else documents.CircuitDocument(),
     )

@@ -67,6 +67,8 @@ def health(one: DestinationStats) -> Health:
     if one.counts.failed:
         failed = show.counted(one.counts, "failed")
         return Health("failing", "has failures", "warn", f"It delivers, but {failed} failed for good.")
+    if one.counts.retrying:
+        return Health("retrying", "retrying", "", f"What is tried again next: {one.counts.retrying}")
     return Health("healthy", "healthy", "good", "Nothing holds it up.")
 
 
