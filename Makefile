@@ -4,6 +4,8 @@
 ENV := .venv/.complete
 BENCH := .venv/.bench
 DJANGO42 := .venv-django42/.complete
+# More than two cores' worth: tests wait more than they compute.
+SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,10 +37,9 @@ example-documents: $(ENV) ## Run a FastAPI document service that keeps a search 
 	@.venv/bin/python -B examples/documents/run.py
 
 test: $(ENV) $(DJANGO42) ## Run every test
-	.venv/bin/pytest --numprocesses 2 --dist loadfile -m 'not slow'
-	.venv/bin/pytest -m slow
-	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/django
-	.venv-django42/bin/pytest --numprocesses 2 --dist loadfile tests/django -m 'not processes'
+	.venv/bin/pytest $(SIDE_BY_SIDE)
+	.venv/bin/pytest $(SIDE_BY_SIDE) tests/django
+	.venv-django42/bin/pytest $(SIDE_BY_SIDE) tests/django -m 'not processes'
 
 proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names some of its parts
 	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(ONLY),--only $(ONLY))
