@@ -61,6 +61,8 @@ class Operation:
     updated_at: datetime
     finished_at: datetime | None
     error: str | None
+    seen_at: datetime
+    """When that was so, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -74,8 +73,8 @@ async def others(desk: Desk, destination: str, own: UUID | None = None) -> list[
 
 def is_dead(operation: Operation) -> bool:
     """Whether nobody works on it any more."""
-    silent = datetime.now(UTC) - operation.updated_at > timedelta(seconds=STALLED)
-    if operation.state == "stalled" or (operation.state == "cancelled" and silent):
+    silent = (operation.seen_at - operation.updated_at).total_seconds()
+    if operation.state == "stalled" or (operation.state == "cancelled" and silent > STALLED):
         return True
     return died(str(operation.details.get("process", "")))
 

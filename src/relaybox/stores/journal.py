@@ -196,13 +196,13 @@ class SqlJournal:
         )
         assert started is not None
         assert updated is not None
-        silent = (self._dialect.from_time(now) - updated).total_seconds()
-        if state == "running" and silent > STALLED:
+        seen = self._dialect.from_time(now)
+        if state == "running" and (seen - updated).total_seconds() > STALLED:
             state = "stalled"
         own = self._dialect.from_uuid(id_)
         counts = (total, bool(capped), done, skipped)
         return Operation(
-            own, action, actor, _document(details), state, *counts, started, updated, finished, error
+            own, action, actor, _document(details), state, *counts, started, updated, finished, error, seen
         )
 
     def _id(self, id_: UUID) -> Any:
