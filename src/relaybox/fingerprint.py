@@ -18,8 +18,11 @@ LOOKED_AT = 1_000
 KEPT = 160
 """Characters of its text without what varies."""
 
-_HTTP = re.compile(r"(?:HTTP |\S+:[0-9]+: |(?:[\w-]+\.)+[a-z]+: )?([1-5][0-9]{2})\b(?![.:][0-9])")
-"""A status, perhaps behind the server's address."""
+_HTTP = re.compile(
+    r"(?:HTTP |(?:Reject|Retry|Unavailable): |\S+:[0-9]+: |(?:[\w-]+\.)+[a-z]+: )?"
+    r"([1-5][0-9]{2})\b(?![.:][0-9])"
+)
+"""A status, perhaps behind the server's address or a handler's own answer."""
 _EXCEPTION = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:: |$)")
 _SENTENCES = (
     ("Timeout", re.compile(r"no answer from |.* within [0-9.]+s\b|.*\btook longer than ")),

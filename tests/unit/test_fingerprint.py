@@ -57,6 +57,8 @@ def test_whatever_is_written_there_has_a_fingerprint(destination: str, error: st
         ("422 Unprocessable Entity: no such field", "HTTP 422"),
         ("503 Service Unavailable", "HTTP 503"),
         ("HTTP 503", "HTTP 503"),
+        ("Reject: 422 Unprocessable Entity", "HTTP 422"),
+        ("ValueError: 422 orders", "ValueError"),
         ("127.0.0.1:7700: 400 Bad Request: no such field", "HTTP 400"),
         ("[::1]:9200: 400 Bad Request", "HTTP 400"),
         ("app-dsn.algolia.net: 403 Forbidden", "HTTP 403"),
