@@ -7,7 +7,7 @@ destination: one).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -61,7 +61,7 @@ class Operation:
     updated_at: datetime
     finished_at: datetime | None
     error: str | None
-    seen_at: datetime
+    seen_at: datetime = field(compare=False)
     """When that was so, by the database's clock."""
 
 

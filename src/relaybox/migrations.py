@@ -14,7 +14,7 @@ import itertools
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import sqlalchemy as sa
@@ -57,13 +57,16 @@ class Outbox:
 
     def metadata(self) -> sa.MetaData:
         """The tables in a MetaData of their own."""
-        metadata = sa.MetaData()
-        make_tables(metadata, schema=self.schema, prefix=self.prefix)
-        return metadata
+        return self.tables().event.metadata
 
     def tables(self) -> Tables:
         """The tables."""
-        return make_tables(sa.MetaData(), schema=self.schema, prefix=self.prefix)
+        return _tables(self.schema, self.prefix)
+
+
+@lru_cache(maxsize=16)
+def _tables(schema: str | None, prefix: str) -> Tables:
+    return make_tables(sa.MetaData(), schema=schema, prefix=prefix)
 
 
 @dataclass(frozen=True, slots=True)
