@@ -23,7 +23,7 @@ from relaybox.program import command
 BEAT = 1.0
 """Seconds between two signs of life."""
 
-LOOKED_AT = 100
+LOOKED_AT = 1_000
 """How many of the newest operations are looked through for one that runs."""
 
 T = TypeVar("T")
