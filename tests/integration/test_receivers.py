@@ -288,7 +288,7 @@ async def test_handlers_are_found_by_patterns_and_all_run(shared: Ground, engine
 # --- who is let in ---
 
 
-@pytest.mark.parametrize("at", [-301, 301])
+@pytest.mark.parametrize("at", [-400, 400])
 async def test_a_stale_or_early_timestamp_is_401(shared: Ground, engine: AsyncEngine, at: float) -> None:
     headers, body = request(at=at)
     assert (await post(receiver(engine), headers, body)).status == 401
