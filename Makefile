@@ -37,7 +37,8 @@ example-documents: $(ENV) ## Run a FastAPI document service that keeps a search 
 	@.venv/bin/python -B examples/documents/run.py
 
 test: $(ENV) $(DJANGO42) ## Run every test
-	.venv/bin/pytest $(SIDE_BY_SIDE)
+	.venv/bin/pytest $(SIDE_BY_SIDE) -m 'not slow'
+	.venv/bin/pytest -m slow
 	.venv/bin/pytest $(SIDE_BY_SIDE) tests/django
 	.venv-django42/bin/pytest $(SIDE_BY_SIDE) tests/django -m 'not processes'
 
