@@ -127,26 +127,37 @@ def chromium_path() -> Iterator[str]:
 
 @pytest.fixture
 def fresh_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Makes a database on "postgresql-18", "postgresql-15", "mariadb" or "sqlite", dropped after the test."""
-    with fresh_databases(request) as create:
+    """Makes an empty database on "postgresql-18", "postgresql-15", "mariadb" or "sqlite" for the test."""
+    with databases(request, fresh.database, sqlite.server) as create:
         yield create
 
 
 @pytest.fixture(scope="module")
 def module_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Like fresh_database, but the databases are dropped after the module."""
-    with fresh_databases(request) as create:
+    """Like fresh_database, for all tests of the module."""
+    with databases(request, fresh.database, sqlite.server) as create:
+        yield create
+
+
+@pytest.fixture
+def migrated_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    """Like fresh_database, with Relaybox's tables in it: much cheaper than to migrate one."""
+    with databases(request, fresh.migrated, fresh.migrated_sqlite) as create:
         yield create
 
 
 @contextmanager
-def fresh_databases(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    with ExitStack() as databases:
+def databases(
+    request: pytest.FixtureRequest,
+    on_server: Callable[[str], AbstractContextManager[str]],
+    on_sqlite: Callable[[], AbstractContextManager[str]],
+) -> Iterator[Callable[[str], str]]:
+    with ExitStack() as made:
 
         def create(kind: str) -> str:
             if kind == "sqlite":
-                return databases.enter_context(sqlite.server())
-            return databases.enter_context(fresh.database(request.getfixturevalue(FIXTURES[kind])))
+                return made.enter_context(on_sqlite())
+            return made.enter_context(on_server(request.getfixturevalue(FIXTURES[kind])))
 
         yield create
 

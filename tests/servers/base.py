@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import pwd
@@ -12,13 +13,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 PORT_TRIES = 5
+MEMORY = Path("/dev/shm")
+ROOM = 2 << 30
+"""Bytes that the servers of a run may need together."""
 
 Command: TypeAlias = Sequence[str | Path]
 
@@ -62,13 +66,27 @@ def guarded(command: Command, *, as_root: bool = False) -> list[str]:
 
 
 @contextmanager
-def workspace() -> Iterator[Path]:
-    """A temporary directory owned by the user that servers run as."""
-    with tempfile.TemporaryDirectory(prefix="relaybox-") as name:
+def workspace(*, durable: bool = False) -> Iterator[Path]:
+    """A temporary directory owned by the user that servers run as: in memory, unless it must be durable."""
+    with tempfile.TemporaryDirectory(prefix="relaybox-", dir=None if durable else memory()) as name:
         if os.geteuid() == 0:
             user = pwd.getpwnam("nobody")
             os.chown(name, user.pw_uid, user.pw_gid)
         yield Path(name)
+
+
+def kept_workspace() -> Path:
+    """Return a temporary directory that lasts as long as this process."""
+    directory = ExitStack()
+    atexit.register(directory.close)
+    return directory.enter_context(workspace())
+
+
+def memory() -> Path | None:
+    """Return a directory in memory, if there is one with room."""
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
+        return None
+    return MEMORY
 
 
 def prepare(command: Command, directory: Path) -> None:

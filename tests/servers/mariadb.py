@@ -24,7 +24,7 @@ def server(*, durable: bool = False) -> Iterator[str]:
         yield url
         return
     mariadbd, install_db = _programs()
-    with base.workspace() as directory:
+    with base.workspace(durable=durable) as directory:
         data = directory / "data"
         # A server that starts removes the temporary tables it finds, also those of another server.
         own = ("--no-defaults", "--skip-name-resolve", f"--datadir={data}", f"--tmpdir={directory}")

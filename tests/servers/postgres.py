@@ -28,7 +28,7 @@ def cluster(
         *(() if durable else HASTY),
         *own,
     ]
-    with base.workspace() as directory:
+    with base.workspace(durable=durable) as directory:
         data = directory / "data"
         initdb = ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
         base.prepare([binaries / "initdb", "-D", data, *initdb], directory)
