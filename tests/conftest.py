@@ -10,112 +10,101 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
-from tests.servers import (
-    algolia,
-    base,
-    chromium,
-    fresh,
-    kafka,
-    mariadb,
-    meilisearch,
-    moto,
-    nats,
-    opensearch,
-    pgbouncer,
-    postgres15,
-    postgres18,
-    rabbitmq,
-    redis,
-    sqlite,
-)
+from tests.servers import base, chromium, fresh, ports, shared, sqlite
 
 Started = TypeVar("Started")
 
+REDIS_DATABASES = 16
 FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Own the servers of this run, unless a process above does."""
+    if shared.VARIABLE not in os.environ:
+        host = shared.Host()
+        host.start()
+        config.add_cleanup(host.stop)
+
+
 @pytest.fixture(scope="session")
-def postgres18_url() -> Iterator[str]:
+def postgres18_url() -> str:
     """The URL of a PostgreSQL 18 server."""
-    with available("PostgreSQL 18", postgres18.server()) as url:
-        yield url
+    return shared_server("PostgreSQL 18")
 
 
 @pytest.fixture(scope="session")
-def postgres15_url() -> Iterator[str]:
+def postgres15_url() -> str:
     """The URL of a PostgreSQL 15 server."""
-    with available("PostgreSQL 15", postgres15.server()) as url:
-        yield url
+    return shared_server("PostgreSQL 15")
 
 
 @pytest.fixture(scope="session")
-def pgbouncer_url(postgres18_url: str) -> Iterator[str]:
+def pgbouncer_url() -> str:
     """The URL of a PgBouncer in transaction mode, in front of the PostgreSQL 18 server."""
-    with available("PgBouncer", pgbouncer.server(postgres18_url)) as url:
-        yield url
+    return shared_server("PgBouncer")
 
 
 @pytest.fixture(scope="session")
-def mariadb_url() -> Iterator[str]:
+def mariadb_url() -> str:
     """The URL of a MariaDB server."""
-    with available("MariaDB", mariadb.server()) as url:
-        yield url
+    return shared_server("MariaDB")
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """The URL of a Redis server."""
-    with available("Redis", redis.server()) as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_url() -> Iterator[str]:
+def rabbitmq_url() -> str:
     """The URL of a RabbitMQ server."""
-    with available("RabbitMQ", rabbitmq.server()) as url:
-        yield url
+    return shared_server("RabbitMQ")
 
 
 @pytest.fixture(scope="session")
-def nats_url() -> Iterator[str]:
+def nats_url() -> str:
     """The URL of a NATS server with JetStream."""
-    with available("NATS", nats.server()) as url:
-        yield url
+    return shared_server("NATS")
 
 
 @pytest.fixture(scope="session")
-def kafka_url() -> Iterator[str]:
+def kafka_url() -> str:
     """The URL of a Kafka broker that makes topics as they are named."""
-    with available("Kafka", kafka.server()) as url:
-        yield url
+    return shared_server("Kafka")
 
 
 @pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
-    """The endpoint of an imitation of Amazon's SQS and SNS."""
-    with available("moto", moto.server()) as url:
-        yield url
+def moto_url() -> str:
+    """The URL of an imitation of Amazon's SQS and SNS."""
+    return shared_server("moto")
 
 
 @pytest.fixture(scope="session")
-def opensearch_url() -> Iterator[str]:
+def opensearch_url() -> str:
     """The URL of an OpenSearch server, without an index."""
-    with available("OpenSearch", opensearch.server()) as url:
-        yield url
+    return shared_server("OpenSearch")
 
 
 @pytest.fixture(scope="session")
-def meilisearch_url() -> Iterator[str]:
+def meilisearch_url() -> str:
     """The URL of a Meilisearch server with its key, without an index."""
-    with available("Meilisearch", meilisearch.server()) as started:
-        yield meilisearch.destination_url(started).replace("://", f"://:{started.key}@")
+    return shared_server("Meilisearch")
 
 
 @pytest.fixture(scope="session")
-def algolia_url() -> Iterator[str]:
+def algolia_url() -> str:
     """The URL of an imitation of Algolia with its key, and an index for each type of aggregate."""
-    with available("Algolia", algolia.server()) as started:
-        yield started.url.replace("://", f"://:{started.key}@")
+    return shared_server("Algolia")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """The URL of a database of this process's own on a Redis server."""
+    return shared_server("Redis").removesuffix("/0") + f"/{ports.own().number % REDIS_DATABASES}"
+
+
+def shared_server(kind: str) -> str:
+    """Return the URL of the run's server of a kind, or skip the test."""
+    try:
+        return shared.url(kind)
+    except base.Unavailable as reason:
+        give_up(kind, reason)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import redis
 
-from tests.conftest import available
+from tests.conftest import give_up, shared_server
 from tests.django.databases import VARIABLE, database
-from tests.servers import base, mariadb, postgres18, sqlite
+from tests.servers import sqlite
 
 ALIASES = ("default", "mariadb", "sqlite")
 KINDS = {"default": "postgresql-18", "mariadb": "mariadb", "sqlite": "sqlite"}
@@ -38,14 +38,14 @@ class Live:
 def pytest_configure(config: pytest.Config) -> None:
     """Start the servers and name the settings, before pytest-django sets Django up."""
     if is_controller(config):
-        # Its workers inherit the environment, and are to set Django up with servers of their own.
+        # Its workers inherit the environment, and set Django up by themselves.
         return
     if not config.option.collectonly:
-        stack = ExitStack()
-        config.add_cleanup(stack.close)
-        start("default", "PostgreSQL 18", postgres18.server(), stack)
-        start("mariadb", "MariaDB", mariadb_with_a_driver(), stack)
-        start("sqlite", "SQLite", sqlite.server(), stack)
+        start("default", "PostgreSQL 18")
+        start("mariadb", "MariaDB")
+        file = ExitStack()
+        config.add_cleanup(file.close)
+        URLS["sqlite"] = file.enter_context(sqlite.server())
     os.environ[VARIABLE] = json.dumps(URLS)
     load_settings()
 
@@ -63,19 +63,14 @@ def load_settings() -> None:
     settings.DATABASES  # noqa: B018
 
 
-def start(alias: str, name: str, server: AbstractContextManager[str], stack: ExitStack) -> None:
+def start(alias: str, kind: str) -> None:
+    """Start an alias's server, or keep the reason why its tests cannot run."""
     try:
-        URLS[alias] = stack.enter_context(available(name, server))
+        if alias == "mariadb" and find_spec("MySQLdb") is None:
+            give_up(kind, "mysqlclient is not installed")
+        URLS[alias] = shared_server(kind)
     except (pytest.skip.Exception, pytest.fail.Exception) as outcome:
         MISSING[alias] = outcome
-
-
-@contextmanager
-def mariadb_with_a_driver() -> Iterator[str]:
-    if find_spec("MySQLdb") is None:
-        raise base.Unavailable("mysqlclient is not installed")
-    with mariadb.server() as url:
-        yield url
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -78,3 +78,10 @@ def server() -> Iterator[Server]:
             yield started
         finally:
             started.stop()
+
+
+@contextmanager
+def server_url() -> Iterator[str]:
+    """Yield the URL of a server with its key, and an index for each type of aggregate."""
+    with server() as started:
+        yield started.url.replace("://", f"://:{started.key}@")

@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,9 +16,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-START_SECONDS = 60.0
-STOP_SECONDS = 10.0
+from tests.servers import ports
+
+START_SECONDS = 120.0
+STOP_SECONDS = 30.0
 PORT_TRIES = 5
+PREFIX = "relaybox-"
 MEMORY = Path("/dev/shm")
 ROOM = 2 << 30
 """Bytes that the servers of a run may need together."""
@@ -68,7 +70,9 @@ def guarded(command: Command, *, as_root: bool = False) -> list[str]:
 @contextmanager
 def workspace(*, durable: bool = False) -> Iterator[Path]:
     """A temporary directory owned by the user that servers run as: in memory, unless it must be durable."""
-    with tempfile.TemporaryDirectory(prefix="relaybox-", dir=None if durable else memory()) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{PREFIX}{os.getpid()}-", dir=None if durable else memory()
+    ) as name:
         if os.geteuid() == 0:
             user = pwd.getpwnam("nobody")
             os.chown(name, user.pw_uid, user.pw_gid)
@@ -83,10 +87,18 @@ def kept_workspace() -> Path:
 
 
 def memory() -> Path | None:
-    """Return a directory in memory, if there is one with room."""
-    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
+    """Return a directory in memory, if there is one with room and TMPDIR does not name another place."""
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
         return None
     return MEMORY
+
+
+def remove_abandoned() -> None:
+    """Remove the workspaces of processes that were killed: those in memory would fill it."""
+    for directory in MEMORY.glob(f"{PREFIX}*"):
+        process = directory.name.removeprefix(PREFIX).partition("-")[0]
+        if process.isdecimal() and not Path("/proc", process).exists():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def prepare(command: Command, directory: Path) -> None:
@@ -121,7 +133,7 @@ def _start(
     reason = ""
     # Somebody may take the free port before the server does: an early exit is tried again on another one.
     for _ in range(PORT_TRIES):
-        port = _free_port()
+        port = free_port()
         try:
             return _launch(command(port), directory, ready, as_root), port
         except Exited as error:
@@ -129,10 +141,12 @@ def _start(
     raise Unavailable(reason)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """Return a port at which nothing listens, and which no outgoing connection takes."""
+    return ports.own().take()
+
+
+_free_port = free_port
 
 
 def _launch(command: Command, directory: Path, ready: str, as_root: bool = False) -> subprocess.Popen[bytes]:

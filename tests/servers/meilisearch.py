@@ -101,6 +101,13 @@ def server(key: str = KEY, limit: int = LIMIT) -> Iterator[Server]:
 
 
 @contextmanager
+def server_url() -> Iterator[str]:
+    """Yield the URL of a server with its key, without an index."""
+    with server() as started:
+        yield destination_url(started).replace("://", f"://:{started.key}@")
+
+
+@contextmanager
 def imitation(key: str = KEY, limit: int = LIMIT) -> Iterator[Server]:
     """Yield a new server, which takes faults."""
     with base.workspace() as directory:
