@@ -262,6 +262,9 @@ def _by_fields(fields: Callable[[Any], Any]) -> _Converter:
     def convert(value: Any, limits: Limits, room: int) -> Any:
         try:
             opened = fields(value)
+        except RecursionError:
+            # Reported for the whole value: the object that was read last is not to blame.
+            raise
         except Exception as error:
             raise _Refused(f"{_kind(value)} did not give its fields: {error}") from error
         return _converter(type(opened))(opened, limits, room)

@@ -11,7 +11,6 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -295,11 +294,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     else:
         work.close()
         raise ConfigError("called inside a running event loop: await the twin that begins with an a")
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with suppress(ImportError):
-        from uvloop import new_event_loop as new_loop
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's, or None, which means asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def open_store(database: str, tables: Tables, *, connections: int = 2) -> SqlStore:

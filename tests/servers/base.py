@@ -9,10 +9,12 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,21 +40,35 @@ class Exited(Exception):
 
 
 def apt_install(*packages: str) -> None:
-    """Install Debian packages, or raise Unavailable."""
+    """Install Debian packages after a line that says so, or raise Unavailable."""
     names = " ".join(packages)
+    if os.environ.get("RELAYBOX_INSTALL", "1") == "0":
+        raise Unavailable(f"{names} is not installed, and RELAYBOX_INSTALL=0 leaves the system as it is")
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise Unavailable(f"{names} is not installed, and only root on Debian can install it from here")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-    install = [*apt, "install", "-y", "--no-install-recommends", *packages]
+    print(f"tests: installing {names} on this system; RELAYBOX_INSTALL=0 skips its tests", file=sys.stderr)
     # One at a time: parallel test processes would spoil each other's lists of packages.
     with Path(tempfile.gettempdir(), "relaybox-apt.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # An update that fails does not matter if the lists of an earlier one do.
-        subprocess.run([*apt, "update"], env=environment, capture_output=True)
-        done = subprocess.run(install, env=environment, capture_output=True, text=True)
+        _update_lists()
+        done = _apt("install", "-y", "--no-install-recommends", *packages)
     if done.returncode:
         raise Unavailable(f"apt-get install {names} failed: {last_line(done.stderr)}")
+
+
+@cache
+def _update_lists() -> None:
+    # A failure does not matter if the lists of an earlier update do.
+    _apt("update")
+
+
+def _apt(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *arguments],
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        capture_output=True,
+        text=True,
+    )
 
 
 def guarded(command: Command, *, as_root: bool = False) -> list[str]:

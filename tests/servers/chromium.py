@@ -13,10 +13,10 @@ from tests.servers import base
 @contextmanager
 def program() -> Iterator[str]:
     """Yield the path of RELAYBOX_TEST_CHROMIUM, or of the chromium on PATH."""
-    yield os.environ.get("RELAYBOX_TEST_CHROMIUM") or _program()
+    yield os.environ.get("RELAYBOX_TEST_CHROMIUM") or program_path()
 
 
-def _program() -> str:
+def program_path() -> str:
     if not shutil.which("chromium"):
         # Without a font every letter is an empty box.
         base.apt_install("chromium", "fonts-dejavu-core")

@@ -48,12 +48,12 @@ class WallClock:
 @contextmanager
 def clock() -> Iterator[WallClock]:
     """Yield a clock that is right as yet."""
-    library = _library()
+    preloaded = library()
     with base.workspace() as directory:
-        yield WallClock(library, directory / "clock")
+        yield WallClock(preloaded, directory / "clock")
 
 
-def _library() -> Path:
+def library() -> Path:
     if not (found := _find()):
         base.apt_install("libfaketime")
         found = _find()

@@ -23,7 +23,7 @@ def server(*, durable: bool = False) -> Iterator[str]:
     if url := os.environ.get("RELAYBOX_TEST_MARIADB"):
         yield url
         return
-    mariadbd, install_db = _programs()
+    mariadbd, install_db = programs()
     with base.workspace(durable=durable) as directory:
         data = directory / "data"
         # A server that starts removes the temporary tables it finds, also those of another server.
@@ -49,7 +49,7 @@ def server(*, durable: bool = False) -> Iterator[str]:
             yield f"mysql://relaybox:relaybox@127.0.0.1:{port}/relaybox"
 
 
-def _programs() -> tuple[str, str]:
+def programs() -> tuple[str, str]:
     if not _find("mariadbd") or not _find("my_print_defaults"):
         # These packages bring the programs without the service.
         base.apt_install("mariadb-server-core", "mariadb-client-core")

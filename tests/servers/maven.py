@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def _kept(
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
+            print(f"tests: fetching {name} from Maven's central repository", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=cache) as directory:
                 # Under its name only when it is whole.
                 fetch(name, coordinates, Path(directory)).rename(kept)

@@ -40,7 +40,7 @@ def server(target: str, *, sessions: int = 5) -> Iterator[str]:
     if given := os.environ.get("RELAYBOX_TEST_PGBOUNCER"):
         yield through(given, target)
         return
-    program = _program()
+    program = program_path()
     with base.workspace() as directory:
         users, settings = directory / "users.txt", directory / "pgbouncer.ini"
         users.write_text(f'"{url.username}" "{url.password}"\n')
@@ -64,7 +64,7 @@ def _at(url: sa.URL, host: str | None, port: int | None) -> str:
     return url.set(host=host, port=port).render_as_string(hide_password=False)
 
 
-def _program() -> Path:
+def program_path() -> Path:
     if not (found := _find()):
         base.apt_install("pgbouncer")
         # The package starts a service of its own.

@@ -20,11 +20,11 @@ def server(*, durable: bool = False, own: Sequence[str] = ()) -> Iterator[str]:
     if not own and (url := os.environ.get("RELAYBOX_TEST_POSTGRES15")):
         yield url
         return
-    with postgres.cluster(_binaries(), durable=durable, own=own) as url:
+    with postgres.cluster(binaries(), durable=durable, own=own) as url:
         yield url
 
 
-def _binaries() -> Path:
+def binaries() -> Path:
     if found := _on_path():
         return found
     if not DEBIAN.exists():

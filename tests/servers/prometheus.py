@@ -15,7 +15,7 @@ READY = "Server is ready to receive web requests"
 @contextmanager
 def server(files: Mapping[str, str]) -> Iterator[str]:
     """Yield the URL of a new server with these files, of which ``prometheus.yml`` is its configuration."""
-    program = _program("prometheus")
+    program = program_path("prometheus")
     with base.workspace() as directory:
         for name, text in files.items():
             (directory / name).write_text(text)
@@ -35,10 +35,10 @@ def server(files: Mapping[str, str]) -> Iterator[str]:
 @contextmanager
 def promtool() -> Iterator[str]:
     """Yield the path of promtool."""
-    yield _program("promtool")
+    yield program_path("promtool")
 
 
-def _program(name: str) -> str:
+def program_path(name: str) -> str:
     if not shutil.which(name):
         base.apt_install("prometheus")
         # The package starts a service of its own.

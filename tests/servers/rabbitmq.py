@@ -56,8 +56,7 @@ def server() -> Iterator[str]:
 @contextmanager
 def broker() -> Iterator[Broker]:
     """Yield a new server that can be stopped and started again."""
-    if not PROGRAMS.is_dir():
-        base.apt_install("rabbitmq-server")
+    install()
     with ExitStack() as stack:
         place, directory = (stack.enter_context(base.workspace()) for _ in range(2))
         # Erlang starts a daemon that outlives everything, unless there is one at the port it looks at.
@@ -66,6 +65,12 @@ def broker() -> Iterator[Broker]:
         stack.callback(started.close)
         started.start()
         yield started
+
+
+def install() -> None:
+    """Install the server if it is not there, or raise Unavailable."""
+    if not PROGRAMS.is_dir():
+        base.apt_install("rabbitmq-server")
 
 
 def _epmd(port: int) -> base.Command:

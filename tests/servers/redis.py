@@ -21,7 +21,7 @@ def server(*, durable: bool = False, port: int | None = None) -> Iterator[str]:
     if port is None and (url := os.environ.get("RELAYBOX_TEST_REDIS")):
         yield url
         return
-    program = _program()
+    program = program_path()
     with base.workspace() as directory:
 
         def command(free: int) -> base.Command:
@@ -34,7 +34,7 @@ def server(*, durable: bool = False, port: int | None = None) -> Iterator[str]:
 @contextmanager
 def broker(*more: str) -> Iterator[restart.Restartable]:
     """Yield a new, durable server that can be stopped and started again; ``more`` are arguments of it."""
-    program = _program()
+    program = program_path()
 
     def command(port: int, directory: Path) -> base.Command:
         return _command(program, port, directory, (*DURABLE, *more))
@@ -61,7 +61,7 @@ def _command(program: str, port: int, directory: Path, more: tuple[str, ...]) ->
     ]
 
 
-def _program() -> str:
+def program_path() -> str:
     if not shutil.which("redis-server"):
         base.apt_install("redis-server")
     program = shutil.which("redis-server")

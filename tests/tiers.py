@@ -1,0 +1,50 @@
+"""The tier of each test: which command runs it.
+
+``fast``   `make test`: what a contributor waits for.
+``full``   `make test-all` adds it: every server, version, API and page.
+``chaos``  `make test-chaos`: kills, starves or times, alone on the machine.
+
+A mark of that name on a test or a module decides. Without one, a test that needs a server of
+``FULL_FIXTURES`` or runs on PostgreSQL 15 is ``full``, and so is all of ``FULL_DIRECTORIES``. Everything else
+is ``fast``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TIERS = ("fast", "full", "chaos")
+FULL_DIRECTORIES = frozenset({"browser", "deploy", "docs", "examples"})
+FULL_FIXTURES = frozenset(
+    {"chromium_path", "kafka_url", "opensearch_url", "pgbouncer_url", "postgres15_url", "rabbitmq_url"}
+)
+
+
+def assign(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier; raise if a test has two."""
+    for item in items:
+        given = sorted({mark.name for mark in item.iter_markers() if mark.name in TIERS})
+        if len(given) > 1:
+            raise pytest.UsageError(
+                f"{item.nodeid} is in several tiers, {' and '.join(given)}: leave one mark"
+            )
+        if not given:
+            item.add_marker("full" if _needs_more(item) else "fast")
+
+
+def tier(item: pytest.Item) -> str:
+    """Return the tier of a test that has one; raise if it has not exactly one."""
+    [found] = {mark.name for mark in item.iter_markers() if mark.name in TIERS}
+    return found
+
+
+def _needs_more(item: pytest.Item) -> bool:
+    directory = item.path.relative_to(Path(__file__).parent).parts[0]
+    fixtures = getattr(item, "fixturenames", ())
+    return (
+        directory in FULL_DIRECTORIES
+        or "postgresql-15" in item.nodeid
+        or not FULL_FIXTURES.isdisjoint(fixtures)
+    )
