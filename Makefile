@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help env demo example example-orders example-documents test proof lint check bench docs
+.PHONY: help env env-all demo example example-orders example-documents test test-all test-chaos proof lint check bench docs
 
 ENV := .venv/.complete
 BENCH := .venv/.bench
 DJANGO42 := .venv-django42/.complete
-# More than two cores' worth: tests wait more than they compute.
-SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
+# What `make test-all` also runs on: the unit tests, where the version is installed.
+PYTHONS := $(foreach version,3.12 3.13 3.14,.venv-$(version)/.complete)
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,12 @@ $(DJANGO42): $(ENV) constraints-django42.txt
 	@scripts/env django42
 	@touch $@
 
+$(PYTHONS): .venv-%/.complete: pyproject.toml constraints.txt scripts/env
+	@scripts/env $*
+	@mkdir -p $(@D) && touch $@
+
+env-all: $(ENV) $(DJANGO42) $(PYTHONS) ## Create the environments of `make test-all` too
+
 demo: $(ENV) ## Show it: a relay that is killed, a receiver that goes down, and nothing is lost
 	@.venv/bin/relaybox demo
 
@@ -36,11 +42,14 @@ example-orders: $(ENV) ## Run a FastAPI shop that tells a warehouse of paid orde
 example-documents: $(ENV) ## Run a FastAPI document service that keeps a search engine in step
 	@.venv/bin/python -B examples/documents/run.py
 
-test: $(ENV) $(DJANGO42) ## Run every test
-	.venv/bin/pytest $(SIDE_BY_SIDE) -m 'not slow'
-	.venv/bin/pytest -m slow
-	.venv/bin/pytest $(SIDE_BY_SIDE) tests/django
-	.venv-django42/bin/pytest $(SIDE_BY_SIDE) tests/django -m 'not processes'
+test: $(ENV) ## Run the tests that a change is worth: minutes
+	@.venv/bin/python -m tests.run fast
+
+test-all: $(ENV) $(DJANGO42) $(PYTHONS) ## Run the full matrix: every server, version, API and page
+	@.venv/bin/python -m tests.run fast full
+
+test-chaos: $(ENV) ## Run everything that kills, starves or times, alone on the machine
+	@.venv/bin/python -m tests.run chaos
 
 proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names some of its parts
 	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(ONLY),--only $(ONLY))

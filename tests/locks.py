@@ -1,26 +1,37 @@
-"""How many statements wait for a lock."""
+"""Count the statements that wait for a lock in one database of a server that other tests use too."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Callable
 
 import sqlalchemy as sa
 
 _POSTGRESQL = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
-# Not innodb_trx, which is a copy that is not renewed while somebody looks at it.
-_MYSQL = (
-    "SELECT CAST(variable_value AS INTEGER) FROM information_schema.global_status"
-    " WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
-)
-QUERIES = {"postgresql": _POSTGRESQL, "mysql": _MYSQL, "mariadb": _MYSQL}
-"""For SQLite, whose writers queue, there is none."""
+
+
+def _postgresql(connection: sa.Connection) -> int:
+    return int(connection.exec_driver_sql(_POSTGRESQL).scalar() or 0)
+
+
+def _mysql(connection: sa.Connection) -> int:
+    # Not innodb_trx, a copy that is not renewed while anything reads it, nor the server's counters.
+    status = connection.exec_driver_sql("SHOW ENGINE INNODB STATUS").one()[2]
+    return len(re.findall(f"TO BE GRANTED:\n.* table `{connection.engine.url.database}`", status))
+
+
+QUERIES: dict[str, Callable[[sa.Connection], int]] = {
+    "postgresql": _postgresql,
+    "mysql": _mysql,
+    "mariadb": _mysql,
+}
+"""By dialect. SQLite is not among them: its writers queue."""
 
 
 def waiters(engine: sa.Engine) -> int:
-    """How many statements wait for a lock in the engine's database."""
+    """Return how many statements wait for a lock in the engine's database."""
     # Each time in a transaction of its own: within one, PostgreSQL answers from a snapshot.
     with engine.connect() as connection:
-        waiting: Any = connection.exec_driver_sql(QUERIES[engine.dialect.name]).scalar()
-    return int(waiting or 0)
+        return QUERIES[engine.dialect.name](connection)

@@ -24,6 +24,7 @@ import redis
 import sqlalchemy as sa
 from confluent_kafka.admin import AdminClient
 
+from relaybox import Destination, Outbox, Route
 from tests.conftest import FIXTURES, available
 from tests.servers import (
     algolia,
@@ -34,12 +35,14 @@ from tests.servers import (
     meilisearch,
     moto,
     opensearch,
+    ports,
     postgres15,
     postgres18,
     rabbitmq,
 )
 from tests.servers import nats as nats_server
 from tests.servers import redis as redis_server
+from tests.waiting import PATIENCE, wait_for
 
 DATABASES = {
     "postgresql-18": (postgres18, "RELAYBOX_TEST_POSTGRES18", r"^PostgreSQL 18\."),
@@ -67,30 +70,60 @@ with {name}.server() as url:
     time.sleep(600)
 """
 
+SHARER = """
+import os, subprocess, sys, time
+from contextlib import contextmanager
+from tests.servers import base, nats, shared
+
+@contextmanager
+def missing():
+    raise base.Unavailable("there is none")
+    yield
+
+host = shared.Host({"NATS": nats.server, "no thing": missing})
+host.start()
+ask = "from tests.servers import shared; print(shared.url('NATS'), flush=True)"
+for _ in range(2):
+    subprocess.run([sys.executable, "-c", ask], check=True)
+try:
+    shared.url("no thing")
+except base.Unavailable as reason:
+    print("no thing:", reason, flush=True)
+time.sleep(600)
+"""
+
 COLUMNS = ("module", "variable", "version")
 
 
-@pytest.mark.parametrize(COLUMNS, DURABLE_OR_NOT.values(), ids=DURABLE_OR_NOT)
-@pytest.mark.parametrize("durable", [False, True], ids=["hasty", "durable"])
+STARTED = [
+    *(
+        pytest.param(*server, {"durable": False}, id=f"{name}-hasty")
+        for name, server in DURABLE_OR_NOT.items()
+    ),
+    *(
+        pytest.param(*server, {"durable": True}, id=f"{name}-durable")
+        for name, server in DURABLE_OR_NOT.items()
+    ),
+    *(pytest.param(*server, {}, id=name) for name, server in OTHERS.items()),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize((*COLUMNS, "options"), STARTED)
 def test_a_server_answers_with_its_version_and_is_gone_afterwards(
-    module: ModuleType, variable: str, version: str, durable: bool, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    variable: str,
+    version: str,
+    options: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
-    with available(module.__name__, module.server(durable=durable)) as url:
+    with available(module.__name__, module.server(**options)) as url:
         assert re.search(version, version_of(url))
     assert not listening(url)
 
 
-@pytest.mark.parametrize(COLUMNS, OTHERS.values(), ids=OTHERS)
-def test_another_server_answers_and_is_gone_afterwards(
-    module: ModuleType, variable: str, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(variable, raising=False)
-    with available(module.__name__, module.server()) as url:
-        assert re.search(version, version_of(url))
-    assert not listening(url)
-
-
+@pytest.mark.full
 @pytest.mark.parametrize(COLUMNS, MORTAL.values(), ids=MORTAL)
 def test_a_server_dies_with_a_process_that_is_killed(
     module: ModuleType,
@@ -115,7 +148,7 @@ def test_a_server_dies_with_a_process_that_is_killed(
                 watches = [stack.enter_context(watching(server)) for server in processes_in(directory)]
                 assert watches
                 holder.send_signal(signal.SIGKILL)
-                assert all(ended(10) for ended in watches)
+                assert all(ended(PATIENCE) for ended in watches)
 
 
 @pytest.mark.parametrize(COLUMNS, SERVERS.values(), ids=SERVERS)
@@ -125,6 +158,32 @@ def test_a_url_from_the_environment_is_used_as_it_is(
     monkeypatch.setenv(variable, "scheme://somebody:secret@elsewhere/database")
     with module.server() as url:
         assert url == "scheme://somebody:secret@elsewhere/database"
+
+
+@pytest.mark.parametrize("kind", [*DATABASES, "sqlite"])
+def test_a_migrated_database_has_the_tables_and_no_row_of_the_last_one(
+    kind: str, request: pytest.FixtureRequest, migrated_database: Callable[[str], str]
+) -> None:
+    def leave(url: str) -> None:
+        outbox = Outbox(url, routes=[Route("*", to="shop")], destinations=[Destination("shop", "console:")])
+        assert outbox.migrate() == []
+        with connectable(url).begin() as connection:
+            assert connection.scalar(sa.select(sa.func.count()).select_from(outbox.tables.event)) == 0
+            outbox.emit(connection, "Order", 1, "order.paid", {}, idempotency_key="once")
+
+    leave(migrated_database(kind))
+    leave(migrated_database(kind))
+    if kind != "sqlite":
+        for _ in range(2):
+            with fresh.migrated(request.getfixturevalue(FIXTURES[kind])) as url:
+                leave(url)
+
+
+def test_a_migrated_database_that_was_changed_is_not_used_again(mariadb_url: str) -> None:
+    with fresh.migrated(mariadb_url) as changed, connectable(changed).begin() as connection:
+        connection.execute(sa.text("ALTER TABLE outbox_event ADD COLUMN mine INTEGER"))
+    with fresh.migrated(mariadb_url) as url:
+        assert url != changed
 
 
 @pytest.mark.parametrize("kind", [*DATABASES, "sqlite"])
@@ -174,6 +233,59 @@ def test_a_server_that_cannot_be_had_fails_the_test_where_servers_are_required(
         available("PostgreSQL", missing()),
     ):
         pass
+
+
+def test_all_processes_of_a_run_share_one_server_which_ends_with_the_run(pytestconfig: pytest.Config) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SHARER], cwd=pytestconfig.rootpath, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        first, second, third = (owner.stdout.readline().strip() for _ in range(3))
+        assert first.startswith("nats://")
+        assert first == second
+        assert third == "no thing: there is none"
+        assert listening(first)
+        owner.kill()
+    wait_for(lambda: not listening(first), "the server ends with the run that was killed")
+
+
+def test_ports_lie_below_those_of_outgoing_connections_and_belong_to_one_process() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    code = "from tests.servers import ports; print(ports.own().number, ports.own().take())"
+    other, port = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
+    assert other != ports.own().number
+    mine = {ports.own().take() for _ in range(5)}
+    assert len(mine) == 5
+    assert all(ports.FIRST <= taken < lowest for taken in (port, *mine))
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    first = ports.own().take()
+    with socket.create_server(("127.0.0.1", first + 1)):
+        assert ports.own().take() == first + 2
+
+
+def test_nothing_is_installed_where_that_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAYBOX_INSTALL", "0")
+    monkeypatch.setattr(subprocess, "run", None)
+    with pytest.raises(base.Unavailable, match="redis-server is not installed, and RELAYBOX_INSTALL=0"):
+        base.apt_install("redis-server")
+
+
+def test_the_workspaces_of_processes_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "MEMORY", tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name in (f"relaybox-{ended.pid}-x", f"relaybox-{os.getpid()}-x", "relaybox-mine", "other"):
+        (tmp_path / name).mkdir()
+    base.remove_abandoned()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"relaybox-{os.getpid()}-x",
+        "relaybox-mine",
+        "other",
+    }
 
 
 def test_the_guide_names_every_server_and_what_stands_in_for_it(pytestconfig: pytest.Config) -> None:

@@ -31,7 +31,7 @@ from tests.servers import (
     redis,
 )
 
-VARIABLE = "RELAYBOX_TEST_HOST"
+VARIABLE = "RELAYBOX_SERVER_HOST"
 """Names the host's socket for the processes below the one that owns it."""
 
 Start = Callable[[], AbstractContextManager[str]]
