@@ -136,14 +136,17 @@ def _sqlite_template() -> Path:
     return template
 
 
-@contextmanager
-def _administer(server_url: str) -> Iterator[sa.Connection]:
+def _administer(server_url: str) -> sa.Connection:
+    return _engine(server_url).connect()
+
+
+@cache
+def _engine(server_url: str) -> sa.Engine:
     url = sa.make_url(server_url)
-    engine = sa.create_engine(
+    # Made once for each server: the first connection of an engine asks for much that the others know.
+    return sa.create_engine(
         url.set(drivername=DRIVERS[url.drivername]), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
     )
-    with engine.connect() as connection:
-        yield connection
 
 
 def _url(server_url: str, name: str) -> str:
