@@ -1,7 +1,7 @@
 """Run `relaybox` in processes of their own that cost milliseconds.
 
-Most of what a command takes is imports. A warm interpreter has made them, and forks for each command: a process
-with its own directory, environment, signals and exit status, as users have it.
+Most of what a command takes is imports. A warm interpreter has made them, and forks for each command: a
+process with its own directory, environment, signals and exit status, as users have it.
 """
 
 from __future__ import annotations
