@@ -19,10 +19,7 @@ from relaybox.web.live import live_of
 
 OPERATOR = "an-operators-token"
 VIEWER = "a-viewers-own-token"
-USERS = {
-    "ada": {"token": OPERATOR, "role": "operator"},
-    "vic": {"token": VIEWER, "role": "viewer"},
-}
+USERS = {"ada": {"token": OPERATOR, "role": "operator"}, "vic": {"token": VIEWER, "role": "viewer"}}
 PATIENCE = 60.0
 
 QUICK = {"base": "50ms", "cap": "100ms"}

@@ -132,11 +132,7 @@ class TestSize(OnOpenSearch):
         self, engine: OpenSearchEngine, api: Api, name: str
     ) -> None:
         api("PUT", f"/{name}", {"mappings": {"dynamic": False}})
-        changes = [
-            index("a", 1),
-            Change("b", {"text": "x" * (opensearch.LARGEST + 1)}, 1),
-            index("c", 1),
-        ]
+        changes = [index("a", 1), Change("b", {"text": "x" * (opensearch.LARGEST + 1)}, 1), index("c", 1)]
         answers = await engine.write(name, changes)
         assert kinds(answers) == [Delivered, Reject, Delivered]
         assert "http.max_content_length" in reason_of(answers[1])

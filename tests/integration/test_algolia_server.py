@@ -107,11 +107,7 @@ def test_replace_partial_update_and_delete(server: algolia.Server) -> None:
             ("partialUpdateObjectNoCreate", {"objectID": "3", "a": 1}),
         ),
     )
-    assert records(server, "i", "1", "2", "3") == [
-        {"objectID": "1", "b": 4},
-        {"objectID": "2", "a": 1},
-        None,
-    ]
+    assert records(server, "i", "1", "2", "3") == [{"objectID": "1", "b": 4}, {"objectID": "2", "a": 1}, None]
     done(server, "POST", "/i/batch", batch(("deleteObject", {"objectID": "1"})))
     assert records(server, "i", "1") == [None]
 

@@ -86,10 +86,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "expression": (sa.select((Document.id + 1).label("id")), "must be a column of a table"),
     "subquery": (sa.select(sa.select(Document.id).subquery()), "must be a column of a table"),
     "two entities": (sa.select(Document, Author), "an entity and more"),
-    "several rows": (
-        sa.select(Document.id, OTHER.title).join(OTHER, OTHER.id <= 2),
-        "several rows of '1'",
-    ),
+    "several rows": (sa.select(Document.id, OTHER.title).join(OTHER, OTHER.id <= 2), "several rows of '1'"),
     "no table": (sa.select(sa.table("nowhere", sa.column("id")).c.id), "the select cannot be executed"),
     "no mapping": ([1, 2], "document 1 has no 'id'"),
     "id is null": ([{"id": None}], "document 1 has no 'id'"),

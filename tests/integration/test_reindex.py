@@ -167,8 +167,7 @@ def test_a_new_index_takes_the_place_of_the_old_one(filled: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "step",
-    ["creating", "reading the database", "documents emitted", "comparing", "takes the place"],
+    "step", ["creating", "reading the database", "documents emitted", "comparing", "takes the place"]
 )
 def test_one_that_is_killed_leaves_the_old_index_and_the_next_clears_up(filled: Site, step: str) -> None:
     with filled.relay():

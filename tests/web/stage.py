@@ -15,10 +15,7 @@ from tests.integration.operated import DESTINATIONS, Operated
 
 OPERATOR = "token-of-the-operator"
 VIEWER = "token-of-the-viewer"
-USERS = {
-    "ann": {"token": OPERATOR, "role": "operator"},
-    "victor": {"token": VIEWER, "role": "viewer"},
-}
+USERS = {"ann": {"token": OPERATOR, "role": "operator"}, "victor": {"token": VIEWER, "role": "viewer"}}
 HERE = ("127.0.0.1", 50_000)
 NOBODY = UUID(int=7)
 

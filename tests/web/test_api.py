@@ -97,11 +97,7 @@ async def test_an_event_is_shown_with_all_that_is_known_of_it_and_no_secret(stag
     await stage.operated.back_off("mail", "503 <img src=x onerror=alert(1)>")
     found = (await stage.get(f"/api/events/{id_}"))["deliveries"]
     assert [one["destination"] for one in found] == ["mail", "shop"]
-    assert found[0]["payload"] == {
-        "total": 42,
-        "card": "•••",
-        "lines": [{"api_key": "•••"}, {"price": 1}],
-    }
+    assert found[0]["payload"] == {"total": 42, "card": "•••", "lines": [{"api_key": "•••"}, {"price": 1}]}
     assert found[0]["headers"] == {"X-Auth-Token": "•••", "tenant": "a"}
     [attempt] = found[0]["failed_attempts"]
     assert attempt["error_message"] == "503 <img src=x onerror=alert(1)>"
