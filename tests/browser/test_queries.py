@@ -13,42 +13,37 @@ from starlette.testclient import TestClient
 from relaybox.stores.postgres import Psycopg
 from relaybox.web import dashboard
 from tests.browser import seed
+from tests.databases import engine
 from tests.trips import counted
 
 PATHS = [
-    "/",
-    "/?period=7d",
-    "/destinations",
-    "/destinations/billing",
-    "/events",
-    "/events?status=failed",
-    "/events?status=failed&destination=billing",
-    "/failures",
-    "/failures?destination=billing",
-    "/dead-letters",
-    "/operations",
-    "/relays",
-    "/audit",
-    "/system",
+    *(
+        "/",
+        "/?period=7d",
+        "/destinations",
+        "/destinations/billing",
+        "/failures",
+        "/failures?destination=billing",
+    ),
+    *("/events", "/events?status=failed", "/events?status=failed&destination=billing", "/dead-letters"),
+    *("/operations", "/relays", "/audit", "/system"),
     "/actions/confirm?action=retry&status=failed&destination=billing",
 ]
 MOST = 40
 """Round trips of one page, with six destinations."""
 
 
-def test_the_number_of_queries_does_not_grow(fresh_database: Callable[[str], str]) -> None:
-    database = fresh_database("postgresql-18")
+def test_the_number_of_queries_does_not_grow(migrated_database: Callable[[str], str]) -> None:
+    database = migrated_database("postgresql-18")
     outbox = seed.shop(database)
-    engine = sa.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
     with (
         counted(Psycopg) as trips,
         TestClient(dashboard(outbox), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client,
     ):
-        write(outbox, engine, 10)
+        write(outbox, engine(database), 10)
         few = costs(client, trips)
-        write(outbox, engine, 990)
+        write(outbox, engine(database), 990)
         many = costs(client, trips)
-    engine.dispose()
     assert {path: many[path] for path in few if many[path] > few[path]} == {}
     assert max(few.values()) <= MOST
 

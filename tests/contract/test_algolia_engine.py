@@ -53,8 +53,10 @@ async def place(server: algolia.Server) -> AsyncIterator[Place]:
         yield place
 
 
-def destination(server: algolia.Server, timeout: str = "10s", auth: str = "", **options: Any) -> Destination:
-    return Destination("search", server.url, timeout=timeout, auth=auth or server.key, options=options)
+def destination(
+    server: algolia.Server, url: str = "", timeout: str = "10s", auth: str = "", **options: Any
+) -> Destination:
+    return Destination("search", url or server.url, timeout=timeout, auth=auth or server.key, options=options)
 
 
 def indexed(id: str, version: int = 1, **attributes: Any) -> Change:
@@ -220,7 +222,7 @@ async def test_a_task_that_is_not_published_is_not_delivered(
 ) -> None:
     server.faults(**fault)
     # Long enough for all that comes before the wait for the task.
-    async with opened(server, timeout="3s") as hasty:
+    async with opened(server, timeout="2s") as hasty:
         bad, answer = await hasty.engine.write(place.index, [indexed("bad", **BAD_POINT), indexed("1")])
     assert isinstance(bad, Reject)
     assert isinstance(answer, Unavailable)
@@ -271,7 +273,8 @@ def other() -> Iterator[algolia.Server]:
 @asynccontextmanager
 async def of_both(first: algolia.Server, second: algolia.Server, **given: Any) -> AsyncIterator[Place]:
     hosts = ",".join(f"127.0.0.1:{each.port}" for each in (first, second))
-    async with opened(first, host=hosts, tls=False, **given) as place:
+    url = f"algolia://{algolia.APPLICATION}/documents?host={hosts}&tls=false"
+    async with opened(first, url=url, **given) as place:
         yield place
 
 

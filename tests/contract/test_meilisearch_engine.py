@@ -489,7 +489,7 @@ async def test_settings_with_an_embedders_key_are_not_copied(
         told = await asking(method, path, *more, **named)
         return {**told, "embedders": {"ai": {"apiKey": "XXX..."}}} if path.endswith("/settings") else told
 
-    monkeypatch.setattr(engine, "_json", with_embedder)
+    monkeypatch.setattr(place.engine, "_json", with_embedder)
     with pytest.raises(Unavailable, match="embedder 'ai' has an apiKey"):
         await place.build()
     assert list(await place.present()) == [place.index]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -17,10 +16,9 @@ from relaybox.indexing.leftovers import Leftovers
 from relaybox.indexing.reindex import Reindexed, aabort, areindex
 from relaybox.outcome import Unavailable
 from relaybox.sinks.meilisearch import MeilisearchEngine
-from tests.integration.library import SOURCE, Library
+from tests.integration.library import SOURCE, Library, key_in_url
 from tests.servers import meilisearch
-
-PATIENCE = 60.0
+from tests.waiting import await_for
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +28,9 @@ def server() -> Iterator[meilisearch.Server]:
 
 
 @pytest.fixture
-def library(fresh_database: Callable[[str], str], server: meilisearch.Server) -> Library:
-    index = f"documents_{uuid4().hex[:8]}"
-    sink = meilisearch.destination_url(server, index).replace("://", f"://:{server.key}@")
-    library = Library(fresh_database("sqlite"), sink, index)
-    library.make()
-    library.add(range(1, 31))
-    library.outbox.drain()
+def library(migrated_database: Callable[[str], str], server: meilisearch.Server) -> Library:
+    library = Library(migrated_database("sqlite"), key_in_url(server))
+    library.fill(range(1, 31))
     library.write(("7", None), ("1001", {"id": 1001}))
     return library
 
@@ -100,17 +94,15 @@ def test_it_gives_signs_of_life_while_the_engine_replaces(
 ) -> None:
     operation = library.outbox.tables.operation
     replace = MeilisearchEngine.replace
+    seen: set[Any] = set()
 
-    def beaten() -> Any:
+    def has_beaten() -> bool:
         [[at]] = library.execute(sa.select(operation.c.updated_at).where(operation.c.action == "reindex"))
-        return at
+        seen.add(at)
+        return len(seen) == 3
 
     async def slow(self: MeilisearchEngine, live: str, fresh: str) -> None:
-        seen = {beaten()}
-        async with asyncio.timeout(PATIENCE):
-            while len(seen) < 3:
-                await asyncio.sleep(0.05)
-                seen.add(beaten())
+        await await_for(has_beaten)
         await replace(self, live, fresh)
 
     monkeypatch.setattr(MeilisearchEngine, "replace", slow)
@@ -145,17 +137,17 @@ def test_one_that_is_hidden_is_cleared_away(library: Library, monkeypatch: pytes
 def test_a_backfill_that_is_cancelled_ends_it(library: Library) -> None:
     async def main() -> None:
         rebuilding = asyncio.ensure_future(areindex(library.outbox, "search", SOURCE, rate=1, batch=1))
-        async with open_desk(library.outbox, "operator") as desk, asyncio.timeout(PATIENCE):
-            while not (found := [one for one in await _running(desk) if one.done > 1]):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            await desk.admin.cancel(found[0].id)
+        async with open_desk(library.outbox, "operator") as desk:
+
+            async def begun() -> list[Any]:
+                known = await desk.admin.journal.operations(10)
+                return [one for one in known if one.action == "backfill" and one.done]
+
+            [backfill] = await await_for(begun)
+            await desk.admin.cancel(backfill.id)
         with pytest.raises(ReindexFailed, match="its backfill was cancelled"):
             await rebuilding
 
     asyncio.run(main())
     assert library.present() == {library.index}
     assert not {"pending", "failed"} & set(library.statuses())
-
-
-async def _running(desk: Any) -> list[Any]:
-    return [one for one in await desk.admin.journal.operations(10) if one.action == "backfill"]
