@@ -12,10 +12,7 @@ from relaybox.bulk import MOST
 from relaybox.web import dashboard
 from relaybox.web.cursor import Cursors
 from relaybox.web.templating import LONGEST_FLASH, read_flash, redirect
-from tests.web.stage import Stage, is_problem
-from tests.web.test_sessions import csrf_of, log_in
-
-HTML = {"accept": "text/html"}
+from tests.web.stage import HTML, Stage, csrf_of, is_problem, log_in
 
 
 async def test_no_more_than_a_few_operations_run_at_once(quick: Stage) -> None:
@@ -59,24 +56,20 @@ async def test_a_rate_of_a_form_that_is_none_is_told(quick: Stage, rate: str) ->
 
 @pytest.mark.parametrize("place", ["nothing", "", "1" * 5_000, "9" * 19, "-1", "é", "1.5"])
 async def test_a_cursor_that_leads_nowhere_is_refused(quick: Stage, place: str) -> None:
-    quick.web.cursors = Cursors(b"known to somebody")
-    about = {"/api/dead-letters": "dead letters", "/api/audit": "audit"}
+    cursors = quick.web.cursors = Cursors(b"known to somebody")
+    bad = base64.urlsafe_b64encode(cursors._mac("audit", b"\xff") + b"\xff").rstrip(b"=").decode()
     async with quick.client() as client:
-        for path, question in about.items():
-            cursor = quick.web.cursors.seal(question, place)
-            answer = await client.get(path, params={"cursor": cursor})
-            is_problem(answer, 422)
-    bad = quick.web.cursors._mac("audit", b"\xff") + b"\xff"
-    async with quick.client() as client:
-        cursor = base64.urlsafe_b64encode(bad).rstrip(b"=").decode()
-        is_problem(await client.get("/api/audit", params={"cursor": cursor}), 422)
+        for path, cursor in (
+            ("/api/dead-letters", cursors.seal("dead letters", place)),
+            ("/api/audit", cursors.seal("audit", place)),
+            ("/api/audit", bad),
+        ):
+            is_problem(await client.get(path, params={"cursor": cursor}), 422)
 
 
 async def test_without_users_nobody_knows_the_key_of_cursors(quick: Stage) -> None:
-    first, second = dashboard(quick.outbox), dashboard(quick.outbox)
-    assert first.cursors.seal("audit", 1) != second.cursors.seal("audit", 1)
-    await first.close()
-    await second.close()
+    async with dashboard(quick.outbox) as first, dashboard(quick.outbox) as second:
+        assert first.cursors.seal("audit", 1) != second.cursors.seal("audit", 1)
 
 
 async def test_a_pause_until_a_time_that_is_over_is_refused(quick: Stage) -> None:
