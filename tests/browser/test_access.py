@@ -31,9 +31,7 @@ def operating(site: Site, open_page: OpenPage) -> Page:
     return page
 
 
-def test_a_login_leads_to_the_page_that_was_asked_for_and_a_logout_ends_it(
-    guarded_site: Site, open_page: OpenPage
-) -> None:
+def test_a_login_leads_to_the_page_asked_for_until_a_logout(guarded_site: Site, open_page: OpenPage) -> None:
     page = open_page(expected=REFUSED)
     log_in(page, guarded_site, "a-wrong-token", "/events?status=failed")
     expect(page.get_by_role("alert")).to_have_text("The token is wrong.")

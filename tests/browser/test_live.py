@@ -15,9 +15,7 @@ from tests.waiting import wait_for
 OpenPage = Callable[..., Page]
 
 
-def test_a_page_is_updated_without_a_reload_and_keeps_focus_and_what_was_typed(
-    site: Site, open_page: OpenPage
-) -> None:
+def test_a_page_is_updated_without_a_reload_and_keeps_what_was_typed(site: Site, open_page: OpenPage) -> None:
     site.emit("invoice.sent", {"n": 1})
     page = open_page()
     page.goto(f"{site.address}/events")

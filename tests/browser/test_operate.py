@@ -12,9 +12,7 @@ from tests.waiting import wait_for
 OpenPage = Callable[..., Page]
 
 
-def test_a_failing_destination_appears_its_group_is_retried_and_events_flow(
-    site: Site, open_page: OpenPage
-) -> None:
+def test_a_failing_destination_is_seen_and_its_group_retried(site: Site, open_page: OpenPage) -> None:
     site.billing.status, site.billing.text = 422, "currency EUX is not known"
     site.start_relay()
     page = open_page()

@@ -282,9 +282,7 @@ async def test_an_index_that_others_tell_of_is_unavailable(server: Server, place
         await place.present(place.index)
 
 
-async def test_an_internal_failure_that_one_document_causes_is_not_the_others(
-    server: Server, place: Place
-) -> None:
+async def test_an_internal_failure_of_one_document_is_not_the_others(server: Server, place: Place) -> None:
     server.fault(tasks=({"code": "internal", "count": 2},))
     answers = await place.write([put("a"), put("b"), put("c"), put("d")])
     assert kinds(answers) == [Delivered] * 4
@@ -342,9 +340,7 @@ async def test_a_lost_answer_is_unavailable(server: Server, place: Place, when: 
 
 
 @pytest.mark.parametrize("key", ["another-key", None])
-async def test_a_wrong_key_is_unavailable_and_not_shown(
-    server: Server, place: Place, key: str | None
-) -> None:
+async def test_a_wrong_key_is_told_and_not_shown(server: Server, place: Place, key: str | None) -> None:
     async with opened(server, auth=key) as engine:
         said = await Place(engine, place.index).refused(put("a"))
         assert "auth" in said
@@ -452,9 +448,7 @@ async def test_a_new_index_takes_the_place_of_the_old_one(started: Server, place
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_swap_is_done_once_whatever_becomes_of_the_answer(
-    server: Server, place: Place, when: str
-) -> None:
+async def test_a_swap_is_done_once_if_its_answer_is_lost(server: Server, place: Place, when: str) -> None:
     await place.build()
     await place.engine.write(place.building, [put("new")])
     server.fault(requests=({"drop": when, "count": 1, "on": "POST /swap-indexes"},))
@@ -480,9 +474,7 @@ async def test_an_index_that_does_not_exist_has_no_documents(engine: Meilisearch
             await asked
 
 
-async def test_settings_with_an_embedders_key_are_not_copied(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_embedders_key_is_not_copied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     asking = place.engine._json
 
     async def with_embedder(method: str, path: str, *more: Any, **named: Any) -> Any:

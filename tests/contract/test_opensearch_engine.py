@@ -230,9 +230,7 @@ async def test_deletes_alone_write_nothing_else_to_an_alias(blank: Place) -> Non
 
 
 @pytest.mark.parametrize("block", ["read_only", "read_only_allow_delete", "write"])
-async def test_an_index_that_must_not_be_written_takes_no_more_for_now(
-    api: Api, strict: Place, block: str
-) -> None:
+async def test_a_blocked_index_takes_no_more_for_now(api: Api, strict: Place, block: str) -> None:
     api("PUT", f"/{strict.index}/_settings", {f"index.blocks.{block}": True})
     [answer] = await strict.write([index("a", 1)])
     assert type(answer) is Throttled

@@ -13,26 +13,27 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.servers import algolia
+from tests.servers.algolia import Server
 from tests.waiting import wait_for
 
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[algolia.Server]:
+def started() -> Iterator[Server]:
     with algolia.server() as server:
         yield server
 
 
 @pytest.fixture
-def server(started: algolia.Server) -> Iterator[algolia.Server]:
+def server(started: Server) -> Iterator[Server]:
     yield started
     started.faults()
     for item in ask(started, "GET", "")["items"]:
         done(started, "DELETE", f"/{item['name']}")
 
 
-def ask(server: algolia.Server, method: str, path: str, body: Any = None, key: str = algolia.KEY) -> Any:
+def ask(server: Server, method: str, path: str, body: Any = None, key: str = algolia.KEY) -> Any:
     request = Request(
         f"http://127.0.0.1:{server.port}/1/indexes{path}",
         None if body is None else json.dumps(body).encode(),
@@ -50,7 +51,7 @@ def ask(server: algolia.Server, method: str, path: str, body: Any = None, key: s
         return {**json.load(error), "code": error.code, "after": error.headers.get("Retry-After")}
 
 
-def done(server: algolia.Server, method: str, path: str, body: Any = None) -> Any:
+def done(server: Server, method: str, path: str, body: Any = None) -> Any:
     """Ask for a change, and wait until its task is published."""
     answer = ask(server, method, path, body)
     task = f"/{path.split('/')[1]}/task/{answer['taskID']}"
@@ -58,7 +59,7 @@ def done(server: algolia.Server, method: str, path: str, body: Any = None) -> An
     return answer
 
 
-def write(server: algolia.Server, index: str, *requests: tuple[str, dict[str, Any]]) -> Any:
+def write(server: Server, index: str, *requests: tuple[str, dict[str, Any]]) -> Any:
     return done(server, "POST", f"/{index}/batch", batch(*requests))
 
 
@@ -66,12 +67,12 @@ def batch(*requests: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return {"requests": [{"action": action, "body": body} for action, body in requests]}
 
 
-def records(server: algolia.Server, index: str, *ids: str) -> Any:
+def records(server: Server, index: str, *ids: str) -> Any:
     asked = {"requests": [{"indexName": index, "objectID": id} for id in ids]}
     return ask(server, "POST", "/*/objects", asked)["results"]
 
 
-def test_a_batch_is_a_task_that_is_published_later(server: algolia.Server) -> None:
+def test_a_batch_is_a_task_that_is_published_later(server: Server) -> None:
     server.faults(stuck=True)
     asked = batch(
         ("addObject", {"name": "Betty Jane McCamey", "company": "Vita Foods Inc."}),
@@ -97,7 +98,7 @@ def test_a_batch_is_a_task_that_is_published_later(server: algolia.Server) -> No
     ]
 
 
-def test_replace_partial_update_and_delete(server: algolia.Server) -> None:
+def test_replace_partial_update_and_delete(server: Server) -> None:
     write(server, "i", ("updateObject", {"objectID": "1", "a": 1, "b": 2}))
     write(server, "i", ("partialUpdateObject", {"objectID": "1", "b": 3}))
     assert records(server, "i", "1") == [{"objectID": "1", "a": 1, "b": 3}]
@@ -127,9 +128,7 @@ def test_replace_partial_update_and_delete(server: algolia.Server) -> None:
         ("IncrementFrom", 4, 5, None),
     ],
 )
-def test_built_in_operations(
-    server: algolia.Server, operation: str, value: Any, before: Any, after: Any
-) -> None:
+def test_built_in_operations(server: Server, operation: str, value: Any, before: Any, after: Any) -> None:
     write(server, "i", ("updateObject", {"objectID": "1", "n": before}))
     body = {"objectID": "1", "n": {"_operation": operation, "value": value}, "other": True}
     write(server, "i", ("partialUpdateObject", body))
@@ -137,7 +136,7 @@ def test_built_in_operations(
     assert records(server, "i", "1") == [{"objectID": "1", **expected}]
 
 
-def test_errors(server: algolia.Server) -> None:
+def test_errors(server: Server) -> None:
     wrong = ask(server, "GET", "", key="wrong")
     said = {"message": "Invalid Application-ID or API key", "status": 403}
     assert wrong == {**said, "code": 403, "after": None}
@@ -151,7 +150,7 @@ def test_errors(server: algolia.Server) -> None:
     assert "position" not in geoloc
 
 
-def test_a_record_too_big_spoils_its_batch(server: algolia.Server) -> None:
+def test_a_record_too_big_spoils_its_batch(server: Server) -> None:
     asked = batch(("addObject", {"objectID": "a"}), ("addObject", {"objectID": "b", "text": "x" * 14_000}))
     answer = ask(server, "POST", "/i/batch", asked)
     told = "Record at the position 1 objectID=b is too big size=14026/10000 bytes"
@@ -164,7 +163,7 @@ def test_a_record_too_big_spoils_its_batch(server: algolia.Server) -> None:
     assert ask(server, "GET", "") == {"items": [], "nbPages": 1}
 
 
-def test_a_quota_of_records_counts_every_index(server: algolia.Server) -> None:
+def test_a_quota_of_records_counts_every_index(server: Server) -> None:
     server.faults(quota=2)
     write(server, "a", ("updateObject", {"objectID": "1"}))
     write(server, "b", ("updateObject", {"objectID": "1"}))
@@ -177,7 +176,7 @@ def test_a_quota_of_records_counts_every_index(server: algolia.Server) -> None:
     assert records(server, "a", "1") == [None]
 
 
-def test_faults_of_the_next_requests(server: algolia.Server) -> None:
+def test_faults_of_the_next_requests(server: Server) -> None:
     server.faults(status=429, times=2, message="Too many jobs", retry_after="3")
     for _ in range(2):
         answer = ask(server, "GET", "")
@@ -187,7 +186,7 @@ def test_faults_of_the_next_requests(server: algolia.Server) -> None:
     assert ask(server, "POST", "/i/batch", batch())["code"] == 413
 
 
-def test_the_list_of_indexes(server: algolia.Server) -> None:
+def test_the_list_of_indexes(server: Server) -> None:
     write(server, "a", ("updateObject", {"objectID": "1"}))
     done(server, "PUT", "/b/settings", {"hitsPerPage": 5})
     listed = ask(server, "GET", "")
@@ -204,7 +203,7 @@ def test_the_list_of_indexes(server: algolia.Server) -> None:
     assert ([item["name"] for item in page["items"]], page["nbPages"]) == (["b"], 2)
 
 
-def test_settings_copy_move_and_delete(server: algolia.Server) -> None:
+def test_settings_copy_move_and_delete(server: Server) -> None:
     answer = done(server, "PUT", "/a/settings", {"searchableAttributes": ["title"], "replicas": ["r"]})
     assert set(answer) == {"taskID", "updatedAt"}
     write(server, "a", ("updateObject", {"objectID": "1"}))
@@ -224,7 +223,7 @@ def test_settings_copy_move_and_delete(server: algolia.Server) -> None:
     assert ask(server, "GET", "/a/settings")["code"] == 404
 
 
-def test_browse_and_query(server: algolia.Server) -> None:
+def test_browse_and_query(server: Server) -> None:
     bodies = [{"objectID": str(at), "title": f"Book {at}", "n": at} for at in range(5)]
     write(server, "i", *(("updateObject", body) for body in bodies))
     asked: dict[str, Any] = {"hitsPerPage": 2, "attributesToRetrieve": ["objectID"]}
@@ -240,7 +239,7 @@ def test_browse_and_query(server: algolia.Server) -> None:
     assert (found["nbHits"], found["page"], found["nbPages"], found["query"]) == (1, 0, 1, "book 3")
 
 
-def test_what_was_accepted_outlives_the_process(server: algolia.Server) -> None:
+def test_what_was_accepted_outlives_the_process(server: Server) -> None:
     done(server, "PUT", "/i/settings", {"hitsPerPage": 3})
     server.faults(stuck=True)
     accepted = ask(server, "POST", "/i/batch", batch(("updateObject", {"objectID": "1"})))
@@ -253,7 +252,7 @@ def test_what_was_accepted_outlives_the_process(server: algolia.Server) -> None:
     assert ask(server, "GET", "/i/settings")["hitsPerPage"] == 3
 
 
-def test_a_task_that_gets_lost_is_never_published(server: algolia.Server) -> None:
+def test_a_task_that_gets_lost_is_never_published(server: Server) -> None:
     server.faults(lose=1)
     lost = ask(server, "POST", "/i/batch", batch(("updateObject", {"objectID": "1"})))
     write(server, "i", ("updateObject", {"objectID": "2"}))

@@ -83,9 +83,7 @@ def test_the_columns_of_a_join_are_a_document_too(archive: Archive) -> None:
     )
 
 
-def test_one_that_is_killed_is_gone_on_with_and_emits_each_document_once(
-    archive: Archive, project: Project
-) -> None:
+def test_one_that_is_killed_goes_on_and_emits_each_document_once(archive: Archive, project: Project) -> None:
     with project.running(*WORDS, *HELD) as process:
         project.until(lambda: len(archive.ids()) == 20)
         process.send_signal(signal.SIGKILL)
@@ -209,9 +207,7 @@ async def test_one_that_is_cancelled_ends_and_can_be_gone_on_with(archive: Archi
     assert archive.ids() == list(range(1, 121))
 
 
-async def test_one_that_another_has_taken_over_emits_nothing_more(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_taken_over_emits_nothing_more(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its next page comes before its next sign of life, and its last one long after the other has begun.
     async with under_way(archive, rate=10) as working:
         # As if it had been silent for long: another one takes it for dead.
@@ -245,9 +241,7 @@ async def test_a_takeover_goes_on_after_a_page_that_just_commits(archive: Archiv
     assert archive.ids() == [*range(1, 6), *range(11, 121)]
 
 
-async def test_a_commit_whose_answer_is_lost_is_not_done_twice(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_commit_in_doubt_is_not_repeated(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     emit_after = SelectRows.emit_after
     lost = iter([False, True, False, True])
 

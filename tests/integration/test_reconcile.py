@@ -26,6 +26,7 @@ from tests.integration.library import DOCUMENT, SOURCE, Command, Library, comman
 from tests.servers import meilisearch
 
 Make = Callable[..., Library]
+Meanwhile = Callable[[Callable[[], Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_a_difference_whose_event_is_under_way_is_told_apart(library: Library) -
 
 
 @pytest.fixture
-def between_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+def between_looks(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
     """Has something happen between the two looks of a comparison."""
     asked = Undelivered.of_documents
 
@@ -167,9 +168,7 @@ def between_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any
     return happens
 
 
-def test_a_difference_that_is_gone_at_the_second_look_does_not_count(
-    library: Library, between_looks: Callable[[Callable[[], Any]], None]
-) -> None:
+def test_what_matches_at_the_second_look_does_not_differ(library: Library, between_looks: Meanwhile) -> None:
     """The event arrives between the two looks."""
     library.fill([1, 2])
     library.write(("1", None))
@@ -180,9 +179,7 @@ def test_a_difference_that_is_gone_at_the_second_look_does_not_count(
     assert (result.matched, result.differences, result.in_flight) == (2, 0, 0)
 
 
-def test_a_document_that_changes_during_the_second_look_is_under_way(
-    library: Library, between_looks: Callable[[Callable[[], Any]], None]
-) -> None:
+def test_a_document_that_changes_meanwhile_is_under_way(library: Library, between_looks: Meanwhile) -> None:
     library.fill([1])
     library.write(("1", {"id": 1, "title": "older", "pages": 1}))
     between_looks(lambda: library.change(1, title="newer"))
@@ -274,9 +271,7 @@ def test_an_iterable_is_compared_without_locks(library: Library, documents: str)
     assert library.indexed() == library.rows()
 
 
-def test_an_id_that_the_engine_gives_twice_is_one_difference(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_given_twice_is_one_difference(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages move while others write to the index."""
     library.write(("stranger", {"id": "stranger"}))
 
@@ -455,9 +450,7 @@ def test_the_question_before_a_reindex_says_what_is_rebuilt(
     assert asked == [f"rebuild the index {library.index} of search from 2 documents?"]
 
 
-def test_an_engine_that_is_away_is_one_line_and_status_2(
-    library: Library, command: Command, server: meilisearch.Server
-) -> None:
+def test_an_engine_that_is_away_is_told_in_one_line(command: Command, server: meilisearch.Server) -> None:
     server.fault(requests=({"status": 503, "count": 100, "on": ""},))
     try:
         status, output = command("reconcile")

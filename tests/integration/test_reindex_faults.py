@@ -60,9 +60,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MeilisearchEngine, "present", hiding)
 
 
-def test_one_that_serves_is_no_failure_whatever_becomes_of_the_old_one(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reindex_that_serves_did_not_fail(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     async def replace(self: MeilisearchEngine, live: str, fresh: str) -> None:
         await self._swap(live, fresh)
         raise Unavailable("the old one is not dropped")
@@ -89,9 +87,7 @@ def test_a_database_that_is_away_after_the_swap_is_no_failure(
     assert "may be left behind (the database is away)" in caplog.text
 
 
-def test_it_gives_signs_of_life_while_the_engine_replaces(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_gives_signs_of_life_while_it_replaces(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = library.outbox.tables.operation
     replace = MeilisearchEngine.replace
     seen: set[Any] = set()

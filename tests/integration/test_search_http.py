@@ -168,7 +168,7 @@ async def test_after_an_answer_that_did_not_come_the_next_host_is_asked_first() 
         serving(silence) as silent,
         serving(trouble) as troubled,
         serving(fine) as well,
-        asking(silent, troubled, well, timeout=1.0) as client,
+        asking(silent, troubled, well, timeout=2.0) as client,
     ):
         with pytest.raises(Unavailable, match="no answer"):
             await client.request("GET", "/")

@@ -119,9 +119,7 @@ def library_on(migrated_database: Callable[[str], str]) -> LibraryOn:
     return lambda url, **settings: Library(migrated_database("postgresql-18"), url, **settings)
 
 
-async def test_of_500_documents_three_are_refused_and_the_others_indexed(
-    place: Place, library_on: LibraryOn
-) -> None:
+async def test_of_500_documents_three_are_refused(place: Place, library_on: LibraryOn) -> None:
     library = library_on(place.url)
     called, bad, said = BAD[place.kind]
     documents: list[Any] = [(str(n), {"title": f"t{n}", "pages": n}) for n in range(500)]
@@ -139,9 +137,7 @@ async def test_of_500_documents_three_are_refused_and_the_others_indexed(
     assert all(said in text for text in await library.why("failed"))
 
 
-async def test_the_index_ends_as_the_database_whatever_happened_on_the_way(
-    place: Place, library_on: LibraryOn
-) -> None:
+async def test_the_index_ends_as_the_database(place: Place, library_on: LibraryOn) -> None:
     library = library_on(place.url, batch_size=7)
     library.write(*[(str(n % 5), None if n % 4 == 3 else {"title": f"t{n}"}) for n in range(38)])
     async with library.outbox.relay():
@@ -150,9 +146,7 @@ async def test_the_index_ends_as_the_database_whatever_happened_on_the_way(
     assert await place.titles(*"01234") == {"1": "t36", "2": "t37", "3": "t33", "4": "t34"}
 
 
-async def test_an_index_that_is_deleted_meanwhile_is_told_and_nothing_lost(
-    place: Place, library_on: LibraryOn
-) -> None:
+async def test_an_index_that_is_deleted_meanwhile_loses_nothing(place: Place, library_on: LibraryOn) -> None:
     library = library_on(place.url)
     told = f"the index '{place.index}' does not exist"
 
@@ -299,9 +293,7 @@ async def test_a_stale_update_never_overwrites_a_newer_one(place: Place) -> None
     assert await place.titles("1", "2") == {"1": "new"}
 
 
-async def test_many_changes_of_few_documents_are_few_requests(
-    stoppable: meilisearch.Server, library_on: LibraryOn
-) -> None:
+async def test_many_changes_are_few_requests(stoppable: meilisearch.Server, library_on: LibraryOn) -> None:
     url = meilisearch.destination_url(stoppable, "documents?create_index=true")
     library = library_on(url, auth=stoppable.key, batch_size=500)
     library.write(*[(str(n % 3), {"title": f"t{n}"}) for n in range(300)])
@@ -311,9 +303,7 @@ async def test_many_changes_of_few_documents_are_few_requests(
     assert sum(writes.values()) < 10, writes
 
 
-async def test_an_engine_that_is_down_loses_nothing(
-    stoppable: meilisearch.Server, library_on: LibraryOn
-) -> None:
+async def test_an_outage_loses_nothing(stoppable: meilisearch.Server, library_on: LibraryOn) -> None:
     url = meilisearch.destination_url(stoppable, "documents?create_index=true")
     library = library_on(url, auth=stoppable.key)
     library.write(("1", {"title": "before"}))

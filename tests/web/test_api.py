@@ -192,9 +192,7 @@ async def test_a_bulk_action_goes_on_in_the_background_and_is_on_record(stage: S
     assert {row.status for row in stage.operated.rows()} == {"pending"}
 
 
-async def test_more_than_can_be_counted_is_never_waited_for(
-    quick: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_counted_is_not_awaited(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     quick.operated.emit("mail")
     await quick.operated.fail("mail")
 

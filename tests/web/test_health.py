@@ -35,9 +35,7 @@ async def test_work_that_nobody_does_shows(stage: Stage) -> None:
     assert all(problem["reason"] for problem in found["problems"])
 
 
-async def test_strangers_are_told_that_and_those_who_log_in_why(
-    quick: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strangers_are_not_told_the_reason(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     async def unhealthy(self: Admin) -> Health:
