@@ -61,7 +61,9 @@ async def test_a_form_without_its_token_is_refused(quick: Stage) -> None:
         is_problem(await client.post("/login", data={"token": OPERATOR}), 403)
         await log_in(client)
         is_problem(await client.post("/logout"), 403)
-        is_problem(await client.post("/actions/pause", data={"destination": "mail", "reason": "x"}), 403)
+        for csrf in ({}, {"csrf": "wrong"}):
+            form = {"destination": "mail", "reason": "x", **csrf}
+            is_problem(await client.post("/actions/pause", data=form), 403)
     assert [action for _, action, *_ in quick.operated.audit()] == ["login"]
 
 
