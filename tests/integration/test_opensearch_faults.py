@@ -92,19 +92,16 @@ async def test_a_bulk_request_names_versions_and_asks_for_the_alias() -> None:
 
 
 ITEMS: Mapping[tuple[int, str], type] = {
-    (400, "mapper_parsing_exception"): Reject,
-    (400, "illegal_argument_exception"): Reject,
-    (400, "index_closed_exception"): Unavailable,
+    **{(400, f"{kind}_exception"): Reject for kind in ("mapper_parsing", "illegal_argument")},
+    **{(429, f"{kind}_exception"): Throttled for kind in ("es_rejected_execution", "rejected_execution")},
+    **{(429, f"{kind}_exception"): Throttled for kind in ("circuit_breaking", "cluster_block")},
     (403, "cluster_block_exception"): Throttled,
+    (400, "index_closed_exception"): Unavailable,
     (403, "security_exception"): Unavailable,
     (404, "index_not_found_exception"): Unavailable,
-    (409, "version_conflict_engine_exception"): Delivered,
-    (429, "es_rejected_execution_exception"): Throttled,
-    (429, "rejected_execution_exception"): Throttled,
-    (429, "circuit_breaking_exception"): Throttled,
-    (429, "cluster_block_exception"): Throttled,
-    (500, "illegal_state_exception"): Retry,
     (503, "unavailable_shards_exception"): Unavailable,
+    (409, "version_conflict_engine_exception"): Delivered,
+    (500, "illegal_state_exception"): Retry,
 }
 
 

@@ -397,7 +397,7 @@ def test_a_rate_has_one_grammar(command: Command, name: str, rate: str, status: 
     answered, output = command(name, "--dry-run", "--rate", rate)
 
     assert answered == status
-    assert (f"--rate = '{rate}'" in output) == (status == 2)
+    assert (f"--rate = '{rate}" in output) == (status == 2)
 
 
 def test_a_dry_backfill_names_what_the_index_would_refuse(library: Library, command: Command) -> None:
