@@ -10,7 +10,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from relaybox.web import dashboard
 from tests.browser import seed
-from tests.browser.served import PAGES, go, served
+from tests.browser.site import PAGES, go, served
 from tests.databases import engine as engine_of
 from tests.servers import chromium, fresh, postgres18
 

@@ -10,8 +10,7 @@ from starlette.routing import Mount
 
 from relaybox import Destination, Outbox
 from relaybox.web import dashboard
-from tests.browser.served import served
-from tests.browser.site import OPERATOR, USERS, VIEWER, Site
+from tests.browser.site import OPERATOR, USERS, VIEWER, Site, served
 
 OpenPage = Callable[..., Page]
 REFUSED = ("401", "403")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from relaybox.web import dashboard
 from tests.browser import seed
-from tests.browser.served import PAGES, go, served
+from tests.browser.site import PAGES, go, served
 from tests.databases import engine
 
 OpenPage = Callable[..., Page]

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from relaybox import Destination, Outbox
 from relaybox.web import dashboard
-from tests.browser.served import served
+from tests.browser.site import served
 from tests.databases import engine as engine_of
 
 EVIL = "<img src=x onerror=alert(1)>"

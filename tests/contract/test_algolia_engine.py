@@ -340,7 +340,7 @@ async def test_what_a_versioned_document_must_not_have(server: Server) -> None:
         assert "_operation" in await place.refused(indexed("2", n=operation), Reject)
 
 
-async def test_create_marks_an_index_and_takes_over_settings(place: Place, server: Server) -> None:
+async def test_create_marks_an_index_and_takes_over_settings(place: Place) -> None:
     assert await place.present(place.index, "none") == {}
     await place.engine.create(place.index)
     first = await place.present(place.index, "none")
