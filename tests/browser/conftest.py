@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from relaybox.web import live
 from tests.browser import site as sites
 
-PATIENCE = 20_000
+PATIENCE = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def site(fresh_database: Callable[[str], str]) -> Iterator[sites.Site]:
+def site(migrated_database: Callable[[str], str]) -> Iterator[sites.Site]:
     """A shop that nobody has to log in to."""
-    with sites.running(fresh_database("postgresql-18")) as site:
+    with sites.running(migrated_database("postgresql-18")) as site:
         yield site
 
 
 @pytest.fixture
-def guarded_site(fresh_database: Callable[[str], str]) -> Iterator[sites.Site]:
+def guarded_site(migrated_database: Callable[[str], str]) -> Iterator[sites.Site]:
     """A shop with an operator and a viewer."""
-    with sites.running(fresh_database("postgresql-18"), sites.USERS) as site:
+    with sites.running(migrated_database("postgresql-18"), sites.USERS) as site:
         yield site
 
 
@@ -64,10 +64,11 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
                 if not any(one in text for one in expected):
                     complaints.append(f"{kind}: {text}")
 
-            page.on(
-                "console",
-                lambda message: message.type in ("error", "warning") and complain(message.type, message.text),
-            )
+            def heard(message: ConsoleMessage) -> None:
+                if message.type in ("error", "warning"):
+                    complain(message.type, message.text)
+
+            page.on("console", heard)
             page.on("pageerror", lambda error: complain("error", str(error)))
             page.on("dialog", lambda dialog: (complain("dialog", dialog.message), dialog.dismiss()))
             return page

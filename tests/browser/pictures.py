@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import sqlalchemy as sa
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from relaybox.web import dashboard
 from tests.browser import seed
-from tests.browser.served import PAGES, go, served
+from tests.browser.site import PAGES, go, served
+from tests.databases import engine as engine_of
 from tests.servers import chromium, fresh, postgres18
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -33,9 +33,9 @@ def take(page: Page, name: str, height: int) -> None:
 
 def main() -> None:
     """All of them, light and dark, and some on a phone."""
-    with postgres18.server() as server, fresh.database(server) as database, chromium.program() as program:
+    with postgres18.server() as server, fresh.migrated(server) as database, chromium.program() as program:
         outbox = seed.shop(database)
-        engine = sa.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
+        engine = engine_of(database)
         seed.fill(outbox, engine)
         users = {"ada": {"token": "an-operators-token", "role": "operator"}}
         with served(dashboard(outbox, users=users)) as address, sync_playwright() as playwright:
@@ -68,7 +68,6 @@ def main() -> None:
                     take(page, f"phone-{name}-{scheme}", 900)
                 phone.close()
             browser.close()
-        engine.dispose()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from starlette.routing import Mount
 
 from relaybox import Destination, Outbox
 from relaybox.web import dashboard
-from tests.browser.served import served
-from tests.browser.site import OPERATOR, USERS, VIEWER, Site
+from tests.browser.site import OPERATOR, USERS, VIEWER, Site, served
 
 OpenPage = Callable[..., Page]
 REFUSED = ("401", "403")
@@ -23,9 +22,15 @@ def log_in(page: Page, site: Site, token: str, path: str = "/") -> None:
     page.get_by_role("button", name="Log in").click()
 
 
-def test_a_login_leads_to_the_page_that_was_asked_for_and_a_logout_ends_it(
-    guarded_site: Site, open_page: OpenPage
-) -> None:
+def operating(site: Site, open_page: OpenPage) -> Page:
+    """Open the overview as an operator."""
+    page = open_page(expected=REFUSED)
+    log_in(page, site, OPERATOR)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    return page
+
+
+def test_a_login_leads_to_the_page_asked_for_until_a_logout(guarded_site: Site, open_page: OpenPage) -> None:
     page = open_page(expected=REFUSED)
     log_in(page, guarded_site, "a-wrong-token", "/events?status=failed")
     expect(page.get_by_role("alert")).to_have_text("The token is wrong.")
@@ -51,28 +56,15 @@ def test_a_viewer_sees_everything_and_changes_nothing(guarded_site: Site, open_p
     page.goto(f"{guarded_site.address}/actions/confirm?action=retry&status=failed")
     expect(page.get_by_role("heading", level=1)).to_have_text("Forbidden")
     expect(page.get_by_role("link", name="To the overview")).to_be_visible()
-    status = page.evaluate(POST, ["/actions/retry", "status=failed"])
-    assert status == 403
+    assert page.evaluate(POST, ["/actions/retry", "status=failed"]) == 403
     assert guarded_site.rows("SELECT status FROM outbox_event WHERE destination = 'billing'") == [("failed",)]
 
 
-def test_a_form_without_its_token_is_refused(guarded_site: Site, open_page: OpenPage) -> None:
-    page = open_page(expected=REFUSED)
-    log_in(page, guarded_site, OPERATOR)
-    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-    pause = "destination=billing&reason=evil"
-    assert page.evaluate(POST, ["/actions/pause", pause]) == 403
-    assert page.evaluate(POST, ["/actions/pause", f"{pause}&csrf=wrong"]) == 403
-    assert guarded_site.rows("SELECT * FROM outbox_destination WHERE paused_at IS NOT NULL") == []
-
-
 def test_a_form_of_another_site_is_refused(guarded_site: Site, open_page: OpenPage) -> None:
-    page = open_page(expected=REFUSED)
-    log_in(page, guarded_site, OPERATOR)
-    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    page = operating(guarded_site, open_page)
     csrf = page.locator("input[name=csrf]").first.get_attribute("value")
     # Another host for the browser, though the same for the network.
-    elsewhere = guarded_site.search.url.replace("127.0.0.1", "localhost")
+    elsewhere = guarded_site.search_url.replace("127.0.0.1", "localhost")
     page.route(
         elsewhere,
         lambda route: route.fulfill(content_type="text/html", body=EVIL.format(guarded_site.address, csrf)),
@@ -83,9 +75,10 @@ def test_a_form_of_another_site_is_refused(guarded_site: Site, open_page: OpenPa
     assert guarded_site.rows("SELECT * FROM outbox_destination WHERE paused_at IS NOT NULL") == []
 
 
-def test_everything_works_under_a_prefix(fresh_database: Callable[[str], str], open_page: OpenPage) -> None:
-    outbox = Outbox(fresh_database("postgresql-18"), destinations=[Destination("a/b ü", "memory:")])
-    outbox.migrate()
+def test_everything_works_under_a_prefix(
+    migrated_database: Callable[[str], str], open_page: OpenPage
+) -> None:
+    outbox = Outbox(migrated_database("postgresql-18"), destinations=[Destination("a/b ü", "memory:")])
     web = dashboard(outbox, users=USERS)
     page = open_page()
     with served(Starlette(routes=[Mount("/ops/outbox", web)]), web) as address:
@@ -102,10 +95,7 @@ def test_everything_works_under_a_prefix(fresh_database: Callable[[str], str], o
         page.get_by_role("link", name="Overview").click()
         expect(page).to_have_url(f"{address}/ops/outbox/")
         expect(page.locator("#destinations")).to_contain_text("paused")
-        assert (
-            page.evaluate('document.querySelectorAll(\'a[href^="/"]:not([href^="/ops/outbox"])\').length')
-            == 0
-        )
+        assert page.locator('a[href^="/"]:not([href^="/ops/outbox"])').count() == 0
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_label("Token")).to_be_visible()
         assert {cookie["path"] for cookie in page.context.cookies()} <= {"/ops/outbox"}

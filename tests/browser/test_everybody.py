@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
-import sqlalchemy as sa
 from playwright.sync_api import Page, expect
 
+from relaybox.web import dashboard
 from tests.browser import seed
-from tests.browser.served import PAGES, go, served
+from tests.browser.site import PAGES, go, served
+from tests.databases import engine
 
 OpenPage = Callable[..., Page]
 CHECKS = (Path(__file__).parent / "checks.js").read_text()
@@ -20,13 +22,9 @@ FOCUS = "document.activeElement.textContent.trim()"
 @pytest.fixture(scope="module")
 def address(module_database: Callable[[str], str]) -> Iterator[str]:
     """A shop with a day of data behind it."""
-    from relaybox.web import dashboard
-
     database = module_database("postgresql-18")
     outbox = seed.shop(database)
-    engine = sa.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
-    seed.fill(outbox, engine)
-    engine.dispose()
+    seed.fill(outbox, engine(database))
     with served(dashboard(outbox)) as address:
         yield address
 
@@ -102,12 +100,7 @@ def reach(page: Page, text: str) -> None:
 
 def test_what_is_not_there_is_said_kindly(address: str, open_page: OpenPage) -> None:
     page = open_page(expected=("404", "400"))
-    for path in (
-        "/nowhere",
-        "/events/no-id",
-        "/events/01977f3c-5d0e-7bb2-a8a6-4f1f5a4e2a11",
-        "/destinations/nobody",
-    ):
+    for path in ("/nowhere", "/events/no-id", f"/events/{UUID(int=7)}", "/destinations/nobody"):
         page.goto(address + path)
         expect(page.get_by_role("link", name="To the overview")).to_be_visible()
         assert page.evaluate(CHECKS) == []

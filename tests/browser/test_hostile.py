@@ -12,35 +12,24 @@ from playwright.sync_api import Page, expect
 
 from relaybox import Destination, Outbox
 from relaybox.web import dashboard
-from tests.browser.served import served
+from tests.browser.site import served
+from tests.databases import engine as engine_of
 
 EVIL = "<img src=x onerror=alert(1)>"
 QUOTES = "\"'><script>alert(2)</script>{{7*7}}`</code>"
 
 
 def test_evil_in_every_field_is_inert(
-    fresh_database: Callable[[str], str], open_page: Callable[..., Page]
+    migrated_database: Callable[[str], str], open_page: Callable[..., Page]
 ) -> None:
-    database = fresh_database("postgresql-18")
+    database = migrated_database("postgresql-18")
     outbox = Outbox(
         database,
         destinations=[Destination("good", "memory:", dead_letter="dead"), Destination("dead", "memory:")],
     )
-    outbox.migrate()
-    engine = sa.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
-    rows = list(write(outbox, engine))
-    engine.dispose()
-    paths = [
-        "/",
-        "/destinations",
-        "/events",
-        "/failures",
-        "/dead-letters",
-        "/operations",
-        "/relays",
-        "/audit",
-        "/system",
-    ]
+    rows = write(outbox, engine_of(database))
+    paths = ["/", "/destinations", "/events", "/failures", "/dead-letters", "/operations", "/relays"]
+    paths += ["/audit", "/system"]
     paths += [f"/events/{row['id']}" for row in rows] + [f"/events?destination={EVIL}&error={QUOTES}"]
     paths += [
         "/destinations/%3Cimg%20src=x%20onerror=alert(1)%3E",
@@ -63,76 +52,38 @@ def test_evil_in_every_field_is_inert(
 def write(outbox: Outbox, engine: sa.Engine) -> list[dict[str, Any]]:
     """Rows that say it everywhere."""
     now, tables = datetime.now(UTC), outbox.tables
-    common = {
-        "aggregate_type": EVIL,
+    said = ("aggregate_type", "event_type", "ordering_key", "idempotency_key")
+    common: dict[str, Any] = {
+        **dict.fromkeys(said, EVIL),
         "aggregate_id": QUOTES,
-        "event_type": EVIL,
-        "ordering_key": EVIL,
-        "idempotency_key": EVIL,
-    }
-    common |= {
-        "payload": {EVIL: QUOTES, "list": [EVIL]},
-        "headers": {"relaybox-dead-letter-from": EVIL, "relaybox-dead-letter-reason": QUOTES, EVIL: EVIL},
-    }
-    common |= {
-        "attempts": 1,
-        "max_attempts": 1,
-        "created_at": now,
-        "updated_at": now,
-        "last_attempt_at": now,
         "error_message": EVIL + QUOTES,
     }
+    common |= dict.fromkeys(("created_at", "updated_at", "last_attempt_at"), now)
+    common |= {"attempts": 1, "max_attempts": 1, "payload": {EVIL: QUOTES, "list": [EVIL]}}
+    dead = {"relaybox-dead-letter-from": EVIL, "relaybox-dead-letter-reason": QUOTES}
     lease = {"leased_until": now + timedelta(hours=1), "lease_token": uuid4(), "lease_owner": EVIL}
-    no_lease: dict[str, Any] = dict.fromkeys(lease)
-    rows = [
-        {
-            "id": uuid4(),
-            "event_id": uuid4(),
-            "destination": destination,
-            "status": status,
-            "next_attempt_at": due,
-            **common,
-            **held,
-        }
-        for destination, status, due, held in (
-            ("good", "failed", None, no_lease),
-            (EVIL, "failed", None, no_lease),
-            ("good", "pending", now, lease),
-            (EVIL, "pending", now, no_lease),
-            ("dead", "failed", None, no_lease),
-        )
-    ]
+    none: dict[str, Any] = dict.fromkeys(lease)
+    kinds = [("good", "failed", none), (EVIL, "failed", none), ("dead", "failed", none)]
+    kinds += [("good", "pending", lease), (EVIL, "pending", none)]
+    rows = []
+    for destination, status, held in kinds:
+        row = {**common, **held, "headers": {**dead, EVIL: EVIL}, "destination": destination}
+        due = now if status == "pending" else None
+        rows.append({**row, "id": uuid4(), "event_id": uuid4(), "status": status, "next_attempt_at": due})
+    circuit = {"name": "good", "circuit": "open", "circuit_until": now, "circuit_reason": EVIL}
+    pause = {"name": EVIL, "paused_at": now, "paused_by": EVIL, "pause_reason": QUOTES}
+    attempt = {"delivery_id": rows[0]["id"], "attempt": 1, "relay": EVIL, "error_message": QUOTES}
+    ended = {"id": uuid4(), "action": "<b>x", "actor": EVIL, "state": "failed", "error": EVIL}
+    noted = {"actor": EVIL, "action": "<b>x", "details": {EVIL: QUOTES, "filter": {EVIL: EVIL}}}
     with engine.begin() as connection:
         connection.execute(tables.event.insert(), rows)
-        connection.execute(
-            tables.attempt.insert().values(
-                delivery_id=rows[0]["id"], attempt=1, relay=EVIL, error_message=QUOTES
-            )
-        )
-        connection.execute(
-            tables.destination.insert().values(name=EVIL, paused_at=now, paused_by=EVIL, pause_reason=QUOTES)
-        )
-        connection.execute(
-            tables.destination.insert().values(
-                name="good", circuit="open", circuit_until=now, circuit_reason=EVIL
-            )
-        )
-        connection.execute(
-            tables.relay.insert().values(name=EVIL, host=QUOTES, pid=1, version=EVIL, seen_at=now)
-        )
-        connection.execute(
-            tables.audit.insert().values(
-                actor=EVIL, action="<b>x", details={EVIL: QUOTES, "filter": {EVIL: EVIL}}
-            )
-        )
-        connection.execute(
-            tables.operation.insert().values(
-                id=uuid4(),
-                action="<b>x",
-                actor=EVIL,
-                details={"filter": {"error": QUOTES}},
-                state="failed",
-                error=EVIL,
-            )
-        )
+        for table, values in (
+            (tables.attempt, attempt),
+            (tables.destination, pause),
+            (tables.destination, circuit),
+            (tables.relay, {"name": EVIL, "host": QUOTES, "pid": 1, "version": EVIL, "seen_at": now}),
+            (tables.audit, noted),
+            (tables.operation, {**ended, "details": {"filter": {"error": QUOTES}}}),
+        ):
+            connection.execute(table.insert().values(**values))
     return rows

@@ -10,13 +10,12 @@ from playwright.sync_api import Page, expect
 from relaybox.web import live as module
 from relaybox.web.live import live_of
 from tests.browser.site import Site
+from tests.waiting import wait_for
 
 OpenPage = Callable[..., Page]
 
 
-def test_a_page_is_updated_without_a_reload_and_keeps_focus_and_what_was_typed(
-    site: Site, open_page: OpenPage
-) -> None:
+def test_a_page_is_updated_without_a_reload_and_keeps_what_was_typed(site: Site, open_page: OpenPage) -> None:
     site.emit("invoice.sent", {"n": 1})
     page = open_page()
     page.goto(f"{site.address}/events")
@@ -53,19 +52,11 @@ def test_one_round_serves_every_page_and_none_runs_for_nobody(site: Site, open_p
     live = live_of(site.app)
     assert len(live._listeners) == 3
     began, rounds = monotonic(), live.rounds
-    until(pages[0], lambda: live.rounds >= rounds + 3)
+    wait_for(lambda: live.rounds >= rounds + 3)
     assert live.rounds - rounds <= (monotonic() - began) / module.ROUND + 1
     for page in pages:
         page.goto("about:blank")
-    until(pages[0], lambda: live._task is None)
-
-
-def until(page: Page, condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError("it does not come to that")
+    wait_for(lambda: live._task is None)
 
 
 def test_pages_work_without_script(site: Site, open_page: OpenPage) -> None:
@@ -73,12 +64,7 @@ def test_pages_work_without_script(site: Site, open_page: OpenPage) -> None:
     site.start_relay()
     site.emit("invoice.sent", {"n": 1})
     page = open_page(java_script_enabled=False)
-    page.goto(f"{site.address}/failures")
-    for _ in range(100):
-        if page.get_by_role("link", name="Retry group").count():
-            break
-        page.wait_for_timeout(100)
-        page.reload()
+    wait_for(lambda: page.goto(f"{site.address}/failures") and page.get_by_text("Retry group").count())
     page.get_by_role("link", name="Retry group").click()
     page.get_by_role("button", name="Retry 1 delivery").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Operations")

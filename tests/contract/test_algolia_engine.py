@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -14,40 +15,49 @@ from relaybox.engine import Change
 from relaybox.errors import ConfigError
 from relaybox.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
 from relaybox.sink import Answer
-from relaybox.sinks.algolia import AlgoliaEngine, open_engine
+from relaybox.sinks.algolia import open_engine
 from relaybox.sinks.algolia_place import place_of
+from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import algolia
+from tests.servers.algolia import Server
+from tests.waiting import await_for
 
 BAD_POINT: dict[str, Any] = {"_geoloc": "48.85,2.35"}
 """What Algolia refuses without a word of where it is."""
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[algolia.Server]:
+def started() -> Iterator[Server]:
     with algolia.server() as server:
         yield server
 
 
 @pytest.fixture
-def server(started: algolia.Server) -> Iterator[algolia.Server]:
+def server(started: Server) -> Iterator[Server]:
     yield started
     started.faults()
 
 
-@pytest.fixture
-def index() -> str:
-    return f"documents-{uuid4().hex[:8]}"
+@asynccontextmanager
+async def opened(server: Server, **given: Any) -> AsyncIterator[Place]:
+    """An engine for the server, and an index of its own, which is not there yet."""
+    engine = open_engine(destination(server, **given))
+    try:
+        yield Place(engine, f"documents-{uuid4().hex[:8]}")
+    finally:
+        await engine.close()
 
 
 @pytest.fixture
-async def engine(server: algolia.Server) -> AsyncIterator[AlgoliaEngine]:
-    engine = open_engine(destination(server))
-    yield engine
-    await engine.close()
+async def place(server: Server) -> AsyncIterator[Place]:
+    async with opened(server) as place:
+        yield place
 
 
-def destination(server: algolia.Server, *, timeout: str = "10s", **options: Any) -> Destination:
-    return Destination("search", server.url, timeout=timeout, auth=server.key, options=options)
+def destination(
+    server: Server, url: str = "", timeout: str = "10s", auth: str = "", **options: Any
+) -> Destination:
+    return Destination("search", url or server.url, timeout=timeout, auth=auth or server.key, options=options)
 
 
 def indexed(id: str, version: int = 1, **attributes: Any) -> Change:
@@ -62,123 +72,100 @@ def delivered(answers: Sequence[Answer]) -> bool:
     return all(isinstance(answer, Delivered) for answer in answers)
 
 
-async def ids_of(engine: AlgoliaEngine, index: str) -> list[str]:
-    return sorted([id async for page in engine.scan(index) for id in page])
+def batches(server: Server, place: Place) -> int:
+    return sum(path == f"/1/indexes/{place.index}/batch" for _, path, _ in server.requests())
 
 
-def batches(server: algolia.Server, index: str) -> int:
-    return sum(path == f"/1/indexes/{index}/batch" for _, path, _ in server.requests())
+async def test_what_was_written_is_there_when_write_returns(place: Place) -> None:
+    first, second = indexed("1", title="a"), indexed("2", title="b")
+    assert delivered(await place.write([first, second]))
+    assert await place.get(["1", "2", "3"]) == {"1": first.document, "2": second.document}
+    assert delivered(await place.write([indexed("1", text="c"), deleted("2"), deleted("never")]))
+    assert await place.get(["1", "2"]) == {"1": {"id": "1", "text": "c"}}
+    assert await place.count() == 1
 
 
-async def test_what_was_written_is_there_when_write_returns(engine: AlgoliaEngine, index: str) -> None:
-    assert delivered(await engine.write(index, [indexed("1", title="a"), indexed("2", title="b")]))
-    assert await engine.get(index, ["1", "2", "3"]) == {
-        "1": {"id": "1", "title": "a"},
-        "2": {"id": "2", "title": "b"},
-    }
-    assert delivered(await engine.write(index, [indexed("1", text="c"), deleted("2"), deleted("never")]))
-    assert await engine.get(index, ["1", "2"]) == {"1": {"id": "1", "text": "c"}}
-    assert await engine.count(index) == 1
-
-
-async def test_ids_of_any_letters(engine: AlgoliaEngine, index: str) -> None:
+async def test_ids_of_any_letters(place: Place) -> None:
     ids = ["a/b", "ünï", "a b", '"', "?#%", "*", "," * 400]
-    assert delivered(await engine.write(index, [indexed(id) for id in ids]))
-    assert await ids_of(engine, index) == sorted(ids)
-    assert set(await engine.get(index, ids)) == set(ids)
-    assert delivered(await engine.write(index, [deleted(id) for id in ids]))
-    assert await engine.count(index) == 0
+    assert delivered(await place.write([indexed(id) for id in ids]))
+    assert await place.ids() == sorted(ids)
+    assert set(await place.get(ids)) == set(ids)
+    assert delivered(await place.write([deleted(id) for id in ids]))
+    assert await place.count() == 0
 
 
-async def test_an_empty_id_and_a_foreign_object_id_are_rejected(
-    engine: AlgoliaEngine, server: algolia.Server, index: str
-) -> None:
-    empty, foreign, good = await engine.write(index, [indexed(""), indexed("1", objectID="1"), indexed("2")])
-    assert isinstance(empty, Reject)
-    assert isinstance(foreign, Reject)
-    assert "id_field" in foreign.reason
-    assert isinstance(good, Delivered)
-    own = open_engine(destination(server, id_field="objectID"))
-    assert delivered(await own.write(index, [Change("7", {"objectID": "7", "n": 1}, 1)]))
-    assert await own.get(index, ["7"]) == {"7": {"objectID": "7", "n": 1}}
-    await own.close()
+async def test_an_empty_id_and_a_foreign_object_id_are_rejected(place: Place, server: Server) -> None:
+    answers = await place.write([indexed(""), indexed("1", objectID="1"), indexed("2")])
+    assert kinds(answers) == [Reject, Reject, Delivered]
+    assert "id_field" in reason(answers[1])
+    async with opened(server, id_field="objectID") as own:
+        assert delivered(await own.write([Change("7", {"objectID": "7", "n": 1}, 1)]))
+        assert await own.get(["7"]) == {"7": {"objectID": "7", "n": 1}}
 
 
 @pytest.mark.parametrize("terse", [False, True])
-async def test_three_too_big_of_500(
-    engine: AlgoliaEngine, server: algolia.Server, index: str, terse: bool
-) -> None:
+async def test_three_too_big_of_500(place: Place, server: Server, terse: bool) -> None:
     server.faults(terse=terse)
     sizes = {7: 30_000, 8: 20_000, 499: 40_000}
-    changes = [indexed(str(at), text="x" * sizes.get(at, 10)) for at in range(500)]
-    answers = await engine.write(index, changes)
-    assert [at for at, answer in enumerate(answers) if isinstance(answer, Reject)] == [7, 8, 499]
-    assert isinstance(answers[7], Reject)
-    assert "is too big size=300" in answers[7].reason
-    assert delivered([answer for answer in answers if not isinstance(answer, Reject)])
-    assert await engine.count(index) == 497
+    answers = await place.write([indexed(str(at), text="x" * sizes.get(at, 10)) for at in range(500)])
+    assert rejected(answers) == {7, 8, 499}
+    assert "is too big size=300" in reason(answers[7])
+    assert kinds(answers).count(Delivered) == await place.count() == 497
     # The last is larger than the first that was refused, and needs no request of its own.
-    assert batches(server, index) == 3
+    assert batches(server, place) == 3
 
 
-async def test_bad_ones_that_algolia_does_not_name_are_found(
-    engine: AlgoliaEngine, server: algolia.Server, index: str
-) -> None:
+async def test_bad_ones_that_algolia_does_not_name_are_found(place: Place, server: Server) -> None:
     bad = {3, 250, 499}
-    changes = [indexed(str(at), **(BAD_POINT if at in bad else {})) for at in range(500)]
-    answers = await engine.write(index, changes)
-    assert {at for at, answer in enumerate(answers) if isinstance(answer, Reject)} == bad
-    assert all("_geoloc" in answer.reason for answer in answers if isinstance(answer, Reject))
-    assert await engine.count(index) == 497
-    assert batches(server, index) < 60
+    answers = await place.write([indexed(str(at), **(BAD_POINT if at in bad else {})) for at in range(500)])
+    assert rejected(answers) == bad
+    assert all("_geoloc" in reason(answers[at]) for at in bad)
+    assert await place.count() == 497
+    assert batches(server, place) < 60
 
 
-async def test_only_bad_ones(engine: AlgoliaEngine, index: str) -> None:
-    answers = await engine.write(index, [indexed(str(at), **BAD_POINT) for at in range(5)])
-    assert all(isinstance(answer, Reject) for answer in answers)
-    assert await engine.present([index]) == {}
+async def test_only_bad_ones(place: Place) -> None:
+    assert await place.kinds([indexed(str(at), **BAD_POINT) for at in range(5)]) == [Reject] * 5
+    assert await place.present() == {}
 
 
-async def test_a_body_too_large_is_split(engine: AlgoliaEngine, server: algolia.Server, index: str) -> None:
+async def test_a_body_too_large_is_split(place: Place, server: Server) -> None:
     server.faults(body_limit=4_000)
-    answers = await engine.write(index, [indexed(str(at), text="x" * 300) for at in range(40)])
-    assert delivered(answers)
-    assert await engine.count(index) == 40
+    assert delivered(await place.write([indexed(str(at), text="x" * 300) for at in range(40)]))
+    assert await place.count() == 40
     server.faults(body_limit=200)
-    [large, small] = await engine.write(index, [indexed("big", text="x" * 300), indexed("small")])
-    assert isinstance(large, Reject)
-    assert "413" in large.reason
-    assert isinstance(small, Delivered)
+    answers = await place.write([indexed("big", text="x" * 300), indexed("small")])
+    assert kinds(answers) == [Reject, Delivered]
+    assert "413" in reason(answers[0])
 
 
 async def test_batches_are_not_larger_than_algolia_advises(
-    engine: AlgoliaEngine, server: algolia.Server, index: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relaybox.sinks.algolia.LARGEST_BODY", 1_000)
     sizes = [400, 400, 5_000, 400, 400]
-    answers = await engine.write(index, [indexed(str(at), text="x" * size) for at, size in enumerate(sizes)])
-    assert delivered(answers)
-    assert await engine.count(index) == 5
-    assert batches(server, index) == 3
+    assert delivered(await place.write([indexed(str(at), text="x" * size) for at, size in enumerate(sizes)]))
+    assert await place.count() == 5
+    assert batches(server, place) == 3
 
 
-async def test_throttled(engine: AlgoliaEngine, server: algolia.Server, index: str) -> None:
+async def test_throttled(place: Place, server: Server) -> None:
     server.faults(status=429, times=1, message="Too many jobs", retry_after="7")
-    [answer] = await engine.write(index, [indexed("1")])
+    [answer] = await place.write([indexed("1")])
     assert isinstance(answer, Throttled)
     assert answer.after == 7
     assert "Too many jobs" in answer.reason
-    assert delivered(await engine.write(index, [indexed("1")]))
+    assert delivered(await place.write([indexed("1")]))
 
 
-async def test_half_done(engine: AlgoliaEngine, server: algolia.Server, index: str) -> None:
+async def test_half_done(place: Place, server: Server) -> None:
     server.faults(body_limit=1_200, status=429, times=100, skip=2, path="/batch")
-    answers = await engine.write(index, [indexed(str(at), text="x" * 100) for at in range(12)])
+    answers = await place.write([indexed(str(at), text="x" * 100) for at in range(12)])
     done = {str(at) for at, answer in enumerate(answers) if isinstance(answer, Delivered)}
     assert 0 < len(done) < 12
-    assert sum(isinstance(answer, Throttled) for answer in answers) == 12 - len(done)
+    assert kinds(answers).count(Throttled) == 12 - len(done)
     server.faults()
-    assert set(await ids_of(engine, index)) == done
+    assert set(await place.ids()) == done
 
 
 @pytest.mark.parametrize(
@@ -193,297 +180,256 @@ async def test_half_done(engine: AlgoliaEngine, server: algolia.Server, index: s
     ],
 )
 async def test_trouble_of_the_application_is_no_events_fault(
-    engine: AlgoliaEngine, server: algolia.Server, index: str, status: int, message: str
+    place: Place, server: Server, status: int, message: str
 ) -> None:
     server.faults(status=status, message=message, times=2, path="/batch")
-    first, second = await engine.write(index, [indexed("1"), indexed("2")])
-    for answer in (first, second):
+    for answer in await place.write([indexed("1"), indexed("2")]):
         assert isinstance(answer, Unavailable)
         assert message in answer.reason
 
 
-async def test_a_quota_of_records(engine: AlgoliaEngine, server: algolia.Server, index: str) -> None:
+async def test_a_quota_of_records(place: Place, server: Server) -> None:
     server.faults(quota=0)
-    [answer] = await engine.write(index, [indexed("1")])
-    assert isinstance(answer, Unavailable)
-    assert "Record quota" in answer.reason
-    assert "auth" not in answer.reason
+    said = await place.refused(indexed("1"))
+    assert "Record quota" in said
+    assert "auth" not in said
 
 
-async def test_deletes_do_not_wait_for_the_room_that_they_make(
-    engine: AlgoliaEngine, server: algolia.Server, index: str
-) -> None:
-    assert delivered(await engine.write(index, [indexed("1"), indexed("2")]))
+async def test_deletes_do_not_wait_for_the_room_that_they_make(place: Place, server: Server) -> None:
+    assert delivered(await place.write([indexed("1"), indexed("2")]))
     server.faults(quota=1)
-    first, second, third = await engine.write(index, [indexed("3"), deleted("1"), indexed("2", n=1)])
+    first, second, third = await place.write([indexed("3"), deleted("1"), indexed("2", n=1)])
     assert isinstance(second, Delivered)
     for answer in (first, third):
         assert isinstance(answer, Unavailable)
         assert "Record quota" in answer.reason
-    assert await ids_of(engine, index) == ["2"]
+    assert await place.ids() == ["2"]
 
 
-async def test_a_wrong_key_is_told_and_not_shown(server: algolia.Server, index: str) -> None:
-    wrong = open_engine(Destination("search", server.url, auth="verysecret"))
-    [answer] = await wrong.write(index, [indexed("1")])
-    assert isinstance(answer, Unavailable)
-    assert "Invalid Application-ID or API key" in answer.reason
-    assert "auth" in answer.reason
-    assert "verysecret" not in answer.reason
-    with pytest.raises(Unavailable, match="403"):
-        await wrong.check()
-    with pytest.raises(Unavailable, match="403"):
-        await wrong.present([index])
-    await wrong.close()
+async def test_a_wrong_key_is_told_and_not_shown(server: Server) -> None:
+    async with opened(server, auth="verysecret") as wrong:
+        said = await wrong.refused(indexed("1"))
+        assert "Invalid Application-ID or API key" in said
+        assert "auth" in said
+        assert "verysecret" not in said
+        for asked in (wrong.engine.check(), wrong.present()):
+            with pytest.raises(Unavailable, match="403"):
+                await asked
 
 
 @pytest.mark.parametrize("fault", [{"stuck": True}, {"lose": 1}])
 async def test_a_task_that_is_not_published_is_not_delivered(
-    engine: AlgoliaEngine, server: algolia.Server, index: str, fault: dict[str, Any]
+    place: Place, server: Server, fault: dict[str, Any]
 ) -> None:
-    hasty = open_engine(destination(server, timeout="1s"))
     server.faults(**fault)
-    bad, answer = await hasty.write(index, [indexed("bad", **BAD_POINT), indexed("1")])
-    await hasty.close()
+    # Long enough for all that comes before the wait for the task.
+    async with opened(server, timeout="2s") as hasty:
+        bad, answer = await hasty.engine.write(place.index, [indexed("bad", **BAD_POINT), indexed("1")])
     assert isinstance(bad, Reject)
     assert isinstance(answer, Unavailable)
     assert "not published" in answer.reason
     server.faults()
-    assert delivered(await engine.write(index, [indexed("1")]))
-    assert await ids_of(engine, index) == ["1"]
+    assert delivered(await place.write([indexed("1")]))
+    assert await place.ids() == ["1"]
 
 
-async def test_a_server_that_dies_before_the_task_is_published(
-    engine: AlgoliaEngine, server: algolia.Server, index: str
-) -> None:
+async def test_a_server_that_dies_before_the_task_is_published(place: Place, server: Server) -> None:
     server.faults(stuck=True)
-    writing = asyncio.create_task(engine.write(index, [indexed("1", n=1)]))
-    async with asyncio.timeout(10):
-        while not batches(server, index):  # noqa: ASYNC110 - there is no signal
-            await asyncio.sleep(0.01)
+    writing = asyncio.create_task(place.refused(indexed("1", n=1)))
+    await await_for(lambda: batches(server, place))
     server.kill()
     try:
-        [answer] = await writing
-        assert isinstance(answer, Unavailable)
-        [answer] = await engine.write(index, [indexed("1", n=1)])
-        assert isinstance(answer, Unreachable)
+        await writing
+        await place.refused(indexed("1", n=1), Unreachable)
     finally:
         server.start()
-    assert delivered(await engine.write(index, [indexed("1", n=1)]))
-    assert await engine.get(index, ["1"]) == {"1": {"id": "1", "n": 1}}
+    assert delivered(await place.write([indexed("1", n=1)]))
+    assert await place.get(["1"]) == {"1": {"id": "1", "n": 1}}
 
 
-async def test_an_answer_that_gets_lost(engine: AlgoliaEngine, server: algolia.Server, index: str) -> None:
+async def test_an_answer_that_gets_lost(place: Place, server: Server) -> None:
     server.faults(drop=2, path="/batch")
-    [answer] = await engine.write(index, [indexed("1", n=1)])
-    assert isinstance(answer, Unavailable)
+    await place.refused(indexed("1", n=1))
     server.faults()
-    assert delivered(await engine.write(index, [indexed("1", n=2)]))
-    assert await engine.get(index, ["1"]) == {"1": {"id": "1", "n": 2}}
+    assert delivered(await place.write([indexed("1", n=2)]))
+    assert await place.get(["1"]) == {"1": {"id": "1", "n": 2}}
 
 
-async def test_a_server_that_says_nothing(server: algolia.Server, index: str) -> None:
-    engine = open_engine(destination(server, timeout="200ms"))
-    with server.silent():
-        [answer] = await engine.write(index, [indexed("1")])
-    assert isinstance(answer, Unavailable)
-    assert "no answer" in answer.reason
-    await engine.close()
+async def test_a_server_that_says_nothing(server: Server) -> None:
+    async with opened(server, timeout="200ms") as place:
+        with server.silent():
+            assert "no answer" in await place.refused(indexed("1"))
+
+
+async def written(place: Place, change: Change) -> bool:
+    return delivered(await place.write([change]))
 
 
 @pytest.fixture
-def other() -> Iterator[algolia.Server]:
+def other() -> Iterator[Server]:
     with algolia.server() as other:
         yield other
 
 
-def of_both(first: algolia.Server, second: algolia.Server, timeout: str = "10s") -> AlgoliaEngine:
+@asynccontextmanager
+async def of_both(first: Server, second: Server, **given: Any) -> AsyncIterator[Place]:
     hosts = ",".join(f"127.0.0.1:{each.port}" for each in (first, second))
-    sink = f"algolia://{algolia.APPLICATION}/documents"
-    options = {"host": hosts, "tls": False}
-    return open_engine(Destination("search", sink, timeout=timeout, auth=first.key, options=options))
+    url = f"algolia://{algolia.APPLICATION}/documents?host={hosts}&tls=false"
+    async with opened(first, url=url, **given) as place:
+        yield place
 
 
-async def test_what_there_is_room_for_is_written(other: algolia.Server, index: str) -> None:
-    engine = open_engine(destination(other))
+async def test_what_there_is_room_for_is_written(other: Server) -> None:
     other.faults(quota=5)
-    answers = await engine.write(index, [indexed(str(at)) for at in range(16)])
-    assert [type(answer) for answer in answers] == [Delivered] * 4 + [Throttled] * 12
-    assert await ids_of(engine, index) == ["0", "1", "2", "3"]
-    assert batches(other, index) == 3
-    await engine.close()
+    async with opened(other) as place:
+        assert await place.kinds([indexed(str(at)) for at in range(16)]) == [Delivered] * 4 + [Throttled] * 12
+        assert await place.ids() == ["0", "1", "2", "3"]
+        assert batches(other, place) == 3
 
 
-async def test_a_host_in_trouble_is_asked_after_the_others(
-    server: algolia.Server, other: algolia.Server, index: str
-) -> None:
-    engine = of_both(other, server)
+async def test_a_host_in_trouble_is_asked_after_the_others(server: Server, other: Server) -> None:
     other.faults(status=503, times=100)
-    assert delivered(await engine.write(index, [indexed("1")]))
-    asked = len(other.requests())
-    assert delivered(await engine.write(index, [indexed("2")]))
-    assert len(other.requests()) == asked
-    assert await ids_of(engine, index) == ["1", "2"]
-    await engine.close()
+    async with of_both(other, server) as place:
+        assert delivered(await place.write([indexed("1")]))
+        asked = len(other.requests())
+        assert delivered(await place.write([indexed("2")]))
+        assert len(other.requests()) == asked
+        assert await place.ids() == ["1", "2"]
 
 
-async def test_a_host_that_is_away_is_passed_over(
-    server: algolia.Server, other: algolia.Server, index: str
-) -> None:
-    engine = of_both(other, server)
-    other.kill()
-    assert delivered(await engine.write(index, [indexed("1")]))
-    assert await ids_of(engine, index) == ["1"]
-    await engine.close()
+async def test_a_host_that_is_away_is_passed_over(server: Server, other: Server) -> None:
+    async with of_both(other, server) as place:
+        other.kill()
+        assert delivered(await place.write([indexed("1")]))
+        assert await place.ids() == ["1"]
 
 
-async def test_a_host_that_says_nothing_is_not_the_first_to_be_asked_again(
-    server: algolia.Server, other: algolia.Server, index: str
-) -> None:
-    engine = of_both(other, server, timeout="2s")
-    with other.silent():
-        [answer] = await engine.write(index, [indexed("1")])
-        assert isinstance(answer, Unavailable)
-        assert delivered(await engine.write(index, [indexed("1")]))
-    assert await ids_of(engine, index) == ["1"]
-    await engine.close()
+async def test_a_host_that_says_nothing_is_asked_last_from_then_on(server: Server, other: Server) -> None:
+    async with of_both(other, server, timeout="2s") as place:
+        with other.silent():
+            await place.refused(indexed("1"))
+            # Were it asked first again, it would be so each time.
+            await await_for(lambda: written(place, indexed("1")))
+        assert await place.ids() == ["1"]
 
 
-async def test_when_all_hosts_are_away(other: algolia.Server, index: str) -> None:
-    engine = of_both(other, other)
-    other.kill()
-    [answer] = await engine.write(index, [indexed("1")])
-    assert isinstance(answer, Unreachable)
-    with pytest.raises(Unreachable):
-        await engine.check()
-    await engine.close()
+async def test_when_all_hosts_are_away(other: Server) -> None:
+    async with of_both(other, other) as place:
+        other.kill()
+        await place.refused(indexed("1"), Unreachable)
+        with pytest.raises(Unreachable):
+            await place.engine.check()
 
 
-async def test_an_older_version_never_replaces_a_newer(server: algolia.Server, index: str) -> None:
-    engine = open_engine(destination(server, version_field="_version"))
-    assert delivered(await engine.write(index, [indexed("1", 5, title="new", more=1)]))
-    assert delivered(await engine.write(index, [indexed("1", 4, title="old"), indexed("2", 4)]))
-    assert await engine.get(index, ["1", "2"]) == {
-        "1": {"id": "1", "title": "new", "more": 1},
-        "2": {"id": "2"},
-    }
-    assert delivered(await engine.write(index, [indexed("1", 6, title="newest")]))
-    assert await engine.get(index, ["1"]) == {"1": {"id": "1", "title": "newest", "more": 1}}
-    assert delivered(await engine.write(index, [deleted("1", 1)]))
-    assert await engine.get(index, ["1"]) == {}
-    await engine.close()
+async def test_an_older_version_never_replaces_a_newer(server: Server) -> None:
+    async with opened(server, version_field="_version") as place:
+        newer = indexed("1", 5, title="new", more=1)
+        assert delivered(await place.write([newer]))
+        assert delivered(await place.write([indexed("1", 4, title="old"), indexed("2", 4)]))
+        assert await place.get(["1", "2"]) == {"1": newer.document, "2": {"id": "2"}}
+        assert delivered(await place.write([indexed("1", 6, title="newest")]))
+        assert await place.get(["1"]) == {"1": {"id": "1", "title": "newest", "more": 1}}
+        assert delivered(await place.write([deleted("1", 1)]))
+        assert await place.get(["1"]) == {}
 
 
-async def test_what_a_versioned_document_must_not_have(server: algolia.Server, index: str) -> None:
-    engine = open_engine(destination(server, version_field="_version"))
-    changes = [indexed("1", _version=3), indexed("2", n={"_operation": "Increment", "value": 1})]
-    answers = await engine.write(index, changes)
-    reasons = [answer.reason for answer in answers if isinstance(answer, Reject)]
-    assert len(reasons) == 2
-    assert "version_field" in reasons[0]
-    assert "_operation" in reasons[1]
-    await engine.close()
+async def test_what_a_versioned_document_must_not_have(server: Server) -> None:
+    async with opened(server, version_field="_version") as place:
+        assert "version_field" in await place.refused(indexed("1", _version=3), Reject)
+        operation = {"_operation": "Increment", "value": 1}
+        assert "_operation" in await place.refused(indexed("2", n=operation), Reject)
 
 
-async def test_create_marks_an_index_and_takes_over_settings(
-    engine: AlgoliaEngine, server: algolia.Server, index: str
-) -> None:
-    assert await engine.present([index, "none"]) == {}
-    await engine.create(index)
-    first = await engine.present([index, "none"])
-    assert set(first) == {index}
-    assert await engine.count(index) == 0
-    await engine._do("PUT", index, "/settings", {"hitsPerPage": 7, "userData": {"own": 1}})
-    await engine.write(index, [indexed("1")])
-    await engine.create(f"{index}__building", like=index)
-    settings = await engine._read("GET", f"/1/indexes/{index}__building/settings")
+async def test_create_marks_an_index_and_takes_over_settings(place: Place) -> None:
+    assert await place.present(place.index, "none") == {}
+    await place.engine.create(place.index)
+    first = await place.present(place.index, "none")
+    assert set(first) == {place.index}
+    assert await place.count() == 0
+    await place.engine._do("PUT", place.index, "/settings", {"hitsPerPage": 7, "userData": {"own": 1}})
+    await place.write([indexed("1")])
+    await place.build()
+    settings = await place.engine._read("GET", f"/1/indexes/{place.index}__building/settings")
     assert settings["hitsPerPage"] == 7
     assert settings["userData"]["own"] == 1
-    assert await engine.count(f"{index}__building") == 0
-    assert await engine.count(index) == 1
+    assert await place.engine.count(place.building) == 0
+    assert await place.count() == 1
 
 
-async def test_an_index_deleted_and_made_anew_is_told_apart(engine: AlgoliaEngine, index: str) -> None:
-    await engine.create(index)
-    first = await engine.present([index])
-    await engine.write(index, [indexed("1")])
-    assert await engine.present([index]) == first
-    await engine.drop(index)
-    await engine.drop(index)
-    assert await engine.present([index]) == {}
+async def test_an_index_deleted_and_made_anew_is_told_apart(place: Place) -> None:
+    await place.engine.create(place.index)
+    first = await place.present(place.index)
+    await place.write([indexed("1")])
+    assert await place.present(place.index) == first
+    await place.engine.drop(place.index)
+    await place.engine.drop(place.index)
+    assert await place.present(place.index) == {}
     # Algolia makes an index of whatever is written; it is not the one that was created.
-    assert delivered(await engine.write(index, [indexed("2")]))
-    assert await engine.present([index]) == {index: ""}
-    await engine.create(index)
-    assert await engine.present([index]) != first
+    assert delivered(await place.write([indexed("2")]))
+    assert await place.present(place.index) == {place.index: ""}
+    await place.engine.create(place.index)
+    assert await place.present(place.index) != first
 
 
-async def test_a_late_write_does_not_bring_back_what_was_built(engine: AlgoliaEngine, index: str) -> None:
-    fresh = f"{index}__building"
-    await engine.create(index)
-    await engine.create(fresh, like=index)
-    await engine.replace(index, fresh)
-    assert delivered(await engine.write(fresh, [indexed("late")]))
-    assert set(await engine.present([index, fresh])) == {index}
-    await engine.create(fresh, like=index)
-    assert set(await engine.present([index, fresh])) == {index, fresh}
-    assert await engine.count(fresh) == 0
+async def test_a_late_write_does_not_bring_back_what_was_built(place: Place) -> None:
+    await place.engine.create(place.index)
+    await place.build()
+    await place.replace()
+    assert delivered(await place.engine.write(place.building, [indexed("late")]))
+    assert set(await place.present()) == {place.index}
+    await place.build()
+    assert set(await place.present()) == {place.index, place.building}
+    assert await place.engine.count(place.building) == 0
 
 
-async def test_replace_moves_the_fresh_one_over_the_live(engine: AlgoliaEngine, index: str) -> None:
-    fresh = f"{index}__building"
-    await engine.write(index, [indexed("old"), indexed("both", n=1)])
-    await engine.create(fresh, like=index)
-    marked = await engine.present([fresh])
-    await engine.write(fresh, [indexed("both", n=2)])
-    await engine.replace(index, fresh)
-    assert await engine.present([index, fresh]) == {index: marked[fresh]}
-    assert await engine.get(index, ["old", "both"]) == {"both": {"id": "both", "n": 2}}
+async def test_replace_moves_the_fresh_one_over_the_live(place: Place) -> None:
+    await place.write([indexed("old"), indexed("both", n=1)])
+    await place.build()
+    marked = await place.present(place.building)
+    await place.engine.write(place.building, [indexed("both", n=2)])
+    await place.replace()
+    assert await place.present() == {place.index: marked[place.building]}
+    assert await place.get(["old", "both"]) == {"both": {"id": "both", "n": 2}}
 
 
-async def test_replace_by_what_does_not_exist_leaves_the_live_one(engine: AlgoliaEngine, index: str) -> None:
-    await engine.create(index)
-    await engine.write(index, [indexed("1")])
+async def test_replace_by_what_does_not_exist_leaves_the_live_one(place: Place) -> None:
+    await place.engine.create(place.index)
+    await place.write([indexed("1")])
     with pytest.raises(Unavailable, match="does not exist"):
-        await engine.replace(index, f"{index}__building")
-    assert await ids_of(engine, index) == ["1"]
+        await place.replace()
+    assert await place.ids() == ["1"]
 
 
-async def test_scan_goes_on_from_page_to_page(engine: AlgoliaEngine, index: str) -> None:
+async def test_scan_goes_on_from_page_to_page(place: Place) -> None:
     changes = [indexed(f"{at:04}") for at in range(2_300)]
-    for begin in range(0, len(changes), engine.most):
-        assert delivered(await engine.write(index, changes[begin : begin + engine.most]))
-    pages = [page async for page in engine.scan(index)]
+    for begin in range(0, len(changes), place.engine.most):
+        assert delivered(await place.write(changes[begin : begin + place.engine.most]))
+    pages = [page async for page in place.engine.scan(place.index)]
     assert [len(page) for page in pages] == [1000, 1000, 300]
     assert {id for page in pages for id in page} == {change.id for change in changes}
-    assert len(await engine.get(index, [change.id for change in changes])) == 2_300
-    assert await engine.count(index) == 2_300
+    assert len(await place.get([change.id for change in changes])) == 2_300
+    assert await place.count() == 2_300
 
 
-async def test_an_index_that_does_not_exist(engine: AlgoliaEngine, index: str) -> None:
-    with pytest.raises(Unavailable, match="does not exist"):
-        await engine.count(index)
-    with pytest.raises(Unavailable, match="does not exist"):
-        await engine.get(index, ["1"])
-    with pytest.raises(Unavailable, match="does not exist"):
-        await ids_of(engine, index)
+async def test_an_index_that_does_not_exist(place: Place) -> None:
+    for asked in (place.count(), place.get(["1"]), place.ids()):
+        with pytest.raises(Unavailable, match="does not exist"):
+            await asked
 
 
-async def test_a_key_of_one_index_sees_no_other_that_is_built(
-    server: algolia.Server, engine: AlgoliaEngine, index: str
-) -> None:
-    await engine.create(index)
-    server.faults(status=403, times=1, path=f"/{index}__building/settings")
-    assert list(await engine.present([index, f"{index}__building"])) == [index]
-    server.faults(status=403, times=1, path=f"/{index}/settings")
+async def test_a_key_of_one_index_sees_no_other_that_is_built(server: Server, place: Place) -> None:
+    await place.engine.create(place.index)
+    server.faults(status=403, times=1, path=f"/{place.index}__building/settings")
+    assert list(await place.present()) == [place.index]
+    server.faults(status=403, times=1, path=f"/{place.index}/settings")
     with pytest.raises(Unavailable, match="403"):
-        await engine.present([index, f"{index}__building"])
+        await place.present()
 
 
-async def test_check(engine: AlgoliaEngine) -> None:
-    await engine.check()
-    await engine.close()
-    await engine.check()
+async def test_check(place: Place) -> None:
+    await place.engine.check()
+    await place.engine.close()
+    await place.engine.check()
 
 
 def test_the_hosts_of_an_application() -> None:
@@ -496,22 +442,20 @@ def test_the_hosts_of_an_application() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "options", "message"),
+    ("sink", "auth", "options", "message"),
     [
-        ("algolia://APP/x", {"tls": False}, "name it in host"),
-        ("algolia://APP/x", {"host": "127.0.0.1"}, "write host:port"),
-        ("algolia://APP/x", {"host": "h:1", "tls": False, "ca": "file"}, "ca is of no use"),
-        ("algolia://APP/x", {"version_field": "id"}, "version_field"),
-        ("algolia://a.b/x", {}, "APPLICATION-ID"),
-        ("algolia://A,B/x", {}, "APPLICATION-ID"),
-        ("algolia://APP/x", {"hots": "h:1"}, "host"),
+        ("algolia://APP/x", "key", {"tls": False}, "name it in host"),
+        ("algolia://APP/x", "key", {"host": "127.0.0.1"}, "write host:port"),
+        ("algolia://APP/x", "key", {"host": "h:1", "tls": False, "ca": "file"}, "ca is of no use"),
+        ("algolia://APP/x", "key", {"version_field": "id"}, "version_field"),
+        ("algolia://a.b/x", "key", {}, "APPLICATION-ID"),
+        ("algolia://A,B/x", "key", {}, "APPLICATION-ID"),
+        ("algolia://APP/x", "key", {"hots": "h:1"}, "host"),
+        ("algolia://APP/x", None, {}, "auth"),
     ],
 )
-def test_what_is_configured_wrongly_is_told(sink: str, options: dict[str, Any], message: str) -> None:
+def test_what_is_configured_wrongly_is_told(
+    sink: str, auth: str | None, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_engine(Destination("search", sink, auth="key", options=options))
-
-
-def test_a_key_is_needed() -> None:
-    with pytest.raises(ConfigError, match="auth"):
-        open_engine(Destination("search", "algolia://APP/documents"))
+        open_engine(Destination("search", sink, auth=auth, options=options))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from relaybox import Destination, Outbox
+from relaybox import Call, Destination, Outbox
 from relaybox.indexing import Source, abackfill
 from relaybox.indexing.backfilled import Backfilled
+from relaybox.indexing.rows import Item
+from tests.databases import engine
 from tests.integration.project import Project
 
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
 DESTINATIONS = (Destination("search", "console:", ordered=True), Destination("mail", "console:"))
 SECONDS = 60.0
 PASSING = ("deadlock", "lock wait", "locked")
@@ -28,7 +29,7 @@ PASSING = ("deadlock", "lock wait", "locked")
 APP = """
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from relaybox import Destination, Outbox
+from relaybox import Call, Destination, Outbox
 from relaybox.indexing import Source
 
 outbox = Outbox(destinations=[Destination("search", "console:", ordered=True)])
@@ -71,16 +72,13 @@ class Document(Base):
 
 
 class Archive:
-    """A database with documents."""
+    """A database with Relaybox's tables, to which documents are added."""
 
     def __init__(self, url: str, count: int = 0) -> None:
         self.url = url
         self.outbox = Outbox(url, destinations=DESTINATIONS)
-        self.outbox.migrate()
-        parts = sa.make_url(url)
-        driver = DRIVERS[parts.drivername]
-        self.engine = sa.create_engine(parts.set(drivername=driver), poolclass=sa.NullPool)
-        if driver == "sqlite":
+        self.engine = engine(url)
+        if self.engine.dialect.name == "sqlite":
             _begin_as_writer(self.engine)
         Base.metadata.create_all(self.engine)
         with self.engine.begin() as connection:
@@ -112,7 +110,7 @@ class Archive:
             return {str(id_): title for id_, title in found}
 
     def indexed(self) -> dict[str, Any]:
-        """The documents, as whoever applies the events in order has them."""
+        """The documents that come of the events, applied in order."""
         state: dict[str, Any] = {}
         for id_, event_type, payload, _ in self.events():
             if event_type == "document.deleted":
@@ -146,7 +144,7 @@ class Archive:
 
         def write(seed: int) -> None:
             chance = random.Random(seed)
-            begun.wait(30)
+            begun.wait(SECONDS)
             number = 0
             # SQLite lets nobody else in where several come back at once.
             while not ending.wait(0.005):
@@ -163,13 +161,13 @@ class Archive:
         threads = [threading.Thread(target=write, args=[seed]) for seed in range(1, count + 1)]
         for thread in threads:
             thread.start()
-        begun.wait(30)
+        begun.wait(SECONDS)
         try:
             yield
         finally:
             ending.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(SECONDS)
         assert not errors
 
     def _write(
@@ -199,6 +197,21 @@ def _begin_as_writer(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "begin")
     def began(connection: sa.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def stop_after(pages: int) -> Callable[[], bool]:
+    """Return what stops a backfill after so many pages."""
+    asked = iter([False] * pages)
+    return lambda: next(asked, True)
+
+
+def repairs(found: Sequence[Item], missing: Sequence[str]) -> list[Call]:
+    """Return the events of documents that differ, and of those that are no more."""
+    to = ["search"]
+    return [
+        *(Call("Document", one.id, "document.updated", one.payload, destinations=to) for one in found),
+        *(Call("Document", id_, "document.deleted", {}, destinations=to) for id_ in missing),
+    ]
 
 
 DOCUMENTS = Source(sa.select(Document))

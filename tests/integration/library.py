@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID, uuid4
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from typer.testing import CliRunner
 
 from relaybox import Destination, Outbox, Route
+from relaybox.cli import app
 from relaybox.engine import Change, Engine
 from relaybox.indexing.source import Source
 from relaybox.outcome import Delivered
 from relaybox.parts import open_engine
+from tests.databases import engine
+from tests.servers import meilisearch
 
 T = TypeVar("T")
+Command = Callable[..., tuple[int, str]]
+CONFIGURATION = """
+[relaybox]
+database = "{database}"
+
+[destinations.search]
+sink = "{sink}"
+poll_interval = "50ms"
+backoff = {{ base = "50ms", cap = "200ms" }}
+max_attempts = 100
+
+[[routes]]
+events = "document.*"
+to = "search"
+"""
 
 
 class Base(DeclarativeBase):
@@ -50,23 +72,28 @@ BROKEN = Source(sa.select(Document), document=broken)
 
 
 class Library:
-    """The application; ``index`` is what the path of ``sink`` names."""
+    """The application, with an index of its own in the engine at ``url``.
 
-    def __init__(self, database: str, sink: str, index: str, **options: Any) -> None:
-        self.index = index
+    ``path`` is what the destination calls the index, where that is another name.
+    """
+
+    def __init__(self, database: str, url: str, path: str = "", **options: Any) -> None:
+        self.index = f"documents_{uuid4().hex[:8]}"
+        address, mark, query = url.partition("?")
+        sink = f"{address.rstrip('/')}/{path or self.index}{mark}{query}"
         self.destination = Destination(
             "search", sink, **{"backoff": {"base": 0.05, "cap": 0.2}, "poll_interval": 0.05, **options}
         )
         self.outbox = Outbox(
             database, destinations=[self.destination], routes=[Route("document.*", to="search")]
         )
-        self.database = sa.create_engine(database, poolclass=sa.pool.NullPool)
-
-    def make(self) -> None:
-        """Make the tables and the index."""
-        self.outbox.migrate()
+        self.database = engine(database)
         Base.metadata.create_all(self.database)
         self.ask(lambda engine: engine.create(self.index))
+
+    def configuration(self) -> str:
+        """Return the same settings, as the file has them."""
+        return CONFIGURATION.format(database=self.outbox.settings.database, sink=self.destination.sink)
 
     def add(self, ids: Iterable[int], title: str = "a title") -> None:
         """Documents, each with its event, in one transaction."""
@@ -75,6 +102,11 @@ class Library:
             connection.execute(sa.insert(DOCUMENT), rows)
             for row in rows:
                 self.outbox.emit(connection, "Document", row["id"], "document.created", row)
+
+    def fill(self, ids: Iterable[int], title: str = "a title") -> None:
+        """Add documents that are in the index too."""
+        self.add(ids, title)
+        self.outbox.drain()
 
     def change(self, id_: int, **values: Any) -> bool:
         """Another state of a document, and its event; whether there was such a document."""
@@ -144,3 +176,28 @@ class Library:
         """The statuses of the deliveries, in their order."""
         event = self.outbox.tables.event
         return [row.status for row in self.execute(sa.select(event.c.status).order_by(event.c.position))]
+
+    def emit_bad(self, id_: int) -> UUID:
+        """Emit an event that fails, because it has no document."""
+        with self.database.begin() as connection:
+            return self.outbox.emit(connection, "Document", id_, "document.updated", "no document").event_id
+
+
+def key_in_url(server: meilisearch.Server) -> str:
+    """Return the URL of a server, with its key."""
+    return meilisearch.destination_url(server).replace("://", f"://:{server.key}@")
+
+
+def command_of(library: Library, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return what runs a command about the index in this process: its status, and what it says."""
+    (directory / "relaybox.toml").write_text(library.configuration())
+    monkeypatch.chdir(directory)
+    for name in ("DATABASE_URL", "RELAYBOX_DATABASE", "RELAYBOX_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(name: str, *arguments: str, source: str = "SOURCE") -> tuple[int, str]:
+        words = [name, "--destination", "search", "--source", f"tests.integration.library:{source}"]
+        done = CliRunner().invoke(app, [*words, *arguments])
+        return done.exit_code, done.output
+
+    return run

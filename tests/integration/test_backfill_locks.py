@@ -11,40 +11,23 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, InvalidField
 from relaybox.indexing import Source, abackfill
 from relaybox.indexing.locks import Busy
-from relaybox.indexing.rows import Item, open_rows
-from tests.integration.backfilling import DOCUMENTS, SECONDS, Archive, Document, run
-
-SERVERS = ["postgresql-18", "mariadb"]
+from relaybox.indexing.rows import open_rows
+from tests.databases import SERVERS
+from tests.integration.backfilling import DOCUMENTS, SECONDS, Archive, Document, repairs, run
+from tests.waiting import await_for
 
 
 @pytest.fixture(params=SERVERS)
-def archive(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Archive:
-    return Archive(fresh_database(request.param), 120)
-
-
-def repairs(found: Sequence[Item], missing: Sequence[str]) -> list[Call]:
-    options: Any = {"destinations": ["search"]}
-    return [
-        *(Call("Document", item.id, "document.updated", item.payload, **options) for item in found),
-        *(Call("Document", id_, "document.deleted", {}, **options) for id_ in missing),
-    ]
+def archive(request: pytest.FixtureRequest, migrated_database: Callable[[str], str]) -> Archive:
+    return Archive(migrated_database(request.param), 120)
 
 
 async def repair(archive: Archive, ids: Sequence[str]) -> int:
     async with asyncio.timeout(SECONDS), open_rows(archive.outbox, DOCUMENTS) as rows:
         return await rows.emit_ids(ids, repairs)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Within the timeout of whoever waits."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.01)
 
 
 def update(archive: Archive, number: int, title: str) -> None:
@@ -57,14 +40,12 @@ async def test_while_a_row_is_held_all_others_can_be_changed(archive: Archive) -
     with archive.engine.begin() as writer:
         archive.change(writer, 60, "held")
         working = asyncio.create_task(abackfill(archive.outbox, "search", DOCUMENTS, batch=100))
-        async with asyncio.timeout(SECONDS):
-            await until(lambda: 59 in archive.ids())
-            # The page that begins with the row that is held can have no other.
-            for number in (1, 59, 61, 120):
-                await asyncio.to_thread(update, archive, number, "while it waits")
+        await await_for(lambda: 59 in archive.ids())
+        # The page that begins with the row that is held can have no other.
+        for number in (1, 59, 61, 120):
+            await asyncio.to_thread(update, archive, number, "while it waits")
         assert not working.done()
-    async with asyncio.timeout(SECONDS):
-        done = await working
+    done = await working
 
     assert done.done == 120
     assert archive.indexed() | archive.state() == archive.indexed()
@@ -100,20 +81,21 @@ def backwards(archive: Archive) -> Iterator[list[Exception]]:
         thread.join(SECONDS)
 
 
-def test_a_writer_in_the_other_order_is_never_the_one_to_break_a_deadlock(archive: Archive) -> None:
+def backfilled(archive: Archive) -> int:
+    return run(archive, batch=120, max_pending=None).done
+
+
+def repaired(archive: Archive) -> int:
+    return asyncio.run(repair(archive, [str(number) for number in range(1, 121)]))
+
+
+@pytest.mark.parametrize("work", [backfilled, repaired])
+def test_a_writer_in_the_other_order_never_breaks_a_deadlock(
+    archive: Archive, work: Callable[[Archive], int]
+) -> None:
     with backwards(archive) as errors:
         for _ in range(5):
-            assert run(archive, batch=120, max_pending=None).done == 120
-
-    assert errors == []
-    assert archive.indexed() == archive.state()
-
-
-def test_a_writer_in_the_other_order_is_not_broken_by_repairs(archive: Archive) -> None:
-    ids = [str(number) for number in range(1, 121)]
-    with backwards(archive) as errors:
-        for _ in range(5):
-            assert asyncio.run(repair(archive, ids)) == 120
+            assert work(archive) == 120
 
     assert errors == []
     assert archive.indexed() == archive.state()
@@ -126,14 +108,13 @@ async def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(a
         archive.change(writer, 5, "long")
         working = asyncio.create_task(repair(archive, ["900"]))
         waits = sa.text("SELECT count(*) FROM pg_locks WHERE mode = 'ShareLock' AND NOT granted")
-        async with asyncio.timeout(SECONDS):
-            with archive.engine.connect() as looking:
-                await until(lambda: looking.scalar(waits) > 0)
-            # Ends while the long one goes on, and before the repair does.
-            await asyncio.to_thread(update, archive, 7, "short")
-            assert not working.done()
-            with pytest.raises(Busy, match=r"other transactions hold the table for too long .*lock timeout"):
-                await working
+        with archive.engine.connect() as looking:
+            await await_for(lambda: looking.scalar(waits))
+        # Ends while the long one goes on, and before the repair does.
+        await asyncio.to_thread(update, archive, 7, "short")
+        assert not working.done()
+        with pytest.raises(Busy, match=r"other transactions hold the table for too long .*lock timeout"):
+            await working
 
     assert sorted(archive.ids()) == [5, 7]
     assert await repair(archive, ["900"]) == 1
@@ -144,16 +125,13 @@ async def test_one_that_is_being_made_is_not_removed(archive: Archive) -> None:
         writer.execute(sa.insert(Document).values(id=500, title="new", author_id=1))
         archive.emit(writer, 500, "created", "new")
         working = asyncio.create_task(repair(archive, ["4", "500"]))
-        async with asyncio.timeout(SECONDS):
-            await until(lambda: archive.ids() == [4])
+        await await_for(lambda: archive.ids() == [4])
         assert not working.done()
     assert await working == 2
 
     assert archive.indexed()["500"] == "new"
-    assert [type_ for id_, type_, *_ in archive.events() if id_ == "500"] == [
-        "document.created",
-        "document.updated",
-    ]
+    about = [type_ for id_, type_, *_ in archive.events() if id_ == "500"]
+    assert about == ["document.created", "document.updated"]
 
 
 def test_objects_that_share_an_id_are_refused(archive: Archive) -> None:
@@ -166,7 +144,8 @@ def test_objects_that_share_an_id_are_refused(archive: Archive) -> None:
 KILLS = {
     "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()",
-    "mysql": "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+    "mariadb": "SELECT id FROM information_schema.processlist"
+    " WHERE db = DATABASE() AND id <> CONNECTION_ID()",
 }
 
 
@@ -189,9 +168,8 @@ def test_connections_that_break_in_the_middle_of_a_page_lose_and_repeat_nothing(
 def kill(archive: Archive) -> None:
     """End every connection of the backfill."""
     with archive.engine.connect() as connection:
-        found = connection.scalars(sa.text(KILLS[archive.engine.dialect.name.replace("mariadb", "mysql")]))
-        ids = found.all()
-        if archive.engine.dialect.name != "postgresql":
+        ids = connection.scalars(sa.text(KILLS[archive.engine.dialect.name])).all()
+        if archive.engine.dialect.name == "mariadb":
             for id_ in ids:
                 connection.execute(sa.text(f"KILL {id_}"))
 

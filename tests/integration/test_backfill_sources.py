@@ -15,17 +15,13 @@ from sqlalchemy.orm import aliased
 from relaybox.errors import ConfigError, RelayboxError, StoreError, UnknownDestination
 from relaybox.indexing import Source, abackfill
 from relaybox.indexing.select_rows import SelectRows
-from tests.integration.backfilling import DOCUMENTS, Archive, Author, Document, make_project, run
+from tests.databases import KINDS
+from tests.integration.backfilling import DOCUMENTS, Archive, Author, Document, make_project, run, stop_after
 
 
 @pytest.fixture
-def small(fresh_database: Callable[[str], str]) -> Archive:
-    return Archive(fresh_database("sqlite"), 10)
-
-
-@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite"])
-def archive(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Archive:
-    return Archive(fresh_database(request.param), 120)
+def small(migrated_database: Callable[[str], str]) -> Archive:
+    return Archive(migrated_database("sqlite"), 10)
 
 
 def letters() -> Iterator[dict[str, str]]:
@@ -50,8 +46,7 @@ def test_what_can_be_iterated_is_read_page_by_page(
 
 
 def test_an_iterable_goes_on_after_as_many(small: Archive, caplog: pytest.LogCaptureFixture) -> None:
-    asked = iter([False, True])
-    assert run(small, Source(letters), batch=3, stop=lambda: next(asked)).done == 3
+    assert run(small, Source(letters), batch=3, stop=stop_after(1)).done == 3
 
     done = run(small, Source(letters), batch=3)
 
@@ -60,7 +55,12 @@ def test_an_iterable_goes_on_after_as_many(small: Archive, caplog: pytest.LogCap
     assert [id_ for id_, *_ in small.events()] == [*"abcdefg"]
 
 
-def test_what_the_application_emits_meanwhile_is_left_out_of_an_iterable(archive: Archive) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_application_emits_meanwhile_is_left_out_of_an_iterable(
+    kind: str, migrated_database: Callable[[str], str]
+) -> None:
+    archive = Archive(migrated_database(kind), 10)
+
     def documents() -> Iterator[dict[str, Any]]:
         for number in range(1, 11):
             if number == 5:
@@ -86,10 +86,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "expression": (sa.select((Document.id + 1).label("id")), "must be a column of a table"),
     "subquery": (sa.select(sa.select(Document.id).subquery()), "must be a column of a table"),
     "two entities": (sa.select(Document, Author), "an entity and more"),
-    "several rows": (
-        sa.select(Document.id, OTHER.title).join(OTHER, OTHER.id <= 2),
-        "several rows of '1'",
-    ),
+    "several rows": (sa.select(Document.id, OTHER.title).join(OTHER, OTHER.id <= 2), "several rows of '1'"),
     "no table": (sa.select(sa.table("nowhere", sa.column("id")).c.id), "the select cannot be executed"),
     "no mapping": ([1, 2], "document 1 has no 'id'"),
     "id is null": ([{"id": None}], "document 1 has no 'id'"),
@@ -149,17 +146,14 @@ def test_the_command_tells_what_it_does(tmp_path: Path, small: Archive) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--destination", "serach", "--source", "shop:documents"), "did you mean 'search'?"),
-        (("--destination", "search", "--source", "shop:document_s"), "did you mean 'documents'?"),
-        (("--destination", "search", "--source", "nowhere:documents"), "there is no module 'nowhere'"),
-        (("--destination", "search", "--source", "shop"), "it is not module:name"),
-        (("--destination", "search", "--source", "shop:nothing"), "it is of type int; give a select"),
-        (
-            ("--destination", "search", "--source", "shop:Chapter"),
-            "it is a class; give its documents: sa.select(Chapter)",
-        ),
-        (("--destination", "search", "--source", "shop:Source"), "it is a class; give a select"),
-        (("--destination", "search", "--source", "shop:documents", "--rate", "fast"), "--rate = 'fast'"),
+        (("shop:documents", "--destination", "serach"), "did you mean 'search'?"),
+        (("shop:document_s",), "did you mean 'documents'?"),
+        (("nowhere:documents",), "there is no module 'nowhere'"),
+        (("shop",), "it is not module:name"),
+        (("shop:nothing",), "it is of type int; give a select"),
+        (("shop:Chapter",), "it is a class; give its documents: sa.select(Chapter)"),
+        (("shop:Source",), "it is a class; give a select"),
+        (("shop:documents", "--rate", "fast"), "--rate = 'fast'"),
     ],
 )
 def test_the_command_says_what_is_wrong(
@@ -167,7 +161,7 @@ def test_the_command_says_what_is_wrong(
 ) -> None:
     project = make_project(tmp_path, small)
 
-    message = project.run("backfill", *words, status=2)
+    message = project.run("backfill", "--destination", "search", "--source", *words, status=2)
 
     assert told in message
     assert len(message.splitlines()) == 1
@@ -175,10 +169,9 @@ def test_the_command_says_what_is_wrong(
 
 
 def test_one_lambda_does_not_go_on_where_another_was_interrupted(small: Archive) -> None:
-    asked = iter([False, True])
     books = Source(lambda: [{"id": number} for number in range(5)], aggregate_type="Book")
     films = Source(lambda: [{"id": number} for number in range(5)], aggregate_type="Film")
-    assert run(small, books, batch=2, stop=lambda: next(asked)).done == 2
+    assert run(small, books, batch=2, stop=stop_after(1)).done == 2
 
     assert (run(small, films).done, run(small, books).resumed_from) == (5, 2)
 

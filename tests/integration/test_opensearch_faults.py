@@ -16,6 +16,7 @@ from relaybox.outcome import Delivered, Reject, Retry, Throttled, Unavailable
 from relaybox.sink import Answer
 from relaybox.sinks.opensearch import open_engine
 from tests.integration.receivers import Receiver, answer, answering
+from tests.waiting import PATIENCE
 
 PRESENT = {"documents-000001": {"aliases": {"documents": {}}, "settings": {"index": {"uuid": "u"}}}}
 """What the look for the index is answered."""
@@ -30,41 +31,39 @@ def error(kind: str, reason: str = "so") -> dict[str, Any]:
     return {"error": {"type": kind, "reason": reason}, "status": 0}
 
 
-async def write(receiver: Receiver, changes: Sequence[Change] = CHANGES) -> Sequence[Answer]:
+FOUND = said("200 OK", PRESENT)
+
+
+async def write(receiver: Receiver) -> Sequence[Answer]:
     url = f"opensearch://shop:hunter2@127.0.0.1:{receiver.port}"
-    engine = open_engine(Destination("search", url, timeout="10s"))
+    engine = open_engine(Destination("search", url, timeout=PATIENCE))
     try:
-        return await engine.write("documents", changes)
+        return await engine.write("documents", CHANGES)
     finally:
         await engine.close()
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ("400 Bad Request", Unavailable),
-        ("401 Unauthorized", Unavailable),
-        ("403 Forbidden", Unavailable),
-        ("404 Not Found", Unavailable),
-        ("429 Too Many Requests", Throttled),
-        ("500 Internal Server Error", Retry),
-        ("502 Bad Gateway", Unavailable),
-        ("503 Service Unavailable", Unavailable),
-    ],
-)
-async def test_what_a_whole_request_is_answered_holds_for_all_and_fails_none(
-    status: str, expected: type
-) -> None:
-    async with answering(said("200 OK", PRESENT), said(status, error("some", "told"))) as receiver:
-        answers = await write(receiver)
+async def answered(answer: bytes) -> Sequence[Answer]:
+    """Write to an index that is found, and answer this."""
+    async with answering(FOUND, answer) as receiver:
+        return await write(receiver)
+
+
+WHOLE = {"429 Too Many Requests": Throttled, "500 Internal Server Error": Retry}
+WHOLE |= dict.fromkeys(("400 Bad Request", "401 Unauthorized", "403 Forbidden"), Unavailable)
+WHOLE |= dict.fromkeys(("404 Not Found", "502 Bad Gateway", "503 Service Unavailable"), Unavailable)
+
+
+@pytest.mark.parametrize(("status", "expected"), WHOLE.items())
+async def test_an_answer_to_the_whole_request_fails_no_event(status: str, expected: type) -> None:
+    answers = await answered(said(status, error("some", "told")))
     assert [type(one) for one in answers] == [expected] * 2
     assert "told" in str(answers[0])
 
 
 async def test_a_wait_that_the_server_asks_for_is_kept() -> None:
     busy = said("429 Too Many Requests", error("rejected_execution_exception"), "Retry-After: 7")
-    async with answering(said("200 OK", PRESENT), busy) as receiver:
-        [first, _] = await write(receiver)
+    [first, _] = await answered(busy)
     assert isinstance(first, Throttled)
     assert first.after == 7
 
@@ -81,7 +80,7 @@ async def test_the_user_and_password_are_sent_and_never_shown() -> None:
 
 async def test_a_bulk_request_names_versions_and_asks_for_the_alias() -> None:
     done = {"items": [{"index": {"status": 201}}, {"delete": {"status": 404, "result": "not_found"}}]}
-    async with answering(said("200 OK", PRESENT), said("200 OK", done)) as receiver:
+    async with answering(FOUND, said("200 OK", done)) as receiver:
         assert await write(receiver) == [Delivered(), Delivered()]
     request = receiver.requests[1]
     assert request.line.startswith("POST /documents/_bulk?require_alias=true ")
@@ -93,34 +92,29 @@ async def test_a_bulk_request_names_versions_and_asks_for_the_alias() -> None:
 
 
 ITEMS: Mapping[tuple[int, str], type] = {
-    (400, "mapper_parsing_exception"): Reject,
-    (400, "illegal_argument_exception"): Reject,
-    (400, "index_closed_exception"): Unavailable,
+    **{(400, f"{kind}_exception"): Reject for kind in ("mapper_parsing", "illegal_argument")},
+    **{(429, f"{kind}_exception"): Throttled for kind in ("es_rejected_execution", "rejected_execution")},
+    **{(429, f"{kind}_exception"): Throttled for kind in ("circuit_breaking", "cluster_block")},
     (403, "cluster_block_exception"): Throttled,
+    (400, "index_closed_exception"): Unavailable,
     (403, "security_exception"): Unavailable,
     (404, "index_not_found_exception"): Unavailable,
-    (409, "version_conflict_engine_exception"): Delivered,
-    (429, "es_rejected_execution_exception"): Throttled,
-    (429, "rejected_execution_exception"): Throttled,
-    (429, "circuit_breaking_exception"): Throttled,
-    (429, "cluster_block_exception"): Throttled,
-    (500, "illegal_state_exception"): Retry,
     (503, "unavailable_shards_exception"): Unavailable,
+    (409, "version_conflict_engine_exception"): Delivered,
+    (500, "illegal_state_exception"): Retry,
 }
 
 
 @pytest.mark.parametrize(("status", "kind"), ITEMS)
 async def test_each_change_is_answered_by_its_own_error(status: int, kind: str) -> None:
     items = [{"index": {"status": status, "error": error(kind)["error"]}}, {"delete": {"status": 200}}]
-    async with answering(said("200 OK", PRESENT), said("200 OK", {"items": items})) as receiver:
-        answers = await write(receiver)
+    answers = await answered(said("200 OK", {"items": items}))
     assert [type(one) for one in answers] == [ITEMS[status, kind], Delivered]
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"items": [{"index": {"status": 200}}]}'])
-async def test_an_answer_that_does_not_tell_of_each_change_is_none(body: bytes) -> None:
-    async with answering(said("200 OK", PRESENT), answer("200 OK", body)) as receiver:
-        answers = await write(receiver)
+async def test_an_answer_that_does_not_tell_of_each_change_is_unavailable(body: bytes) -> None:
+    answers = await answered(answer("200 OK", body))
     assert [type(one) for one in answers] == [Unavailable] * 2
 
 
@@ -156,7 +150,6 @@ async def test_a_look_that_somebody_else_answers_fails_no_event(look: bytes) -> 
 async def test_a_login_that_is_repeated_is_not_shown() -> None:
     login = base64.b64encode(b"shop:hunter2").decode()
     refused = said("403 Forbidden", error("security_exception", f"no permissions for [Basic {login}]"))
-    async with answering(said("200 OK", PRESENT), refused) as receiver:
-        [first, _] = await write(receiver)
+    [first, _] = await answered(refused)
     assert login not in str(first)
     assert "no permissions for [Basic ***]" in str(first)

@@ -1,15 +1,16 @@
-"""``relaybox reconcile``: what the index has against what the database has."""
+"""``relaybox reconcile``, and what the other commands about search indexes say before they do anything."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+import typer
 from typer.testing import CliRunner
 
 from relaybox import Event
@@ -19,10 +20,13 @@ from relaybox.indexing.failure import EngineFailed
 from relaybox.indexing.reconcile import reconcile
 from relaybox.indexing.source import Source
 from relaybox.sinks.meilisearch import MeilisearchEngine
-from tests.integration.library import DOCUMENT, SOURCE, Library
+from relaybox.stores.undelivered import Undelivered
+from tests.databases import KINDS
+from tests.integration.library import DOCUMENT, SOURCE, Command, Library, command_of, key_in_url
 from tests.servers import meilisearch
 
-KINDS = ["postgresql-18", "mariadb", "sqlite"]
+Make = Callable[..., Library]
+Meanwhile = Callable[[Callable[[], Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +36,19 @@ def server() -> Iterator[meilisearch.Server]:
 
 
 @pytest.fixture
-def library(
-    request: pytest.FixtureRequest, fresh_database: Callable[[str], str], server: meilisearch.Server
-) -> Library:
-    return opened(fresh_database(getattr(request, "param", "sqlite")), server)
+def make(migrated_database: Callable[[str], str], server: meilisearch.Server) -> Make:
+    """Makes a library on SQLite, or another kind of database."""
+    return lambda kind="sqlite", **options: Library(migrated_database(kind), key_in_url(server), **options)
 
 
-def opened(database: str, server: meilisearch.Server, path: str | None = None, **options: Any) -> Library:
-    index = f"documents_{uuid4().hex[:8]}"
-    sink = meilisearch.destination_url(server, path or index).replace("://", f"://:{server.key}@")
-    library = Library(database, sink, index, **options)
-    library.make()
-    return library
+@pytest.fixture
+def library(request: pytest.FixtureRequest, make: Make) -> Library:
+    return make(getattr(request, "param", "sqlite"))
+
+
+@pytest.fixture
+def command(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    return command_of(library, tmp_path, monkeypatch)
 
 
 def refusing(event: Event) -> dict[str, Any] | None:
@@ -65,8 +70,7 @@ MADE = {"document": made}
 
 @pytest.mark.parametrize("library", KINDS, indirect=True)
 def test_an_index_that_has_what_the_database_has_is_consistent(library: Library) -> None:
-    library.add(range(1, 1201))
-    library.outbox.drain()
+    library.fill(range(1, 1201))
 
     result = reconcile(library.outbox, "search", SOURCE)
 
@@ -77,8 +81,7 @@ def test_an_index_that_has_what_the_database_has_is_consistent(library: Library)
 
 @pytest.mark.parametrize("library", KINDS, indirect=True)
 def test_every_kind_of_difference_is_found_and_repaired_through_the_outbox(library: Library) -> None:
-    library.add(range(1, 1001))
-    library.outbox.drain()
+    library.fill(range(1, 1001))
     library.write(("7", None), ("1001", {"id": 1001}), ("x-1", {"id": "x-1"}))
     library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id == 9).values(pages=3, title="another"))
     library.execute(sa.delete(DOCUMENT).where(DOCUMENT.c.id == 11))
@@ -105,15 +108,11 @@ def test_every_kind_of_difference_is_found_and_repaired_through_the_outbox(libra
 
 @pytest.mark.parametrize("engine", ["opensearch_url", "algolia_url"])
 def test_other_engines_give_documents_back_as_they_were_written(
-    engine: str, request: pytest.FixtureRequest, fresh_database: Callable[[str], str]
+    engine: str, request: pytest.FixtureRequest, migrated_database: Callable[[str], str]
 ) -> None:
     """Also numbers that are no integers for them, texts of any script, and what is nested."""
-    index = f"documents_{uuid4().hex[:8]}"
-    sink = f"{request.getfixturevalue(engine).rstrip('/')}"
-    library = Library(fresh_database("sqlite"), _with_index(sink, index), index, options=MADE)
-    library.make()
-    library.add(range(1, 41), "Grüße, 你好 \U0001f600")
-    library.outbox.drain()
+    library = Library(migrated_database("sqlite"), request.getfixturevalue(engine), options=MADE)
+    library.fill(range(1, 41), "Grüße, 你好 \U0001f600")
     assert reconcile(library.outbox, "search", SOURCE).consistency == 100.0
     library.write(("3", None), ("4", {"id": 4, "title": "stale"}), ("1001", {"id": 1001}))
 
@@ -124,14 +123,8 @@ def test_other_engines_give_documents_back_as_they_were_written(
     assert reconcile(library.outbox, "search", SOURCE).consistency == 100.0
 
 
-def _with_index(sink: str, index: str) -> str:
-    address, mark, query = sink.partition("?")
-    return f"{address.rstrip('/')}/{index}{mark}{query}"
-
-
 def test_repairs_say_that_they_are_and_are_on_record(library: Library) -> None:
-    library.add([1])
-    library.outbox.drain()
+    library.fill([1])
     library.write(("1", None))
 
     reconcile(library.outbox, "search", SOURCE, repair=True, actor="ann")
@@ -147,8 +140,7 @@ def test_repairs_say_that_they_are_and_are_on_record(library: Library) -> None:
 
 
 def test_a_difference_whose_event_is_under_way_is_told_apart(library: Library) -> None:
-    library.add([1, 2, 3])
-    library.outbox.drain()
+    library.fill([1, 2, 3])
     library.change(1, title="changed")
     library.remove(2)
     library.add([4])
@@ -160,50 +152,37 @@ def test_a_difference_whose_event_is_under_way_is_told_apart(library: Library) -
     assert result.consistency == 100.0
 
 
-def test_a_difference_that_is_gone_at_the_second_look_does_not_count(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def between_looks(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    """Has something happen between the two looks of a comparison."""
+    asked = Undelivered.of_documents
+
+    def happens(what: Callable[[], Any]) -> None:
+        async def meanwhile(self: Undelivered, *words: Any) -> Any:
+            answer = await asked(self, *words)
+            await asyncio.to_thread(what)
+            return answer
+
+        monkeypatch.setattr(Undelivered, "of_documents", meanwhile)
+
+    return happens
+
+
+def test_what_matches_at_the_second_look_does_not_differ(library: Library, between_looks: Meanwhile) -> None:
     """The event arrives between the two looks."""
-    from relaybox.stores.undelivered import Undelivered
-
-    library.add([1, 2])
-    library.outbox.drain()
+    library.fill([1, 2])
     library.write(("1", None))
-    arrived = Undelivered.of_documents
-
-    async def meanwhile(self: Undelivered, *words: Any) -> Any:
-        answer = await arrived(self, *words)
-        from relaybox.engine import Change
-        from relaybox.parts import open_engine
-
-        engine = open_engine(library.destination)
-        await engine.write(library.index, [Change("1", library.rows()["1"], 1)])
-        await engine.close()
-        return answer
-
-    monkeypatch.setattr(Undelivered, "of_documents", meanwhile)
+    between_looks(lambda: library.write(("1", library.rows()["1"])))
 
     result = reconcile(library.outbox, "search", SOURCE)
 
     assert (result.matched, result.differences, result.in_flight) == (2, 0, 0)
 
 
-def test_a_document_that_changes_during_the_second_look_is_under_way(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from relaybox.stores.undelivered import Undelivered
-
-    library.add([1])
-    library.outbox.drain()
+def test_a_document_that_changes_meanwhile_is_under_way(library: Library, between_looks: Meanwhile) -> None:
+    library.fill([1])
     library.write(("1", {"id": 1, "title": "older", "pages": 1}))
-    asked = Undelivered.of_documents
-
-    async def meanwhile(self: Undelivered, *words: Any) -> Any:
-        answer = await asked(self, *words)
-        library.change(1, title="newer")
-        return answer
-
-    monkeypatch.setattr(Undelivered, "of_documents", meanwhile)
+    between_looks(lambda: library.change(1, title="newer"))
 
     result = reconcile(library.outbox, "search", SOURCE)
 
@@ -211,10 +190,8 @@ def test_a_document_that_changes_during_the_second_look_is_under_way(
 
 
 def test_a_failed_event_is_named_also_where_others_wait_behind_it(library: Library) -> None:
-    library.add([1, 2])
-    library.outbox.drain()
-    with library.database.begin() as connection:
-        library.outbox.emit(connection, "Document", 1, "document.updated", "no document")
+    library.fill([1, 2])
+    library.emit_bad(1)
     library.outbox.drain()
     library.change(1, title="waits behind it")
 
@@ -227,18 +204,14 @@ def test_a_failed_event_is_named_also_where_others_wait_behind_it(library: Libra
     assert str(stale.failed).replace("-", "") == str(failed.id).replace("-", "")
 
 
-def test_nothing_is_emitted_behind_a_failed_event(
-    library: Library, command: Callable[..., tuple[int, str]]
-) -> None:
+def test_nothing_is_emitted_behind_a_failed_event(library: Library, command: Command) -> None:
     """It would be parked, and so would the one of every later repair."""
-    library.add([1, 2, 3])
-    library.outbox.drain()
-    with library.database.begin() as connection:
-        library.outbox.emit(connection, "Document", 1, "document.updated", "no document")
+    library.fill([1, 2, 3])
+    library.emit_bad(1)
     library.outbox.drain()
     library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id < 3).values(title="changed"))
 
-    told = command("--repair", "--dry-run")[1]
+    told = command("reconcile", "--repair", "--dry-run")[1]
     result = reconcile(library.outbox, "search", SOURCE, repair=True)
 
     assert "would have emitted 1 events" in told
@@ -248,13 +221,10 @@ def test_nothing_is_emitted_behind_a_failed_event(
     assert sorted(library.statuses()) == [*["delivered"] * 3, "failed", "pending"]
 
 
-def test_a_failed_event_that_holds_nothing_up_does_not_keep_its_document_from_repair(
-    fresh_database: Callable[[str], str], server: meilisearch.Server
-) -> None:
-    library = opened(fresh_database("sqlite"), server, on_failed="skip")
+def test_a_failed_event_that_holds_nothing_up_does_not_keep_its_document_from_repair(make: Make) -> None:
+    library = make(on_failed="skip")
     library.add([1])
-    with library.database.begin() as connection:
-        library.outbox.emit(connection, "Document", 1, "document.updated", "no document")
+    library.emit_bad(1)
     library.outbox.drain()
     library.execute(sa.update(DOCUMENT).values(title="changed"))
 
@@ -265,13 +235,10 @@ def test_a_failed_event_that_holds_nothing_up_does_not_keep_its_document_from_re
     assert library.indexed() == library.rows()
 
 
-def test_documents_are_compared_as_the_document_function_makes_them(
-    fresh_database: Callable[[str], str], server: meilisearch.Server
-) -> None:
+def test_documents_are_compared_as_the_document_function_makes_them(make: Make) -> None:
     options = {"document": refusing, "id_field": "key"}
-    library = opened(fresh_database("sqlite"), server, options=options)
-    library.add([1, 2, 3])
-    library.outbox.drain()
+    library = make(options=options)
+    library.fill([1, 2, 3])
     library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id == 2).values(pages=0))
     library.execute(sa.insert(DOCUMENT).values(id=4, title="hidden", pages=0))
     library.execute(sa.insert(DOCUMENT).values(id=5, title="bad", pages=13))
@@ -292,8 +259,7 @@ def test_documents_are_compared_as_the_document_function_makes_them(
 
 @pytest.mark.parametrize("documents", ["list", "function"])
 def test_an_iterable_is_compared_without_locks(library: Library, documents: str) -> None:
-    library.add(range(1, 8))
-    library.outbox.drain()
+    library.fill(range(1, 8))
     library.write(("3", None), ("stranger", {"id": "stranger"}))
     read = list(library.rows().values())
     source = Source(read if documents == "list" else lambda: iter(read))
@@ -305,9 +271,7 @@ def test_an_iterable_is_compared_without_locks(library: Library, documents: str)
     assert library.indexed() == library.rows()
 
 
-def test_an_id_that_the_engine_gives_twice_is_one_difference(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_given_twice_is_one_difference(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages move while others write to the index."""
     library.write(("stranger", {"id": "stranger"}))
 
@@ -322,12 +286,10 @@ def test_an_id_that_the_engine_gives_twice_is_one_difference(
 
 
 @pytest.mark.parametrize("action", ["index", "ignore"])
-def test_an_orphan_that_no_event_deletes_is_left_and_the_option_named(
-    fresh_database: Callable[[str], str], server: meilisearch.Server, action: str
-) -> None:
+def test_an_orphan_that_no_event_deletes_is_left_and_the_option_named(make: Make, action: str) -> None:
     """Else a document of nothing but its id would be written."""
     options = {"actions": {"document.deleted": action}}
-    library = opened(fresh_database("sqlite"), server, options=options)
+    library = make(options=options)
     library.write(("7", {"id": 7, "title": "an orphan"}))
 
     assert reconcile(library.outbox, "search", SOURCE).orphaned == 1
@@ -337,10 +299,8 @@ def test_an_orphan_that_no_event_deletes_is_left_and_the_option_named(
     assert library.statuses() == []
 
 
-def test_an_index_for_each_tenant_has_to_be_named(
-    fresh_database: Callable[[str], str], server: meilisearch.Server
-) -> None:
-    library = opened(fresh_database("sqlite"), server, path="{tenant}-documents")
+def test_an_index_for_each_tenant_has_to_be_named(make: Make) -> None:
+    library = make(path="{tenant}-documents")
     library.execute(sa.insert(DOCUMENT).values(id=1, title="one", pages=1))
 
     with pytest.raises(ConfigError, match="an index for each tenant: say which one is meant with --index"):
@@ -362,50 +322,14 @@ def test_a_destination_that_is_no_search_index_is_refused(library: Library) -> N
         reconcile(library.outbox, "serach", SOURCE)
 
 
-CONFIGURATION = """
-[relaybox]
-database = "{database}"
-
-[destinations.search]
-sink = "{sink}"
-
-[[routes]]
-events = "document.*"
-to = "search"
-"""
-
-
-@pytest.fixture
-def command(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str]]:
-    database = library.outbox.settings.database
-    (tmp_path / "relaybox.toml").write_text(
-        CONFIGURATION.format(database=database, sink=library.destination.sink)
-    )
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATABASE_URL", "RELAYBOX_DATABASE", "RELAYBOX_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        words = ["--destination", "search", "--source", "tests.integration.library:SOURCE"]
-        done = CliRunner().invoke(app, ["reconcile", *words, *arguments])
-        return done.exit_code, done.output
-
-    return run
-
-
-def test_the_command_says_how_consistent_the_index_is(
-    library: Library, command: Callable[..., tuple[int, str]]
-) -> None:
-    library.add([1, 2, 3, 4])
-    library.outbox.drain()
-    status, output = command()
+def test_the_command_says_how_consistent_the_index_is(library: Library, command: Command) -> None:
+    library.fill([1, 2, 3, 4])
+    status, output = command("reconcile")
     assert (status, output.splitlines()[-1]) == (0, "search consistency 100.00 %")
 
     library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id == 2).values(title="changed"))
     library.write(("3", None))
-    status, output = command("--repair", "--dry-run")
+    status, output = command("reconcile", "--repair", "--dry-run")
 
     assert status == 1
     assert "stale 2: title" in output
@@ -415,14 +339,11 @@ def test_the_command_says_how_consistent_the_index_is(
     assert "pending" not in library.statuses()
 
 
-def test_the_command_repairs_and_answers_in_json(
-    library: Library, command: Callable[..., tuple[int, str]]
-) -> None:
-    library.add([1, 2])
-    library.outbox.drain()
+def test_the_command_repairs_and_answers_in_json(library: Library, command: Command) -> None:
+    library.fill([1, 2])
     library.write(("1", None), ("2", None))
 
-    status, output = command("--repair", "--json", "--limit-report", "1", "--rate", "1000")
+    status, output = command("reconcile", "--repair", "--json", "--limit-report", "1", "--rate", "1000")
 
     result = json.loads(output)
     assert status == 1
@@ -431,39 +352,35 @@ def test_the_command_repairs_and_answers_in_json(
         {"kind": "missing", "id": "1", "fields": [], "failed": None, "refused": None, "blocked": False}
     ]
     library.outbox.drain()
-    assert command()[0] == 0
+    assert command("reconcile")[0] == 0
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_a_source_without_documents_does_not_empty_the_index(
-    library: Library, command: Callable[..., tuple[int, str]], dry: tuple[str, ...]
+    library: Library, command: Command, dry: tuple[str, ...]
 ) -> None:
     """A condition that is wrong looks as if everything had been deleted."""
-    library.add([1, 2, 3])
-    library.outbox.drain()
-    nothing = ("--source", "tests.integration.library:NOTHING")
+    library.fill([1, 2, 3])
 
-    status, output = command(*nothing, "--repair", *dry)
+    status, output = command("reconcile", "--repair", *dry, source="NOTHING")
 
     assert status == 2
     assert "the source has no documents: to repair would delete all 3 of the index" in output
     assert len(output.splitlines()) == 1
     assert library.statuses() == ["delivered"] * 3
-    assert command(*nothing)[0] == 1
+    assert command("reconcile", source="NOTHING")[0] == 1
 
-    assert command(*nothing, "--repair", "--yes", *dry)[0] == 1
+    assert command("reconcile", "--repair", "--yes", *dry, source="NOTHING")[0] == 1
 
     library.outbox.drain()
     assert len(library.indexed()) == (3 if dry else 0)
 
 
-def test_where_all_is_under_way_nothing_is_called_consistent(
-    library: Library, command: Callable[..., tuple[int, str]]
-) -> None:
-    assert command()[0] == 0
+def test_where_all_is_under_way_nothing_is_called_consistent(library: Library, command: Command) -> None:
+    assert command("reconcile")[0] == 0
     library.add([1, 2])
 
-    status, output = command()
+    status, output = command("reconcile")
 
     assert status == 1
     assert output.splitlines()[-2:] == [
@@ -472,25 +389,71 @@ def test_where_all_is_under_way_nothing_is_called_consistent(
     ]
 
 
+@pytest.mark.parametrize("name", ["backfill", "reindex", "reconcile"])
 @pytest.mark.parametrize(
-    ("rate", "status", "told"),
-    [("500", 0, "100.00 %"), ("0.5/s", 0, "100.00 %"), ("fast", 2, "--rate = 'fast'")],
+    ("rate", "status"), [("500", 0), ("0.5/s", 0), ("500/s", 0), ("0", 2), ("500/d", 2), ("fast", 2)]
 )
-def test_a_rate_is_a_number_with_or_without_its_unit(
-    command: Callable[..., tuple[int, str]], rate: str, status: int, told: str
-) -> None:
-    answered, output = command("--rate", rate)
+def test_a_rate_has_one_grammar(command: Command, name: str, rate: str, status: int) -> None:
+    answered, output = command(name, "--dry-run", "--rate", rate)
 
     assert answered == status
-    assert told in output
+    assert (f"--rate = '{rate}" in output) == (status == 2)
 
 
-def test_an_engine_that_is_away_is_one_line_and_status_2(
-    library: Library, command: Callable[..., tuple[int, str]], server: meilisearch.Server
+def test_a_dry_backfill_names_what_the_index_would_refuse(library: Library, command: Command) -> None:
+    library.add([-2, 1, 2])
+    before = library.statuses()
+
+    status, output = command("backfill", "--dry-run", source="CROOKED")
+
+    assert status == 1
+    assert "would emit 3 documents to search" in output
+    assert "the document -2 would be refused by the destination: the document's 'id' is 0" in output
+    assert '{"id":0,' in output
+    assert library.statuses() == before
+    answered = json.loads(command("backfill", "--dry-run", "--json")[1])
+    assert (answered["refused"], answered["first"]["aggregate_id"]) == ([], "-2")
+
+
+def test_a_dry_backfill_names_what_cannot_be_an_event(library: Library, command: Command) -> None:
+    library.add([1, 2])
+    library.change(2, pages=13)
+
+    status, output = command("backfill", "--dry-run", source="BROKEN")
+
+    assert status == 1
+    assert '{"id":1,"pages":1}' in output
+    assert "the document 2 cannot be an event: $.pages" in output
+
+
+def test_backfill_tells_its_own_exit_status() -> None:
+    told = CliRunner().invoke(app, ["backfill", "--help"]).output
+
+    assert "0 all documents are emitted" in told
+    assert "fingerprint" not in told
+
+
+def test_the_question_before_a_reindex_says_what_is_rebuilt(
+    library: Library, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str) -> None:
+        asked.append(question)
+        raise typer.Exit(1)
+
+    monkeypatch.setattr("relaybox.cli.reindex.confirm", confirm)
+    library.add([1, 2])
+
+    assert command("reindex")[0] == 1
+
+    assert asked == [f"rebuild the index {library.index} of search from 2 documents?"]
+
+
+def test_an_engine_that_is_away_is_told_in_one_line(command: Command, server: meilisearch.Server) -> None:
     server.fault(requests=({"status": 503, "count": 100, "on": ""},))
     try:
-        status, output = command()
+        status, output = command("reconcile")
     finally:
         server.fault()
 

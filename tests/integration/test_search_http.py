@@ -13,9 +13,19 @@ from aiohttp import web
 
 from relaybox.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.sinks.search_http import Client, Reply
+from tests.waiting import PATIENCE
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NOBODY = "http://127.0.0.1:1"
+
+
+async def fine(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def silence(request: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
 
 
 @asynccontextmanager
@@ -31,7 +41,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def asking(*bases: str, **given: Any) -> AsyncIterator[Client]:
-    client = Client(bases, **{"timeout": 5.0, **given})
+    client = Client(bases, **{"timeout": PATIENCE, **given})
     try:
         yield client
     finally:
@@ -45,17 +55,12 @@ async def ask(answer: Answer, **given: Any) -> Reply:
 
 async def test_a_request_has_its_own_headers_and_those_of_the_engine() -> None:
     async def answer(request: web.Request) -> web.Response:
-        seen = {name: request.headers.get(name) for name in ("Authorization", "Content-Type")}
-        return web.json_response({**seen, "path": request.raw_path, "cookie": request.headers.get("Cookie")})
+        names = ("Authorization", "Content-Type", "Cookie")
+        return web.json_response([request.raw_path, *(request.headers.get(name) for name in names)])
 
     reply = await ask(answer, headers={"Authorization": "Bearer k"})
     assert reply.ok
-    assert reply.json() == {
-        "Authorization": "Bearer k",
-        "Content-Type": "application/json",
-        "path": "/a%2Fb?x=y+z",
-        "cookie": None,
-    }
+    assert reply.json() == ["/a%2Fb?x=y+z", "Bearer k", "application/json", None]
 
 
 async def test_an_answer_may_be_compressed() -> None:
@@ -69,15 +74,9 @@ async def test_an_answer_may_be_compressed() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, Reject),
-        (413, Reject),
-        (401, Unavailable),
-        (403, Unavailable),
-        (404, Unavailable),
-        (302, Unavailable),
-        (429, Throttled),
-        (500, Retry),
-        (503, Unavailable),
+        *((status, Reject) for status in (400, 413)),
+        *((status, Unavailable) for status in (302, 401, 403, 404, 503)),
+        *((429, Throttled), (500, Retry)),
     ],
 )
 async def test_what_an_answer_means_is_said_by_its_status(status: int, kind: type) -> None:
@@ -148,19 +147,12 @@ async def test_a_connection_that_breaks_is_unavailable_and_the_request_not_sent_
 
 
 async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        return web.Response()
-
     with pytest.raises(Unavailable, match=r"no answer from 127\.0\.0\.1:\d+ within 0\.1s"):
-        await ask(answer, timeout=0.1)
+        await ask(silence, timeout=0.1)
 
 
 async def test_where_nobody_is_the_next_host_is_asked_and_then_the_one_that_answered() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response()
-
-    async with serving(answer) as base_url, asking(NOBODY, base_url) as client:
+    async with serving(fine) as base_url, asking(NOBODY, base_url) as client:
         assert client.where == f"127.0.0.1:1,{base_url.removeprefix('http://')}"
         for _ in range(2):
             assert (await client.request("GET", "/")).where == base_url.removeprefix("http://")
@@ -169,21 +161,14 @@ async def test_where_nobody_is_the_next_host_is_asked_and_then_the_one_that_answ
 
 
 async def test_after_an_answer_that_did_not_come_the_next_host_is_asked_first() -> None:
-    async def silence(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        return web.Response()
-
     async def trouble(request: web.Request) -> web.Response:
         return web.Response(status=503)
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response()
 
     async with (
         serving(silence) as silent,
         serving(trouble) as troubled,
-        serving(answer) as well,
-        asking(silent, troubled, well, timeout=1.0) as client,
+        serving(fine) as well,
+        asking(silent, troubled, well, timeout=2.0) as client,
     ):
         with pytest.raises(Unavailable, match="no answer"):
             await client.request("GET", "/")
@@ -198,16 +183,13 @@ async def test_a_name_that_nobody_knows_is_unreachable() -> None:
 
 
 async def test_tls_with_a_server_that_speaks_none_is_unreachable() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response()
-
-    async with serving(answer) as base_url, asking(base_url.replace("http:", "https:")) as client:
+    async with serving(fine) as base_url, asking(base_url.replace("http:", "https:")) as client:
         with pytest.raises(Unreachable, match="TLS with"):
             await client.request("GET", "/")
 
 
 def test_one_client_may_serve_one_loop_after_the_other() -> None:
-    client = Client([NOBODY], timeout=5)
+    client = Client([NOBODY], timeout=PATIENCE)
 
     async def once() -> None:
         with pytest.raises(Unreachable):
@@ -218,7 +200,7 @@ def test_one_client_may_serve_one_loop_after_the_other() -> None:
         asyncio.run(once())
 
 
-async def test_whoever_cancels_is_cancelled() -> None:
+async def test_a_request_can_be_cancelled() -> None:
     begun = asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -230,4 +212,4 @@ async def test_whoever_cancels_is_cancelled() -> None:
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, PATIENCE)

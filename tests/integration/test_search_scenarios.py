@@ -1,9 +1,8 @@
-"""What hurts most when an index is to follow a database; nobody does anything about it, and all is well."""
+"""Outages of a search engine after which its index has what the database has, without anybody's help."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from relaybox.parts import open_engine
 from tests.conftest import available
 from tests.integration.archive import Archive
 from tests.integration.search_engines import ENGINES, Subject, engine
+from tests.waiting import wait_for
 
-PATIENCE = 60.0
 IMPORT = range(500)
 
 
@@ -27,10 +26,10 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 @pytest.fixture
 def archive(
-    request: pytest.FixtureRequest, subject: Subject, fresh_database: Callable[[str], str], tmp_path: Path
+    request: pytest.FixtureRequest, subject: Subject, migrated_database: Callable[[str], str], tmp_path: Path
 ) -> Iterator[Archive]:
     index = request.node.originalname.removeprefix("test_")
-    archive = Archive(fresh_database("postgresql-18"), tmp_path, subject.sink(index), subject.auth)
+    archive = Archive(migrated_database("postgresql-18"), tmp_path, subject.sink(index), subject.auth)
     yield archive
     subject.network.set()
     subject.heal()
@@ -50,10 +49,10 @@ def test_a_rate_limit_in_the_middle_of_an_import(subject: Subject, archive: Arch
         pytest.skip("this engine has no rate limit of its own")
     with archive.relays():
         archive.save(IMPORT[:100], "early")
-        until(lambda: archive.left() == 0, archive)
+        until_sent(archive)
         subject.harms["throttled"]()
         archive.save(IMPORT[100:], "late")
-        until(lambda: archive.left() == 0, archive)
+        until_sent(archive)
 
     assert_same(archive, 500)
     assert archive.attempted("429")
@@ -62,16 +61,16 @@ def test_a_rate_limit_in_the_middle_of_an_import(subject: Subject, archive: Arch
 def test_a_partition_during_an_update(subject: Subject, archive: Archive) -> None:
     with archive.relays():
         archive.save(IMPORT[:50], "first")
-        until(lambda: archive.left() == 0, archive)
+        until_sent(archive)
         subject.network.set(hole=True)
         archive.save(IMPORT[:50], "second")
-        until(lambda: bool(archive.attempted("")), archive)
+        wait_for(lambda: archive.attempted(""), archive.troubles)
         archive.save([7], "third")
         subject.network.set(refuse=True)
         subject.network.reset()
         archive.save([8], "fourth")
         subject.network.set()
-        until(lambda: archive.left() == 0, archive)
+        until_sent(archive)
 
     assert_same(archive, 50)
 
@@ -83,10 +82,10 @@ def test_an_import_of_500_that_is_over_the_quota_at_247(subject: Subject, archiv
     with archive.relays():
         for begin in range(0, 500, 50):
             archive.save(IMPORT[begin : begin + 50], "imported")
-        until(lambda: bool(archive.attempted(subject.full)), archive)
+        wait_for(lambda: archive.attempted(subject.full), archive.troubles)
         assert archive.left() >= 500 - 247
         subject.heal()
-        until(lambda: archive.left() == 0, archive)
+        until_sent(archive)
 
     assert_same(archive, 500)
 
@@ -97,8 +96,5 @@ def assert_same(archive: Archive, count: int) -> None:
     assert (compared.documents, compared.matched, compared.consistency) == (count, count, 100.0), compared
 
 
-def until(reached: Callable[[], bool], archive: Archive) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline, archive.troubles()
-        time.sleep(0.05)
+def until_sent(archive: Archive) -> None:
+    wait_for(lambda: archive.left() == 0, archive.troubles)

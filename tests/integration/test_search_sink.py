@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -13,17 +13,19 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Route
-from relaybox.engine import Engine
+from relaybox.engine import Change, Engine
 from relaybox.outcome import Delivered, Reject, Unavailable, Unreachable
 from relaybox.parts import open_engine
+from relaybox.sinks.search_indexes import LOOK
 from tests.conftest import available
-from tests.integration.shop import Shop, until
+from tests.integration.shop import Shop
 from tests.integration.sinking import sink_to
 from tests.servers import meilisearch
 from tests.unit.searching import event
+from tests.waiting import await_for
 
-ENGINES = ["meilisearch", "algolia", "opensearch"]
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "timeout": "10s", "backoff": {"base": 0.1, "cap": 0.5}}
+KEYS = [str(at) for at in range(20)]
 BAD: dict[str, tuple[Callable[[int], str], dict[str, Any], str]] = {
     "meilisearch": (lambda n: f"no id: {n}", {"title": "x"}, "no id"),
     "algolia": (str, {"title": "x" * 200_000}, "too big"),
@@ -40,39 +42,38 @@ class Place:
         base, mark, query = url.partition("?")
         self.base = base.rstrip("/")
         self.query = f"{mark}{query}"
+        self.url = f"{self.base}/{self.index}{self.query}"
 
-    @property
-    def url(self) -> str:
-        return f"{self.base}/{self.index}{self.query}"
+    def another(self) -> Place:
+        """Name another index on the same engine, which does not exist."""
+        return Place(self.kind, f"{self.base}{self.query}")
 
-    @asynccontextmanager
-    async def engine(self) -> AsyncIterator[Engine]:
+    async def ask(self, question: Callable[[Engine], Awaitable[Any]]) -> Any:
         engine = open_engine(Destination("search", self.url))
         try:
-            yield engine
+            return await question(engine)
         finally:
             await engine.close()
 
     async def create(self) -> None:
-        async with self.engine() as engine:
-            await engine.create(self.index)
+        await self.ask(lambda engine: engine.create(self.index))
 
     async def drop(self) -> None:
-        async with self.engine() as engine:
-            await engine.drop(self.index)
+        await self.ask(lambda engine: engine.drop(self.index))
 
     async def count(self) -> int:
-        async with self.engine() as engine:
-            await engine.refresh(self.index)
-            return await engine.count(self.index)
+        return await self._read(lambda engine: engine.count(self.index))
 
     async def titles(self, *ids: str) -> dict[str, str]:
-        async with self.engine() as engine:
-            await engine.refresh(self.index)
-            return {id_: found["title"] for id_, found in (await engine.get(self.index, ids)).items()}
+        found = await self._read(lambda engine: engine.get(self.index, ids))
+        return {id_: document["title"] for id_, document in found.items()}
+
+    async def _read(self, question: Callable[[Engine], Awaitable[Any]]) -> Any:
+        await self.ask(lambda engine: engine.refresh(self.index))
+        return await self.ask(question)
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["meilisearch", "algolia", "opensearch"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     place = Place(request.param, request.getfixturevalue(f"{request.param}_url"))
     await place.create()
@@ -110,43 +111,43 @@ class Library(Shop):
             return [reason.text for id_ in ids for reason in await admin.why(id_)]
 
 
-async def test_of_500_documents_three_are_refused_and_the_others_indexed(
-    place: Place, fresh_database: Callable[[str], str]
-) -> None:
-    library = Library(fresh_database("postgresql-18"), place.url)
+LibraryOn = Callable[..., Library]
+
+
+@pytest.fixture
+def library_on(migrated_database: Callable[[str], str]) -> LibraryOn:
+    return lambda url, **settings: Library(migrated_database("postgresql-18"), url, **settings)
+
+
+async def test_of_500_documents_three_are_refused(place: Place, library_on: LibraryOn) -> None:
+    library = library_on(place.url)
     called, bad, said = BAD[place.kind]
-    documents: list[tuple[str, dict[str, Any]]] = [
-        (str(n), {"title": f"t{n}", "pages": n}) for n in range(500)
-    ]
+    documents: list[Any] = [(str(n), {"title": f"t{n}", "pages": n}) for n in range(500)]
     library.write(documents[0])
     async with library.outbox.relay():
-        await until(lambda: library.states() == {"delivered": 1}, "the index knows its fields")
+        await await_for(lambda: library.states() == {"delivered": 1}, "the index knows its fields")
         for n in (123, 250, 499):
             documents[n] = called(n), bad
         library.write(*documents[1:])
         done = {"delivered": 497, "failed": 3}
-        await until(lambda: library.states() == done, "497 are delivered and three failed", 60)
+        await await_for(lambda: library.states() == done, "497 are delivered and three failed")
     assert await place.count() == 497
     reasons = [error for status, _, error in library.rows() if status == "failed"]
     assert all(said in (reason or "") for reason in reasons), reasons
     assert all(said in text for text in await library.why("failed"))
 
 
-async def test_the_index_ends_as_the_database_whatever_happened_on_the_way(
-    place: Place, fresh_database: Callable[[str], str]
-) -> None:
-    library = Library(fresh_database("postgresql-18"), place.url, batch_size=7)
+async def test_the_index_ends_as_the_database(place: Place, library_on: LibraryOn) -> None:
+    library = library_on(place.url, batch_size=7)
     library.write(*[(str(n % 5), None if n % 4 == 3 else {"title": f"t{n}"}) for n in range(38)])
     async with library.outbox.relay():
-        await until(lambda: library.states() == {"delivered": 38}, "all are delivered")
+        await await_for(lambda: library.states() == {"delivered": 38}, "all are delivered")
     # Of 0 to 4 the last writes are 35, 36, 37, 33 and 34; each fourth, such as 35, deletes.
     assert await place.titles(*"01234") == {"1": "t36", "2": "t37", "3": "t33", "4": "t34"}
 
 
-async def test_an_index_that_is_deleted_meanwhile_is_told_and_nothing_lost(
-    place: Place, fresh_database: Callable[[str], str]
-) -> None:
-    library = Library(fresh_database("postgresql-18"), place.url)
+async def test_an_index_that_is_deleted_meanwhile_loses_nothing(place: Place, library_on: LibraryOn) -> None:
+    library = library_on(place.url)
     told = f"the index '{place.index}' does not exist"
 
     def is_told() -> bool:
@@ -157,13 +158,13 @@ async def test_an_index_that_is_deleted_meanwhile_is_told_and_nothing_lost(
         for n in range(1, 100):
             library.write((str(n), {"title": f"t{n}"}))
             now = {"delivered": n}
-            await until(lambda now=now: library.states() == now or is_told(), "it is delivered or told")  # type: ignore[misc]
+            await await_for(lambda now=now: library.states() == now or is_told(), "it is delivered or told")  # type: ignore[misc]
             if is_told():
                 break
             await place.drop()
         assert library.states() == {"delivered": n - 1, "pending": 1}
         await place.create()
-        await until(lambda: library.states() == {"delivered": n}, "it is delivered", 60)
+        await await_for(lambda: library.states() == {"delivered": n}, "it is delivered")
     assert await place.titles(*map(str, range(n + 1))) == {str(n): f"t{n}"}
 
 
@@ -180,23 +181,70 @@ async def test_a_key_that_is_wrong_is_told_without_it(place: Place) -> None:
             await sink.check()
 
 
-async def test_a_check_says_whether_it_would_work(place: Place) -> None:
+async def test_an_index_that_is_not_there_is_told_and_not_made(place: Place) -> None:
     async with sink_to(place.url) as sink:
         await sink.check()
-    missing = Place(place.kind, f"{place.base}{place.query}")
+    missing = place.another()
     async with sink_to(missing.url) as sink:
         with pytest.raises(
             Unavailable, match=f"the index '{missing.index}' does not exist on .*create_index"
         ):
             await sink.check()
+        for one in (event("1", "x"), event("1")):
+            [answer] = await sink.send([one])
+            assert isinstance(answer, Unavailable)
+            assert "set create_index = true" in answer.reason
+    assert await missing.ask(lambda engine: engine.present([missing.index])) == {}
 
 
 async def test_an_index_is_created_where_that_is_wanted(place: Place) -> None:
-    fresh = Place(place.kind, f"{place.base}{place.query}")
+    fresh = place.another()
     async with sink_to(fresh.url, options={"create_index": True}) as sink:
         assert await sink.send([event("1", "x")]) == [Delivered()]
     assert await fresh.titles("1") == {"1": "x"}
     await fresh.drop()
+
+
+async def test_a_batch_leaves_the_newest_of_each_document(place: Place) -> None:
+    changed = [event(key, f"{turn}-{key}") for turn in range(5) for key in KEYS]
+    async with sink_to(place.url) as sink:
+        answers = await sink.send([*changed, *(event(key) for key in KEYS[:3])])
+    assert answers == [Delivered()] * 103
+    assert await place.titles(*KEYS) == {key: f"4-{key}" for key in KEYS[3:]}
+
+
+@pytest.mark.parametrize("place", ["opensearch"], indirect=True)
+@pytest.mark.parametrize("whole", [True, False], ids=["replaced", "given up"])
+async def test_nothing_is_lost_while_the_index_is_rebuilt_under_it(place: Place, whole: bool) -> None:
+    engine = open_engine(Destination("search", place.url))
+    building, old = f"{place.index}__building", [event(key, "old") for key in KEYS]
+    written: dict[str, str] = {}
+    enough = asyncio.Event()
+
+    async def write(sink: Any) -> None:
+        for at in itertools.count():
+            newest = event(KEYS[at % len(KEYS)], f"{at}")
+            # The relay tries again what was refused.
+            while (answers := await sink.send([newest])) != [Delivered()]:
+                assert isinstance(answers[0], Unavailable), answers
+            written[newest.aggregate_id] = f"{at}"
+            if enough.is_set():
+                return
+
+    async with sink_to(place.url) as sink, asyncio.TaskGroup() as tasks:
+        await sink.send(old)
+        tasks.create_task(write(sink))
+        await engine.create(building, like=place.index)
+        await asyncio.sleep(2 * LOOK)
+        # What the database had at some moment before: always older than what comes by the events.
+        documents = [Change(one.aggregate_id, {"title": "old"}, one.position) for one in old]
+        await engine.write(building, documents)
+        await (engine.replace(place.index, building) if whole else engine.drop(building))
+        await await_for(lambda: len(written) == len(KEYS))
+        enough.set()
+    assert await place.titles(*KEYS) == written
+    assert list(await engine.present([place.index, building])) == [place.index]
+    await engine.close()
 
 
 async def test_event_types_with_and_without_a_version_and_of_ones_own(place: Place) -> None:
@@ -245,11 +293,9 @@ async def test_a_stale_update_never_overwrites_a_newer_one(place: Place) -> None
     assert await place.titles("1", "2") == {"1": "new"}
 
 
-async def test_many_changes_of_few_documents_are_few_requests(
-    stoppable: meilisearch.Server, fresh_database: Callable[[str], str]
-) -> None:
+async def test_many_changes_are_few_requests(stoppable: meilisearch.Server, library_on: LibraryOn) -> None:
     url = meilisearch.destination_url(stoppable, "documents?create_index=true")
-    library = Library(fresh_database("postgresql-18"), url, auth=stoppable.key, batch_size=500)
+    library = library_on(url, auth=stoppable.key, batch_size=500)
     library.write(*[(str(n % 3), {"title": f"t{n}"}) for n in range(300)])
     await library.outbox.adrain()
     assert library.states() == {"delivered": 300}
@@ -257,21 +303,22 @@ async def test_many_changes_of_few_documents_are_few_requests(
     assert sum(writes.values()) < 10, writes
 
 
-async def test_an_engine_that_is_down_loses_nothing(
-    stoppable: meilisearch.Server, fresh_database: Callable[[str], str]
-) -> None:
+async def test_an_outage_loses_nothing(stoppable: meilisearch.Server, library_on: LibraryOn) -> None:
     url = meilisearch.destination_url(stoppable, "documents?create_index=true")
-    library = Library(fresh_database("postgresql-18"), url, auth=stoppable.key)
+    library = library_on(url, auth=stoppable.key)
     library.write(("1", {"title": "before"}))
     async with library.outbox.relay():
-        await until(lambda: library.states() == {"delivered": 1}, "one is delivered")
+        await await_for(lambda: library.states() == {"delivered": 1}, "one is delivered")
         await asyncio.to_thread(stoppable.stop)
         library.write(("1", {"title": "during"}))
-        await until(lambda: library.circuit("search") == "open", "the circuit is open")
-        [why] = await library.why("pending")
-        assert "cannot connect to 127.0.0.1" in why
+        await await_for(lambda: library.circuit("search") == "open", "the circuit is open")
+
+        async def is_told() -> bool:
+            return any("cannot connect to 127.0.0.1" in why for why in await library.why("pending"))
+
+        await await_for(is_told, "the error is told")
         await asyncio.to_thread(stoppable.start)
-        await until(lambda: library.states() == {"delivered": 2}, "it is delivered", 60)
+        await await_for(lambda: library.states() == {"delivered": 2}, "it is delivered")
     assert stoppable.ask("GET", "/indexes/documents/documents/1")["title"] == "during"
 
 

@@ -8,16 +8,16 @@ from tests.web.stage import Stage
 
 
 @pytest.fixture(params=["postgresql-18", "sqlite"])
-async def stage(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> AsyncIterator[Stage]:
+async def stage(
+    request: pytest.FixtureRequest, migrated_database: Callable[[str], str]
+) -> AsyncIterator[Stage]:
     """The web in front of a fresh database of each kind."""
-    stage = Stage(fresh_database(request.param))
-    yield stage
-    await stage.close()
+    async with Stage(migrated_database(request.param)) as stage:
+        yield stage
 
 
 @pytest.fixture
-async def quick(fresh_database: Callable[[str], str]) -> AsyncIterator[Stage]:
+async def quick(migrated_database: Callable[[str], str]) -> AsyncIterator[Stage]:
     """The web in front of SQLite, for what does not depend on the database."""
-    stage = Stage(fresh_database("sqlite"))
-    yield stage
-    await stage.close()
+    async with Stage(migrated_database("sqlite")) as stage:
+        yield stage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from relaybox.cli.documents import entry_document
 from relaybox.ledger import Counted
+from tests.waiting import await_for
 from tests.web.stage import Stage
 
 
@@ -21,13 +21,8 @@ async def test_stats_say_where_everything_is(stage: Stage) -> None:
     await stage.operated.fail("shop")
     stage.operated.beat()
     stats = await stage.get("/api/stats")
-    assert {name: stats[name] for name in ("pending", "processing", "completed", "failed", "capped")} == {
-        "pending": 1,
-        "processing": 0,
-        "completed": 0,
-        "failed": 1,
-        "capped": [],
-    }
+    expected = {"pending": 1, "processing": 0, "completed": 0, "failed": 1, "capped": []}
+    assert {name: stats[name] for name in expected} == expected
     assert datetime.fromisoformat(stats["oldest_pending"]).utcoffset() == timedelta(0)
     assert stats["oldest_pending_seconds"] >= 0
     assert [one["name"] for one in stats["destinations"]] == ["mail", "shop", "spare", "web"]
@@ -67,19 +62,12 @@ async def test_what_is_delivered_has_two_names(quick: Stage, status: str) -> Non
 
 
 async def test_every_filter_finds_what_it_names_and_nothing_else(stage: Stage) -> None:
-    other = stage.operated.emit("mail", aggregate_id=1, event_type="order.lost")
+    stage.operated.emit("mail", aggregate_id=1, event_type="order.lost")
     id_ = stage.operated.emit("shop", aggregate_id="a b/ü", event_type="order.paid", key="k&1")
     await stage.operated.fail("shop", "boom 422")
     now = datetime.now(UTC)
-    filters = {
-        "status": "failed",
-        "destination": "shop",
-        "event_type": "order.paid",
-        "aggregate_id": "a b/ü",
-        "ordering_key": "k&1",
-        "event_id": str(id_),
-        "error": "BOOM",
-    }
+    filters = {"status": "failed", "destination": "shop", "event_type": "order.paid", "error": "BOOM"}
+    filters |= {"aggregate_id": "a b/ü", "ordering_key": "k&1", "event_id": str(id_)}
     for name, value in filters.items():
         events = (await stage.get("/api/events", **{name: value}))["events"]
         assert [event["id"] for event in events] == [str(id_)], name
@@ -88,7 +76,6 @@ async def test_every_filter_finds_what_it_names_and_nothing_else(stage: Stage) -
     assert (await stage.get("/api/events", since="2999-01-01T00:00:00Z"))["events"] == []
     until = (now - timedelta(hours=1)).isoformat().replace("+", " ")
     assert (await stage.get("/api/events", until=until))["events"] == []
-    assert other
 
 
 async def test_an_event_is_shown_with_all_that_is_known_of_it_and_no_secret(stage: Stage) -> None:
@@ -97,11 +84,7 @@ async def test_an_event_is_shown_with_all_that_is_known_of_it_and_no_secret(stag
     await stage.operated.back_off("mail", "503 <img src=x onerror=alert(1)>")
     found = (await stage.get(f"/api/events/{id_}"))["deliveries"]
     assert [one["destination"] for one in found] == ["mail", "shop"]
-    assert found[0]["payload"] == {
-        "total": 42,
-        "card": "•••",
-        "lines": [{"api_key": "•••"}, {"price": 1}],
-    }
+    assert found[0]["payload"] == {"total": 42, "card": "•••", "lines": [{"api_key": "•••"}, {"price": 1}]}
     assert found[0]["headers"] == {"X-Auth-Token": "•••", "tenant": "a"}
     [attempt] = found[0]["failed_attempts"]
     assert attempt["error_message"] == "503 <img src=x onerror=alert(1)>"
@@ -142,14 +125,9 @@ async def test_a_retry_starts_what_failed_anew(stage: Stage) -> None:
     counted = await stage.post("/api/retry", {"filter": {"destination": "mail"}, "dry_run": True})
     assert (counted["retried"], counted["dry_run"]) == (3, True)
     assert stage.operated.row(ids[0]).status == "failed"
-    done = await stage.post("/api/retry", {"ids": [str(ids[0]), str(UUID(int=9))]})
-    assert done == {
-        "retried": 1,
-        "skipped": 0,
-        "unknown": [str(UUID(int=9))],
-        "dry_run": False,
-        "capped": False,
-    }
+    unknown = str(UUID(int=9))
+    done = await stage.post("/api/retry", {"ids": [str(ids[0]), unknown]})
+    assert done == {"retried": 1, "skipped": 0, "unknown": [unknown], "dry_run": False, "capped": False}
     # Without a word, all that failed is meant.
     assert (await stage.post("/api/retry"))["retried"] == 2
     rows = [stage.operated.row(id_) for id_ in ids]
@@ -188,12 +166,12 @@ async def test_a_move_gives_rows_to_another_destination(stage: Stage) -> None:
 
 async def ended(stage: Stage, id_: str) -> Any:
     """The operation, once it runs no more."""
-    found = await stage.get(f"/api/operations/{id_}")
-    async with asyncio.timeout(20):
-        while found["state"] == "running":
-            await asyncio.sleep(0.05)
-            found = await stage.get(f"/api/operations/{id_}")
-    return found
+
+    async def found() -> Any:
+        operation = await stage.get(f"/api/operations/{id_}")
+        return None if operation["state"] == "running" else operation
+
+    return await await_for(found)
 
 
 async def test_a_bulk_action_goes_on_in_the_background_and_is_on_record(stage: Stage) -> None:
@@ -214,9 +192,7 @@ async def test_a_bulk_action_goes_on_in_the_background_and_is_on_record(stage: S
     assert {row.status for row in stage.operated.rows()} == {"pending"}
 
 
-async def test_more_than_can_be_counted_is_never_waited_for(
-    quick: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_counted_is_not_awaited(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     quick.operated.emit("mail")
     await quick.operated.fail("mail")
 
@@ -308,9 +284,13 @@ async def test_a_head_is_a_get_without_its_body(quick: Stage) -> None:
 
 async def test_metrics_are_served(stage: Stage) -> None:
     stage.operated.emit("mail")
-    async with stage.client() as client, asyncio.timeout(20):
-        # A scrape does not wait for the database; the first ones may come before its answer.
-        while "outbox_pending_messages" not in (answer := await client.get("/metrics")).text:
+    async with stage.client() as client:
+
+        async def scraped() -> Any:
+            # A scrape does not wait for the database; the first ones may come before its answer.
+            answer = await client.get("/metrics")
             assert answer.status_code == 200
-            await asyncio.sleep(0.05)
+            return answer if "outbox_pending_messages" in answer.text else None
+
+        answer = await await_for(scraped)
     assert answer.headers["content-type"].startswith("text/plain")

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import product
 
 import pytest
 
 from relaybox.web import dashboard
-from tests.web.stage import OPERATOR, USERS, Stage, bearer, is_problem
+from tests.web.stage import USERS, Stage, is_problem, status_of
 
+HERE = "http://localhost:8811"
 FOREIGN = [
-    {"origin": "https://evil.example"},
-    {"origin": "null"},
-    {"origin": "http://localhost:9999"},
-    {"origin": "http://localhost:8811.evil.example"},
-    {"origin": "http://[::1"},
-    {"origin": ""},
-    {"origin": "file://"},
-    {"sec-fetch-site": "cross-site"},
-    {"sec-fetch-site": "same-site"},
-    {"origin": "http://localhost:8811", "sec-fetch-site": "cross-site"},
+    *(
+        {"origin": origin}
+        for origin in ("https://evil.example", "null", "http://localhost:9999", "", "file://")
+    ),
+    *({"origin": origin} for origin in (f"{HERE}.evil.example", "http://[::1")),
+    *({"sec-fetch-site": site} for site in ("cross-site", "same-site")),
+    {"origin": HERE, "sec-fetch-site": "cross-site"},
 ]
 
 
 async def test_a_change_from_another_origin_is_refused(quick: Stage, subtests: pytest.Subtests) -> None:
-    alone = dashboard(quick.outbox)
-    for web in (quick.web, alone):
-        for headers in FOREIGN:
+    async with dashboard(quick.outbox) as alone:
+        for web, headers in product((quick.web, alone), FOREIGN):
             async with quick.client(web=web, headers=headers) as client:
                 for path in ("/api/retry", "/api/destinations/mail/pause", "/login", "/actions/pause"):
                     with subtests.test(headers=headers, path=path):
                         is_problem(await client.post(path), 403)
-    await alone.close()
     assert not quick.operated.audit()
 
 
@@ -51,116 +47,80 @@ async def test_a_change_from_here_is_fine(quick: Stage, subtests: pytest.Subtest
                 assert (await client.post("/api/retry")).status_code == 200
 
 
-NAMES = [
-    ("outbox.example.org", 200),
-    ("OUTBOX.example.org:443", 200),
-    ("outbox.example.org.", 200),
-    ("127.0.0.1:8811", 200),
-    ("[::1]:8811", 200),
-    ("localhost", 200),
-    ("evil.example", 421),
-    ("outbox.example.org.evil.example", 421),
-    ("10.0.0.1", 421),
-    ("", 400),
-    ("a b", 400),
-    ("[::1", 400),
-    ("outbox.example.org:port", 400),
-    ("outbox.example.org@evil.example", 400),
-]
+NAMES = {
+    200: [
+        *("outbox.example.org", "OUTBOX.example.org:443", "outbox.example.org.", "127.0.0.1:8811"),
+        *("[::1]:8811", "localhost"),
+    ],
+    421: ["evil.example", "outbox.example.org.evil.example", "10.0.0.1"],
+    400: ["", "a b", "[::1", "outbox.example.org:port", "outbox.example.org@evil.example"],
+}
 
 
 async def test_it_answers_to_its_names_alone(quick: Stage, subtests: pytest.Subtests) -> None:
-    web = dashboard(quick.outbox, users=USERS, hosts=["outbox.example.org"])
-    for name, status in NAMES:
-        async with quick.client(web=web, headers={"host": name}) as client:
-            with subtests.test(host=name):
-                assert (await client.get("/api/relays")).status_code == status
-                assert (await client.get("/nothing")).status_code == (404 if status == 200 else status)
-    await web.close()
+    async with dashboard(quick.outbox, users=USERS, hosts=["outbox.example.org"]) as web:
+        for status, name in [(status, name) for status, names in NAMES.items() for name in names]:
+            async with quick.client(web=web, headers={"host": name}) as client:
+                with subtests.test(host=name):
+                    assert (await client.get("/api/relays")).status_code == status
+                    assert (await client.get("/nothing")).status_code == (404 if status == 200 else status)
 
 
 async def test_without_users_this_host_is_served(quick: Stage) -> None:
-    web = dashboard(quick.outbox)
-    for address in ("127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1"):
-        async with quick.client(token=None, web=web, address=(address, 1), host="127.0.0.1:8811") as client:
-            assert (await client.get("/api/stats")).status_code == 200
-            assert (await client.post("/api/destinations/mail/pause")).status_code == 200
-    await web.close()
+    async with dashboard(quick.outbox) as web:
+        for address in ("127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1"):
+            async with quick.client(
+                token=None, web=web, address=(address, 1), host="127.0.0.1:8811"
+            ) as client:
+                assert (await client.get("/api/stats")).status_code == 200
+                assert (await client.post("/api/destinations/mail/pause")).status_code == 200
     assert {actor for actor, *_ in quick.operated.audit()} == {"local"}
 
 
+LOOPBACK = "127.0.0.1"
+FORWARDED: list[dict[str, str]] = [
+    {"host": "rebound.evil.example"},
+    {"host": "127.0.0.1.evil.example"},
+    {"forwarded": "for=10.0.0.1"},
+    {"x-forwarded-proto": "https"},
+    {"X-Forwarded-Anything": ""},
+    {"x-original-url": "/"},
+    *({name: "10.0.0.1"} for name in ("x-forwarded-for", "x-real-ip", "x_forwarded_for", "cf-connecting-ip")),
+    *({f"{name}-client-ip": "10.0.0.1"} for name in ("true", "x-cluster")),
+    *({name: "10.0.0.1"} for name in ("x-original-forwarded-for", "x-client-ip")),
+    {"origin": "https://outbox.example.org"},
+    {"origin": "null"},
+    {"referer": "https://outbox.example.org/events"},
+    {"referer": "http://[::1"},
+]
 ELSEWHERE: list[tuple[str | None, dict[str, str]]] = [
-    ("10.0.0.1", {}),
-    ("::ffff:10.0.0.1", {}),
-    ("testclient", {}),
-    (None, {}),
-    ("127.0.0.1", {"host": "rebound.evil.example"}),
-    ("127.0.0.1", {"host": "127.0.0.1.evil.example"}),
-    ("127.0.0.1", {"x-forwarded-for": "10.0.0.1"}),
-    ("127.0.0.1", {"forwarded": "for=10.0.0.1"}),
-    ("127.0.0.1", {"x-real-ip": "10.0.0.1"}),
-    ("127.0.0.1", {"x-forwarded-proto": "https"}),
-    ("127.0.0.1", {"X-Forwarded-Anything": ""}),
-    ("127.0.0.1", {"x_forwarded_for": "10.0.0.1"}),
-    ("127.0.0.1", {"x-original-url": "/"}),
-    ("127.0.0.1", {"x-original-forwarded-for": "10.0.0.1"}),
-    ("127.0.0.1", {"cf-connecting-ip": "10.0.0.1"}),
-    ("127.0.0.1", {"true-client-ip": "10.0.0.1"}),
-    ("127.0.0.1", {"x-client-ip": "10.0.0.1"}),
-    ("127.0.0.1", {"x-cluster-client-ip": "10.0.0.1"}),
-    ("127.0.0.1", {"origin": "https://outbox.example.org"}),
-    ("127.0.0.1", {"origin": "null"}),
-    ("127.0.0.1", {"referer": "https://outbox.example.org/events"}),
-    ("127.0.0.1", {"referer": "http://[::1"}),
+    *((address, {}) for address in ("10.0.0.1", "::ffff:10.0.0.1", "testclient", None)),
+    *((LOOPBACK, headers) for headers in FORWARDED),
 ]
 PATHS = ("/", "/api/stats", "/livez", "/readyz", "/metrics", "/login", "/nothing", "/static/app.css")
 
 
 async def test_without_users_nobody_else_is_served(quick: Stage, subtests: pytest.Subtests) -> None:
-    web = dashboard(quick.outbox)
-    for address, headers in ELSEWHERE:
-        where = None if address is None else (address, 1)
-        async with quick.client(token=None, web=web, address=where, headers=headers) as client:
-            for path in PATHS:
-                with subtests.test(address=address, headers=headers, path=path):
-                    assert (await client.get(path)).status_code in (403, 421)
-            assert (await client.post("/api/retry")).status_code in (403, 421)
-    await web.close()
+    async with dashboard(quick.outbox) as web:
+        for address, headers in ELSEWHERE:
+            where = None if address is None else (address, 1)
+            async with quick.client(token=None, web=web, address=where, headers=headers) as client:
+                for path in PATHS:
+                    with subtests.test(address=address, headers=headers, path=path):
+                        assert (await client.get(path)).status_code in (403, 421)
+                assert (await client.post("/api/retry")).status_code in (403, 421)
 
 
 async def test_without_users_what_old_proxies_speak_is_not_understood(quick: Stage) -> None:
-    web = dashboard(quick.outbox)
-    for version, status in (("1.0", 403), ("1.1", 200), ("2", 200)):
-        sent: list[Any] = []
-
-        async def send(message: Any, sent: list[Any] = sent) -> None:
-            sent.append(message)
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        scope = {
-            "type": "http",
-            "http_version": version,
-            "method": "GET",
-            "scheme": "http",
-            "path": "/livez",
-            "raw_path": b"/livez",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost"), (b"referer", b"http://localhost:8811/")],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 8811),
-        }
-        await web(scope, receive, send)
-        assert sent[0]["status"] == status
-    await web.close()
+    headers = [(b"host", b"localhost"), (b"referer", b"http://localhost:8811/")]
+    async with dashboard(quick.outbox) as web:
+        for version, status in (("1.0", 403), ("1.1", 200), ("2", 200)):
+            assert await status_of(web, "/livez", http_version=version, headers=headers) == status
 
 
 async def test_credentials_do_not_help_where_there_are_no_users(quick: Stage) -> None:
-    web = dashboard(quick.outbox)
-    async with quick.client(web=web, address=("10.0.0.1", 1), headers=bearer(OPERATOR)) as client:
+    async with dashboard(quick.outbox) as web, quick.client(web=web, address=("10.0.0.1", 1)) as client:
         is_problem(await client.get("/api/stats"), 403)
-    await web.close()
 
 
 async def test_forwarded_headers_are_not_believed(quick: Stage) -> None:
@@ -171,16 +131,9 @@ async def test_forwarded_headers_are_not_believed(quick: Stage) -> None:
 
 
 OUTSIDE = [
-    "/static/../app.py",
-    "/static/..%2fapp.py",
-    "/static/%2e%2e/app.py",
-    "/static/..%5capp.py",
-    "/static//etc/passwd",
-    "/static/%2fetc%2fpasswd",
-    "/static/app.css%00.py",
-    "/static/",
-    "/static",
-    "/static/nothing.css",
+    *("/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/..%5capp.py"),
+    *("/static//etc/passwd", "/static/%2fetc%2fpasswd", "/static/app.css%00.py"),
+    *("/static/", "/static", "/static/nothing.css"),
 ]
 
 

@@ -103,9 +103,7 @@ async def test_a_wrong_method_is_told_the_right_ones(quick: Stage, subtests: pyt
                     assert route.method in answer.headers["allow"].split(", ")
 
 
-async def test_every_answer_has_the_headers_that_fence_browsers_in(
-    quick: Stage, subtests: pytest.Subtests
-) -> None:
+async def test_every_answer_fences_browsers_in(quick: Stage, subtests: pytest.Subtests) -> None:
     for route in ROUTES:
         for headers in ({}, bearer(OPERATOR)):
             with subtests.test(route=named(route), headers=headers):

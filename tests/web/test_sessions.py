@@ -1,51 +1,32 @@
-"""Logging in: sessions, their cookies, tokens that change, and who guesses."""
+"""Logging in: sessions, their cookies, tokens that change, who guesses, and what strangers get to see."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
-import re
 
 import httpx2
 import pytest
 
+from relaybox.errors import ConfigError
 from relaybox.web import dashboard
+from relaybox.web.app import Web
+from relaybox.web.csrf import COOKIE as FORM
 from relaybox.web.limits import MOST, WINDOW, Attempts, Budget
 from relaybox.web.problems import Problem
-from relaybox.web.session import LIFE, Sessions
-from relaybox.web.settings import Known
-from tests.web.stage import OPERATOR, USERS, VIEWER, Stage, bearer, is_problem
+from relaybox.web.session import LIFE, Sessions, derived
+from relaybox.web.settings import Known, WebSettings
+from tests.web.stage import HTML, OPERATOR, USERS, VIEWER, Stage, bearer, csrf_in, csrf_of, is_problem, log_in
 
-HTML = {"accept": "text/html,application/xhtml+xml"}
 COOKIE = "relaybox_session"
-
-
-async def log_in(
-    client: httpx2.AsyncClient, token: str = OPERATOR, after: str = "/events"
-) -> httpx2.Response:
-    page = await client.get("/login", headers=HTML)
-    assert page.status_code == 200
-    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
-    assert found
-    form = {"token": token, "next": after, "csrf": found[1]}
-    return await client.post(
-        "/login", data=form, headers={**HTML, "origin": str(client.base_url).rstrip("/")}
-    )
-
-
-async def csrf_of(client: httpx2.AsyncClient) -> str:
-    page = await client.get("/destinations", headers=HTML)
-    found = re.search(r'(?:name="csrf" value|name="relaybox-csrf" content)="([0-9a-f]+)"', page.text)
-    assert found, page.text
-    return found[1]
 
 
 async def test_a_token_opens_a_session(stage: Stage) -> None:
     async with stage.client(token=None) as client:
         asked = await client.get("/events?status=failed", headers=HTML)
-        assert (asked.status_code, asked.headers["location"]) == (
-            303,
-            "/login?next=%2Fevents%3Fstatus%3Dfailed",
-        )
+        assert asked.status_code == 303
+        assert asked.headers["location"] == "/login?next=%2Fevents%3Fstatus%3Dfailed"
         entered = await log_in(client, after="/events?status=failed")
         assert (entered.status_code, entered.headers["location"]) == (303, "/events?status=failed")
         cookie = entered.headers["set-cookie"]
@@ -80,7 +61,9 @@ async def test_a_form_without_its_token_is_refused(quick: Stage) -> None:
         is_problem(await client.post("/login", data={"token": OPERATOR}), 403)
         await log_in(client)
         is_problem(await client.post("/logout"), 403)
-        is_problem(await client.post("/actions/pause", data={"destination": "mail", "reason": "x"}), 403)
+        for csrf in ({}, {"csrf": "wrong"}):
+            form = {"destination": "mail", "reason": "x", **csrf}
+            is_problem(await client.post("/actions/pause", data=form), 403)
     assert [action for _, action, *_ in quick.operated.audit()] == ["login"]
 
 
@@ -92,9 +75,7 @@ async def test_a_session_is_a_new_one_after_every_login(quick: Stage) -> None:
         client.cookies.clear()
         await log_in(client)
         second = client.cookies.get(COOKIE, domain="localhost.local")
-    assert first
-    assert second
-    assert len({"chosen-by-somebody-else", first, second}) == 3
+    assert len({None, "chosen-by-somebody-else", first, second}) == 4
 
 
 async def test_logging_out_ends_the_session_and_not_only_its_cookie(quick: Stage) -> None:
@@ -117,13 +98,12 @@ async def test_a_session_that_was_ended_is_so_after_a_restart_too(stage: Stage) 
     [_, (actor, action, details, _)] = stage.operated.audit()
     assert (actor, action) == ("ann", "logout")
     assert kept.partition(".")[0] not in str(details)
-    again = dashboard(stage.outbox, users=USERS)
-    async with stage.client(token=None, web=again, headers={"cookie": f"{COOKIE}={kept}"}) as client:
-        is_problem(await client.get("/api/stats"), 401)
-    async with stage.client(token=None, web=again) as client:
-        await log_in(client)
-        assert (await client.get("/api/stats")).status_code == 200
-    await again.close()
+    async with dashboard(stage.outbox, users=USERS) as again:
+        async with stage.client(token=None, web=again, headers={"cookie": f"{COOKIE}={kept}"}) as client:
+            is_problem(await client.get("/api/stats"), 401)
+        async with stage.client(token=None, web=again) as client:
+            await log_in(client)
+            assert (await client.get("/api/stats")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -134,9 +114,7 @@ async def test_a_login_leads_nowhere_else(quick: Stage, after: str) -> None:
         assert (await log_in(client, after=after)).headers["location"] == "/"
 
 
-async def test_a_wrong_token_is_refused_audited_and_never_written_down(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_token_is_audited_and_not_shown(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with stage.client(token=None) as client:
             refused = await log_in(client, "a-token-that-is-wrong")
@@ -197,20 +175,19 @@ async def test_over_https_the_cookie_is_secure_and_under_a_prefix_it_stays_there
 
 
 async def test_with_its_token_a_session_ends_and_with_two_both_are_good(quick: Stage) -> None:
-    def served(tokens: str) -> object:
+    def served(tokens: str) -> Web:
         return dashboard(quick.outbox, users={"ann": {"token": tokens, "role": "operator"}})
 
-    both = served("old-token-of-ann-1 new-token-of-ann-2")
-    async with quick.client(token=None, web=served("old-token-of-ann-1")) as client:  # type: ignore[arg-type]
-        await log_in(client, "old-token-of-ann-1")
-        cookie = {"cookie": f"{COOKIE}={client.cookies[COOKIE]}"}
-    for web, status in ((both, 200), (served("new-token-of-ann-2"), 401)):
-        async with quick.client(token=None, web=web, headers=cookie) as client:  # type: ignore[arg-type]
-            assert (await client.get("/api/openapi.json")).status_code == status
-        await web.close()  # type: ignore[attr-defined]
-    async with quick.client("new-token-of-ann-2", web=both) as client:  # type: ignore[arg-type]
-        assert (await client.get("/api/openapi.json")).status_code == 200
-    await both.close()  # type: ignore[attr-defined]
+    old, new = "old-token-of-ann-1", "new-token-of-ann-2"
+    async with served(old) as before, served(f"{old} {new}") as both, served(new) as after:
+        async with quick.client(token=None, web=before) as client:
+            await log_in(client, old)
+            cookie = {"cookie": f"{COOKIE}={client.cookies[COOKIE]}"}
+        for web, status in ((both, 200), (after, 401)):
+            async with quick.client(token=None, web=web, headers=cookie) as client:
+                assert (await client.get("/api/openapi.json")).status_code == status
+        async with quick.client(new, web=both) as client:
+            assert (await client.get("/api/openapi.json")).status_code == 200
 
 
 def test_a_cookie_that_was_changed_or_is_over_is_none() -> None:
@@ -224,18 +201,8 @@ def test_a_cookie_that_was_changed_or_is_over_is_none() -> None:
     assert Sessions([ann], "another secret").read(cookie) is None
     assert Sessions([Known("ann", "viewer", ("token-2",))], "", clock=lambda: now[0]).read(cookie) is None
     text, _, signature = cookie.partition(".")
-    for wrong in (
-        "",
-        ".",
-        text,
-        f"{text}.",
-        f"{text}A.{signature}",
-        f".{signature}",
-        "é.é",
-        "\0",
-        "a" * 9_999,
-    ):
-        assert sessions.read(wrong) is None
+    wrong = ["", ".", text, f"{text}.", f"{text}A.{signature}", f".{signature}", "é.é", "\0", "a" * 9_999]
+    assert [sessions.read(one) for one in wrong] == [None] * 9
     now[0] += LIFE
     assert sessions.read(cookie) is None
     now[0] -= 2 * LIFE
@@ -267,8 +234,79 @@ def test_a_budget_says_what_it_left_out() -> None:
 
 
 def test_what_holds_tokens_does_not_show_them(quick: Stage) -> None:
-    shown = " ".join(
-        map(repr, (quick.web, quick.web.__dict__, quick.web.settings, quick.web.users, quick.outbox.settings))
-    )
+    web = quick.web
+    shown = repr([web, web.__dict__, web.settings, web.users, quick.outbox.settings])
     assert OPERATOR not in shown
     assert VIEWER not in shown
+
+
+async def test_what_a_stranger_is_given_is_made_of_no_token(quick: Stage) -> None:
+    again = dashboard(quick.outbox, users=USERS)
+    seen = set()
+    for web in (quick.web, quick.web, again):
+        async with quick.client(token=None, web=web, headers=HTML) as client:
+            page = await client.get("/login")
+            seen.add(csrf_in(page.text))
+            cookie = page.headers["set-cookie"]
+            assert f"{FORM}={csrf_in(page.text)}" in cookie
+            assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    await again.close()
+    assert len(seen) == 3
+    assert web.csrf.token("") not in seen
+
+
+async def test_the_form_of_a_stranger_takes_the_cookie_that_came_with_it(quick: Stage) -> None:
+    async with quick.client(token=None, headers=HTML) as client:
+        token = csrf_in((await client.get("/login")).text)
+        form = {"token": OPERATOR, "csrf": token}
+        client.cookies.clear()
+        assert (await client.post("/login", data=form)).status_code == 403
+        assert (await client.post("/login", data={**form, "csrf": ""})).status_code == 403
+        pairs = [*((token, wrong) for wrong in ("", "short", "0" * 64)), ("short", "short"), (token, token)]
+        for csrf, cookie in pairs:
+            form, headers = {"token": OPERATOR, "csrf": csrf}, {"cookie": f"{FORM}={cookie}"}
+            status = 303 if csrf == cookie == token else 403
+            assert (await client.post("/login", data=form, headers=headers)).status_code == status
+
+
+def test_a_key_is_not_made_of_tokens_by_one_plain_digest() -> None:
+    key = derived("", "csrf", OPERATOR, VIEWER)
+    text = "\0".join(("relaybox", "csrf", OPERATOR, VIEWER)).encode()
+    assert key != hmac.digest(hashlib.sha256(b"").digest(), text, "sha256")
+    whole = {
+        derived(secret, purpose, *tokens, about=about)
+        for secret in ("", "secret-of-the-web")
+        for purpose in ("csrf", "cursor", "session")
+        for tokens in ((), (OPERATOR,), (OPERATOR, VIEWER))
+        for about in ("", "ann")
+    }
+    assert len(whole) == 2 * 3 * 3 * 2
+
+
+def test_keys_are_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def scrypt(password: bytes, *, salt: bytes, n: int, r: int, p: int) -> bytes:
+        asked.append(n * r * p)
+        return b"stretched"
+
+    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    derived("", "csrf", "a-token-of-nobody-else")
+    assert asked == [2**17]
+
+
+def test_a_secret_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="web: secret is too short; write 16 characters") as raised:
+        WebSettings.of({"secret": "fifteen-letters"}).reveal()
+    assert "fifteen" not in str(raised.value)
+    assert WebSettings.of({"secret": "sixteen-letters!"}).reveal() == ()
+
+
+async def test_a_cookie_is_secure_where_the_browser_speaks_tls(quick: Stage) -> None:
+    for origin, secure in (("https://localhost:8811", True), ("http://localhost:8811", False)):
+        async with quick.client(token=None, headers={**HTML, "origin": origin}) as client:
+            token = csrf_in((await client.get("/login")).text)
+            headers = {"cookie": f"{FORM}={token}"}
+            entered = await client.post("/login", data={"token": OPERATOR, "csrf": token}, headers=headers)
+            assert entered.status_code == 303
+            assert ("Secure" in entered.headers["set-cookie"].split("; ")) is secure

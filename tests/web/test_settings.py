@@ -22,12 +22,8 @@ def test_the_file_has_it_as_a_table_of_its_own(tmp_path: Path) -> None:
         f"[web.users.ann]\ntoken = '{TOKEN}'\nrole = 'operator'\n[web.users.eve]\ntoken = 'env:EVE'\n"
     )
     web = WebSettings.of(Settings.load(path, {}).web)
-    assert (web.host, web.port, web.hosts, web.redact) == (
-        "0.0.0.0",
-        80,
-        ("outbox.example.org",),
-        ("customer.email",),
-    )
+    assert (web.host, web.port) == ("0.0.0.0", 80)
+    assert (web.hosts, web.redact) == (("outbox.example.org",), ("customer.email",))
     assert [(user.name, user.role) for user in web.users] == [("ann", "operator"), ("eve", "viewer")]
     assert TOKEN not in repr(web) + repr(web.users) + repr(Settings.load(path, {}))
     assert WebSettings.of({"port": 1}, port=2).port == 2
@@ -54,15 +50,13 @@ def test_the_file_has_it_as_a_table_of_its_own(tmp_path: Path) -> None:
         ({"users": {"ann": {}}}, "'ann' has no token; .* 'env:ANN_TOKEN'"),
         ({"users": {"ann": TOKEN}}, "write a table"),
         ({"users": {"ann": {"password": TOKEN}}}, "did you mean 'token'"),
-        (
-            {"users": {"ann": {"token": TOKEN, "role": "admin"}}},
-            "role = 'admin': choose 'viewer', 'operator'",
-        ),
+        ({"users": {"ann": {"token": TOKEN, "role": "admin"}}}, "role = 'admin': choose 'viewer', 'oper"),
         ({"users": {"ann": {"token": 5}}}, "token is of type int"),
         ({"users": {"a\nb": {"token": TOKEN}}}, "control characters"),
-        ({"users": {"local": {"token": TOKEN}}}, "the audit calls others so; choose another name"),
-        ({"users": {"Unknown": {"token": TOKEN}}}, "the audit calls others so; choose another name"),
-        ({"users": {"relay": {"token": TOKEN}}}, "the audit calls others so; choose another name"),
+        *(
+            ({"users": {name: {"token": TOKEN}}}, "the audit calls others so; choose another name")
+            for name in ("local", "Unknown", "relay")
+        ),
     ],
 )
 def test_what_is_wrong_is_told_without_what_is_secret(table: dict[str, Any], message: str) -> None:
@@ -94,24 +88,14 @@ def test_without_users_it_is_bound_to_this_host_alone(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_it"),
+    ("is_it", "hosts"),
     [
-        ("localhost", True),
-        ("LOCALHOST.", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("localhost.evil.example", False),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("128.0.0.1", False),
-        ("127.1", False),
-        ("2130706433", False),
-        ("", False),
+        (True, ["localhost", "LOCALHOST.", "127.9.9.9", "::1", "::ffff:127.0.0.1"]),
+        (False, ["localhost.evil.example", "0.0.0.0", "::", "128.0.0.1", "127.1", "2130706433", ""]),
     ],
 )
-def test_loopback(host: str, is_it: bool) -> None:
-    assert is_loopback(host) is is_it
+def test_loopback(is_it: bool, hosts: list[str]) -> None:
+    assert {host: is_loopback(host) for host in hosts} == dict.fromkeys(hosts, is_it)
 
 
 def test_config_show_and_check_know_it(tmp_path: Path) -> None:
@@ -124,9 +108,8 @@ def test_config_show_and_check_know_it(tmp_path: Path) -> None:
     project.run("migrate")
     checked = project.run("config", "check")
     assert "ann (operator)" in checked
-    project.write(
-        "relaybox.toml", f"[destinations.a]\nsink = 'memory:'\n{text}[web.users.eve]\ntoken = 'env:EVE'\n"
-    )
+    text += "[web.users.eve]\ntoken = 'env:EVE'\n"
+    project.write("relaybox.toml", f"[destinations.a]\nsink = 'memory:'\n{text}")
     wrong = project.run("config", "check", status=2)
     assert "set the variable EVE" in wrong
     assert TOKEN not in shown + checked + wrong
