@@ -10,6 +10,8 @@ from uuid import uuid4
 import nats
 from nats.aio.client import Client
 
+from tests.waiting import PATIENCE
+
 
 class Place:
     """A stream of its own with everything under ``subject``."""
@@ -21,13 +23,17 @@ class Place:
         self.url = f"{url}/{name}.{{event_type}}"
 
     async def messages(self) -> list[Any]:
-        """What is in the stream, in order."""
-        js = self.client.jetstream()
-        found = (await js.stream_info(self.name)).state.messages
-        reader = await js.subscribe(self.subject, ordered_consumer=True)
-        got = [await reader.next_msg(timeout=10) for _ in range(found)]
-        await reader.unsubscribe()
-        return got
+        return await read(self.client, self.name, self.subject)
+
+
+async def read(client: Client, name: str, subject: str) -> list[Any]:
+    """Return what is in a stream, in order."""
+    js = client.jetstream()
+    found = (await js.stream_info(name)).state.messages
+    reader = await js.subscribe(subject, ordered_consumer=True)
+    got = [await reader.next_msg(timeout=PATIENCE) for _ in range(found)]
+    await reader.unsubscribe()
+    return got
 
 
 @asynccontextmanager

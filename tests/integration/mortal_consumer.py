@@ -16,7 +16,8 @@ from relaybox import Event
 from relaybox.consumer import Done
 from relaybox.consumers.loop import Loop
 from relaybox.inboxes.sql import Inbox
-from tests.integration.consumed import ASYNC_DRIVERS, driven, insert
+from tests.databases import async_url
+from tests.integration.consumed import insert
 
 
 def consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
@@ -40,7 +41,7 @@ def consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
 
 def main(kind: str, url: str, place: str, database: str) -> None:
     """Consume until the first message is done, and die."""
-    engine = create_async_engine(driven(database, ASYNC_DRIVERS))
+    engine = create_async_engine(async_url(database))
     made = consumer(kind, url, place, inbox=Inbox(), transaction=engine, consumer="books")
     handle = made.ahandle
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from relaybox import Event, Retry
 from relaybox.consumers.kafka import KafkaConsumer
-from relaybox.consumers.loop import Loop
 from relaybox.envelope import JSON
 from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
 from tests.conftest import available
-from tests.integration.consumed import Ground
-from tests.integration.consuming import ConsumerContract, Line, Restarted, handling, publish, running, until
-from tests.integration.mortal_consumer import consumer as make_consumer
+from tests.integration.consuming import Bench, ConsumerContract, Line, Restarted, handling, running
+from tests.integration.kafka_log import SECONDS, make_topic
 from tests.servers import kafka
+from tests.waiting import await_for
 
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 
@@ -35,13 +33,10 @@ class KafkaLine(Line):
 
     def __init__(self, url: str, partitions: int = 4) -> None:
         self.url = url
-        self.place = f"t{uuid4().hex}"
-        self.sink = f"{url}/{self.place}"
         self.servers = url.removeprefix("kafka://")
+        self.place = make_topic(self.servers, partitions=partitions)
+        self.sink = f"{url}/{self.place}"
         self.group = f"books-{self.place}"
-        admin = AdminClient({"bootstrap.servers": self.servers})
-        for made in admin.create_topics([NewTopic(self.place, partitions, 1)]).values():
-            made.result(30)
         self._producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "log_level": 0})
 
     async def send(
@@ -50,10 +45,7 @@ class KafkaLine(Line):
         self._producer.produce(
             self.place, body, partition=partition, headers={"content-type": content_type, **headers}
         )
-        assert await asyncio.to_thread(self._producer.flush, 30) == 0
-
-    def consumer(self, **options: Any) -> Loop:
-        return make_consumer(self.kind, self.url, self.place, **({"consumer": "books"} | options))
+        assert await asyncio.to_thread(self._producer.flush, SECONDS) == 0
 
     async def left(self) -> int:
         return await asyncio.to_thread(self._left)
@@ -61,11 +53,11 @@ class KafkaLine(Line):
     def _left(self) -> int:
         client = confluent_kafka.Consumer({"bootstrap.servers": self.servers, "group.id": self.group})
         try:
-            topic = client.list_topics(self.place, 30).topics[self.place]
+            topic = client.list_topics(self.place, SECONDS).topics[self.place]
             places = [confluent_kafka.TopicPartition(self.place, n) for n in topic.partitions]
             total = 0
-            for found in client.committed(places, 30):
-                low, high = client.get_watermark_offsets(found, 30)
+            for found in client.committed(places, SECONDS):
+                low, high = client.get_watermark_offsets(found, SECONDS)
                 total += high - max(found.offset, low)
             return total
         finally:
@@ -92,10 +84,8 @@ class TestKafkaConsumer(ConsumerContract):
 
             yield Restarted(KafkaLine(broker.url), broker.stop, broker.start, silent)
 
-    async def test_a_partition_that_waits_holds_up_no_other(
-        self, line: KafkaLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = handling(make())
+    async def test_a_partition_that_waits_holds_up_no_other(self, bench: Bench) -> None:
+        consumer = handling(bench.make())
         tried: list[int] = []
 
         @consumer.on("order.stuck")
@@ -103,22 +93,21 @@ class TestKafkaConsumer(ConsumerContract):
             tried.append(event.attempt)
             raise Retry("not yet")
 
-        stuck = str(await publish(line, "order.stuck"))
-        behind = str(await publish(line))
+        stuck = await bench.publish("order.stuck")
+        behind = await bench.publish()
         others = []
         for n in (1, 2, 3):
             others.append(str(uuid4()))
-            await line.send({"event-id": others[-1], "event-type": "order.paid"}, b"{}", partition=n)
+            await bench.line.send({"event-id": others[-1], "event-type": "order.paid"}, b"{}", partition=n)
         async with running(consumer):
-            await until(lambda: set(others) <= set(dict(place.effects())) and len(tried) > 2)
-        assert not {stuck, behind} & set(dict(place.effects()))
-        assert await line.left() == 2
+            await bench.effects(*others)
+            await await_for(lambda: len(tried) > 2)
+        assert not {stuck, behind} & set(dict(bench.place.effects()))
+        await bench.line.leaves(2)
 
     @pytest.mark.slow
-    async def test_a_long_wait_does_not_cost_the_membership(
-        self, line: KafkaLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = handling(make(settings={**QUICK, "max.poll.interval.ms": 6000}, prefetch=2))
+    async def test_a_long_wait_does_not_cost_the_membership(self, bench: Bench) -> None:
+        consumer = handling(bench.make(settings={**QUICK, "max.poll.interval.ms": 6000}, prefetch=2))
         tried: list[int] = []
 
         @consumer.on("order.slow")
@@ -128,16 +117,14 @@ class TestKafkaConsumer(ConsumerContract):
                 await asyncio.sleep(8)
                 raise Retry("once more", after=0.1)
 
-        await publish(line, "order.slow")
-        sent = [str(await publish(line)) for _ in range(10)]
+        await bench.publish("order.slow")
+        sent = [await bench.publish() for _ in range(10)]
         async with running(consumer):
-            await until(lambda: set(sent) <= set(dict(place.effects())))
+            await bench.effects(*sent)
         assert tried == [1, 2]
-        assert await line.left() == 0
+        await bench.line.leaves(0)
 
-    async def test_what_is_refused_goes_to_the_dead_letters(
-        self, line: KafkaLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
+    async def test_what_is_refused_goes_to_the_dead_letters(self, bench: Bench) -> None:
         dead: list[tuple[bytes | None, str]] = []
 
         async def bury(message: Any, reason: str) -> None:
@@ -145,54 +132,53 @@ class TestKafkaConsumer(ConsumerContract):
             if len(dead) == 1:
                 raise OSError("no grave")
 
-        await line.send({}, b"junk")
-        await line.send({"event-id": str(uuid4())}, None)
-        sent = str(await publish(line))
-        async with running(handling(make(dead_letter=bury))):
-            await until(lambda: sent in dict(place.effects()))
+        await bench.line.send({}, b"junk")
+        await bench.line.send({"event-id": str(uuid4())}, None)
+        sent = await bench.publish()
+        async with running(handling(bench.make(dead_letter=bury))):
+            await bench.effects(sent)
         assert [value for value, _ in dead] == [b"junk", b"junk", None]
         assert "no id" in dead[0][1]
-        assert await line.left() == 0
+        await bench.line.leaves(0)
 
-    async def test_two_consumers_share_and_hand_over(
-        self, line: KafkaLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
+    async def test_two_consumers_share_and_hand_over(self, bench: Bench) -> None:
         sent: list[str] = []
 
         async def send(count: int) -> None:
             for n in range(count):
                 sent.append(str(uuid4()))
-                await line.send({"event-id": sent[-1], "event-type": "order.paid"}, b"{}", partition=n % 4)
+                await bench.line.send(
+                    {"event-id": sent[-1], "event-type": "order.paid"}, b"{}", partition=n % 4
+                )
 
-        first = handling(make())
+        first = handling(bench.make())
         async with running(first):
             await send(20)
-            async with running(handling(make())):
+            async with running(handling(bench.make())):
                 await send(40)
-                await until(lambda: set(sent) <= set(dict(place.effects())))
+                await bench.effects(*sent)
             await send(20)
-            await until(lambda: set(sent) <= set(dict(place.effects())))
-        found = [event_id for event_id, _ in place.effects() if event_id in set(sent)]
+            await bench.effects(*sent)
+        found = [event_id for event_id, _ in bench.place.effects() if event_id in set(sent)]
         assert sorted(found) == sorted(sent)
-        assert await line.left() == 0
+        await bench.line.leaves(0)
 
-    async def test_more_than_it_prefetches_comes_all_the_same(
-        self, line: KafkaLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
+    async def test_more_than_it_prefetches_comes_all_the_same(self, bench: Bench) -> None:
         sent = [str(uuid4()) for _ in range(300)]
         for event_id in sent:
-            line._producer.produce(
-                line.place, b"{}", partition=0, headers={"event-id": event_id, "event-type": "order.paid"}
+            bench.line._producer.produce(
+                bench.line.place,
+                b"{}",
+                partition=0,
+                headers={"event-id": event_id, "event-type": "order.paid"},
             )
-        line._producer.flush(30)
-        async with running(handling(make(prefetch=5))):
-            await until(lambda: set(sent) <= set(dict(place.effects())))
-        assert [found for found, _ in place.effects() if found in set(sent)] == sent
+        bench.line._producer.flush(30)
+        async with running(handling(bench.make(prefetch=5))):
+            await bench.effects(*sent)
+        assert [found for found, _ in bench.place.effects() if found in set(sent)] == sent
 
 
-async def test_a_broker_that_is_not_there_is_waited_for(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_broker_that_is_not_there_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     consumer = KafkaConsumer("127.0.0.1:1", "topic", group="g", inbox=Inbox(), transaction=dict)
 
     @consumer.on("*")
@@ -200,7 +186,7 @@ async def test_a_broker_that_is_not_there_is_waited_for(
 
     with caplog.at_level(logging.WARNING, "relaybox.consumer"):
         async with running(consumer):
-            await until(lambda: "Kafka" in caplog.text)
+            await await_for(lambda: "Kafka" in caplog.text)
     assert 1 <= caplog.text.count("down") + caplog.text.count("refused") <= 6
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -13,16 +13,15 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from relaybox import Event, Reject
-from relaybox.consumers.loop import Loop
 from relaybox.consumers.nats import NatsConsumer
 from relaybox.envelope import JSON
 from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
 from tests.conftest import available
-from tests.integration.consumed import Ground, insert
-from tests.integration.consuming import ConsumerContract, Line, Restarted, handling, publish, running, until
-from tests.integration.mortal_consumer import consumer as make_consumer
+from tests.integration.consumed import insert
+from tests.integration.consuming import Bench, ConsumerContract, Line, Restarted, handling, running
 from tests.servers import nats as server
+from tests.waiting import PATIENCE, await_for
 
 
 class NatsLine(Line):
@@ -51,9 +50,6 @@ class NatsLine(Line):
         await client.jetstream().publish(subject, body, headers={"content-type": content_type, **headers})
         await client.close()
 
-    def consumer(self, **options: Any) -> Loop:
-        return make_consumer(self.kind, self.url, self.place, **({"consumer": "books"} | options))
-
     async def left(self) -> int:
         client = await nats.connect(self.url)
         info = await client.jetstream().consumer_info(self.place, "books")
@@ -77,10 +73,8 @@ class TestNatsConsumer(ConsumerContract):
             line = asyncio.run(NatsLine(server.url_of(broker)).declare())
             yield Restarted(line, broker.stop, broker.start, broker.silent)
 
-    async def test_a_slow_handler_keeps_its_message(
-        self, line: NatsLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = make()
+    async def test_a_slow_handler_keeps_its_message(self, bench: Bench) -> None:
+        consumer = bench.make()
         called: list[int] = []
 
         @consumer.on("order.*")
@@ -89,54 +83,52 @@ class TestNatsConsumer(ConsumerContract):
             await asyncio.sleep(3)
             await connection.execute(insert(event))
 
-        sent = str(await publish(line))
+        sent = await bench.publish()
         async with running(consumer):
-            await until(lambda: sent in dict(place.effects()))
+            await bench.effects(sent)
         assert called == [1]
-        assert await line.left() == 0
+        await bench.line.leaves(0)
 
-    async def test_what_is_rejected_is_terminated(
-        self, line: NatsLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = handling(make())
+    async def test_what_is_rejected_is_terminated(self, bench: Bench) -> None:
+        consumer = handling(bench.make())
 
         @consumer.on("order.lost")
         async def reject(event: Event) -> None:
             raise Reject("no such order")
 
-        client = await nats.connect(line.url)
-        advisories = await client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{line.place}.books")
-        await publish(line, "order.lost")
+        client = await nats.connect(bench.line.url)
+        advisories = await client.subscribe(
+            f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{bench.line.place}.books"
+        )
+        await bench.publish("order.lost")
         async with running(consumer):
-            advisory = await advisories.next_msg(20)
+            advisory = await advisories.next_msg(PATIENCE)
         assert b"terminated" in advisory.data
         await client.close()
-        assert await line.left() == 0
+        await bench.line.leaves(0)
 
-    async def test_a_consumer_is_made_where_there_is_none(
-        self, line: NatsLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        client = await nats.connect(line.url)
+    async def test_a_consumer_is_made_where_there_is_none(self, bench: Bench) -> None:
+        client = await nats.connect(bench.line.url)
         stream = client.jetstream()
-        await stream.delete_consumer(line.place, "books")
-        first = str(await publish(line))
-        async with running(handling(make())):
-            await until(lambda: first in dict(place.effects()))
+        await stream.delete_consumer(bench.line.place, "books")
+        first = await bench.publish()
+        async with running(handling(bench.make())):
+            await bench.effects(first)
             # In the middle, too: the loop finds it gone.
-            await stream.delete_consumer(line.place, "books")
-            second = str(await publish(line))
-            await until(lambda: second in dict(place.effects()))
+            await stream.delete_consumer(bench.line.place, "books")
+            second = await bench.publish()
+            await bench.effects(second)
         await client.close()
-        assert [found for found, _ in place.effects()].count(first) == 1
+        assert bench.place.count(first) == 1
 
     async def test_a_missing_stream_is_waited_for(
-        self, line: NatsLine, make: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+        self, nats_url: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         consumer = NatsConsumer(
-            line.url, "nowhere.>", durable="d", inbox=Inbox(), transaction=dict, backoff={"base": "10ms"}
+            nats_url, "nowhere.>", durable="d", inbox=Inbox(), transaction=dict, backoff={"base": "10ms"}
         )
         async with running(consumer):
-            await until(lambda: caplog.text.count("connecting again") > 1)
+            await await_for(lambda: caplog.text.count("connecting again") > 1)
         assert "NotFound" in caplog.text
 
 
@@ -151,7 +143,7 @@ async def test_a_broker_that_is_not_there_is_waited_for(caplog: pytest.LogCaptur
     )
     with caplog.at_level(logging.WARNING, "relaybox.consumer"):
         async with running(consumer):
-            await until(lambda: caplog.text.count("connecting again") > 2)
+            await await_for(lambda: caplog.text.count("connecting again") > 2)
     assert "hunter2" not in caplog.text
 
 
@@ -160,7 +152,7 @@ async def test_a_stop_before_the_start_is_a_stop() -> None:
     for _ in range(2):
         running = asyncio.create_task(consumer.run())
         consumer.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, PATIENCE)
     assert running.done()
 
 

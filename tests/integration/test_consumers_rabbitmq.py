@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -15,16 +14,14 @@ import pytest
 
 from relaybox import Event, Reject, Retry
 from relaybox.consumers import rabbitmq as module
-from relaybox.consumers.loop import Loop
 from relaybox.consumers.rabbitmq import RabbitmqConsumer
 from relaybox.envelope import JSON
 from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
 from tests.conftest import available
-from tests.integration.consumed import Ground
-from tests.integration.consuming import ConsumerContract, Line, Restarted, handling, publish, running, until
-from tests.integration.mortal_consumer import consumer as make_consumer
+from tests.integration.consuming import Bench, ConsumerContract, Line, Restarted, handling, running
 from tests.servers import rabbitmq
+from tests.waiting import await_for
 
 
 class RabbitmqLine(Line):
@@ -39,43 +36,35 @@ class RabbitmqLine(Line):
         # The default exchange leads to the queue of the routing key's name.
         self.sink = f"{url}/?routing_key={self.place}"
 
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[Any]:
+        async with await aio_pika.connect(self.url) as connection:
+            yield await connection.channel()
+
     async def declare(self) -> RabbitmqLine:
-        connection = await aio_pika.connect(self.url)
-        async with connection:
-            channel = await connection.channel()
+        async with self.channel() as channel:
             dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": self.dead}
             await channel.declare_queue(self.dead, durable=True)
             await channel.declare_queue(self.place, durable=True, arguments=dead)
         return self
 
     async def delete(self) -> None:
-        connection = await aio_pika.connect(self.url)
-        async with connection:
-            channel = await connection.channel()
+        async with self.channel() as channel:
             await channel.queue_delete(self.place)
 
     async def send(self, headers: dict[str, str], body: bytes, content_type: str = JSON) -> None:
-        connection = await aio_pika.connect(self.url)
-        async with connection:
-            channel = await connection.channel()
-            persistent = aio_pika.DeliveryMode.PERSISTENT
-            message = aio_pika.Message(
-                body, headers=dict(headers), content_type=content_type, delivery_mode=persistent
-            )
+        about = {"content_type": content_type, "delivery_mode": aio_pika.DeliveryMode.PERSISTENT}
+        async with self.channel() as channel:
+            message = aio_pika.Message(body, headers=dict(headers), **about)
             await channel.default_exchange.publish(message, self.place)
 
-    def consumer(self, **options: Any) -> Loop:
-        return make_consumer(self.kind, self.url, self.place, **({"consumer": "books"} | options))
-
     async def left(self) -> int:
+        # What was given back may be on its way.
+        await asyncio.sleep(0.2)
         return await self.count(self.place)
 
     async def count(self, queue: str) -> int:
-        """What is in a queue. What was given back may be on its way for a moment."""
-        connection = await aio_pika.connect(self.url)
-        async with connection:
-            channel = await connection.channel()
-            await asyncio.sleep(0.2)
+        async with self.channel() as channel:
             found = await channel.get_queue(queue, ensure=True)
             return found.declaration_result.message_count or 0
 
@@ -92,38 +81,31 @@ class TestRabbitmqConsumer(ConsumerContract):
     def restarted(self) -> Iterator[Restarted]:
         with available("RabbitMQ", rabbitmq.broker()) as broker:
             line = asyncio.run(RabbitmqLine(broker.url).declare())
+            yield Restarted(line, broker.stop, broker.start, broker.paused)
 
-            @contextmanager
-            def silent() -> Iterator[None]:
-                broker.send(signal.SIGSTOP)
-                try:
-                    yield
-                finally:
-                    broker.send(signal.SIGCONT)
-
-            yield Restarted(line, broker.stop, broker.start, silent)
-
-    async def test_what_is_rejected_is_dead_lettered(
-        self, line: RabbitmqLine, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = handling(make(prefetch=1))
+    async def test_what_is_rejected_is_dead_lettered(self, bench: Bench) -> None:
+        consumer = handling(bench.make(prefetch=1))
 
         @consumer.on("order.lost")
         async def reject(event: Event) -> None:
             raise Reject("no such order")
 
-        await publish(line, "order.lost")
-        await line.send({}, b"junk")
-        sent = str(await publish(line))
+        await bench.publish("order.lost")
+        await bench.line.send({}, b"junk")
+        sent = await bench.publish()
         async with running(consumer):
-            await until(lambda: sent in dict(place.effects()))
-        assert await line.count(line.dead) == 2
+            await bench.effects(sent)
+
+        async def buried() -> bool:
+            return await bench.line.count(bench.line.dead) == 2
+
+        await await_for(buried, "two dead letters")
 
     async def test_what_was_held_too_long_is_given_back(
-        self, line: RabbitmqLine, make: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "HOLD_SECONDS", 0.2)
-        consumer = make()
+        consumer = bench.make()
         attempts: list[int] = []
 
         @consumer.on("order.*")
@@ -131,31 +113,32 @@ class TestRabbitmqConsumer(ConsumerContract):
             attempts.append(event.attempt)
             raise Retry("not yet", after=3600)
 
-        await publish(line)
+        await bench.publish()
         async with running(consumer):
-            await until(lambda: attempts.count(1) == 3)
+            await await_for(lambda: attempts.count(1) == 3)
         assert set(attempts) == {1}
-        assert await line.left() == 1
+        await bench.line.leaves(1)
 
     async def test_a_queue_that_is_deleted_is_waited_for(
-        self, line: RabbitmqLine, place: Ground, make: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
-        first = str(await publish(line))
-        async with running(handling(make())):
-            await until(lambda: first in dict(place.effects()))
-            await line.delete()
-            await until(lambda: line.place in caplog.text)
-            await line.declare()
-            second = str(await publish(line))
-            await until(lambda: second in dict(place.effects()))
-        assert await line.left() == 0
+        first = await bench.publish()
+        async with running(handling(bench.make())):
+            await bench.effects(first)
+            await bench.line.delete()
+            await await_for(lambda: bench.line.place in caplog.text)
+            await bench.line.declare()
+            second = await bench.publish()
+            await bench.effects(second)
+        await bench.line.leaves(0)
 
     async def test_wrong_credentials_are_told_without_the_password(
-        self, line: RabbitmqLine, make: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
+        line = bench.line
         line.url = line.url.replace("guest:guest", "guest:hunter2")
-        async with running(handling(make())):
-            await until(lambda: "connecting again" in caplog.text)
+        async with running(handling(bench.make())):
+            await await_for(lambda: "connecting again" in caplog.text)
         line.url = line.url.replace("hunter2", "guest")
         assert "hunter2" not in caplog.text
         assert "ACCESS_REFUSED" in caplog.text
@@ -167,7 +150,7 @@ async def test_a_broker_that_is_not_there_is_waited_for(caplog: pytest.LogCaptur
     )
     with caplog.at_level(logging.WARNING, "relaybox.consumer"):
         async with running(consumer):
-            await until(lambda: caplog.text.count("connecting again") > 2)
+            await await_for(lambda: caplog.text.count("connecting again") > 2)
     assert "hunter2" not in caplog.text
 
 

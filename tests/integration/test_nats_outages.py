@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import nats
 import pytest
@@ -11,9 +11,9 @@ from relaybox.outcome import Delivered, Unavailable
 from relaybox.sinks import nats_connection
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
-from tests.integration.jetstream import stream
+from tests.integration.jetstream import read, stream
 from tests.integration.outages import Entry, OutageContract, Place, checked, untroubled
-from tests.integration.sinking import send, sink_to
+from tests.integration.sinking import deliver, send, sink_to
 from tests.servers import nats as server
 
 
@@ -33,9 +33,7 @@ class NatsPlace(Place):
 
     async def entries(self) -> list[Entry]:
         async with await nats.connect(self.url) as client:
-            found = (await client.jetstream().stream_info("orders")).state.messages
-            reader = await client.jetstream().subscribe("Order.>", ordered_consumer=True)
-            messages = [await reader.next_msg(timeout=10) for _ in range(found)]
+            messages = await read(client, "orders", "Order.>")
         for message in messages:
             assert message.subject == "Order.order.paid"
             assert message.headers["Nats-Msg-Id"] == message.headers["event-id"]
@@ -57,12 +55,12 @@ class TestNatsOutages(OutageContract):
         monkeypatch.setattr(nats_connection, "PING_SECONDS", 0.1)
         await place.declare()
         async with sink_to(place.url, timeout="2s") as sink:
-            assert await sink.send([make_delivery()]) == [Delivered()]
+            await deliver(sink)
             first = sink._connection
             with place.server.silent():
                 answers = await sink.send([make_delivery(data=b"x" * size) for _ in range(20)])
                 assert {type(answer) for answer in answers} == {Unavailable}
-            assert await sink.send([make_delivery()]) == [Delivered()]
+            await deliver(sink)
             assert sink._connection is not first
 
     async def test_of_several_hosts_one_that_is_there_is_enough(self, place: NatsPlace) -> None:
@@ -78,9 +76,8 @@ class TestNatsOutages(OutageContract):
             assert "no stream 'orders'" in await checked(place.url, options={"stream": "orders"})
             assert "no stream for 'orders'" in await checked(f"{place.url}/orders")
 
-    async def test_a_missing_stream_is_told_and_holds_up_no_other_destination(
-        self, place: NatsPlace, fresh_database: Callable[[str], str]
+    async def test_a_missing_stream_is_reported_and_holds_up_no_other_destination(
+        self, place: NatsPlace, database: str
     ) -> None:
         trouble = f"no stream of 127.0.0.1:{place.server.port} takes the subject 'Order.order.paid'"
-        database = fresh_database("postgresql-18")
         await untroubled(database, place.url, trouble, place.declare)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -13,9 +13,10 @@ from redis.asyncio import Redis
 from relaybox.outcome import Delivered, Retry, Unavailable
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
-from tests.integration.outages import Entry, OutageContract, Place, checked, untroubled
+from tests.integration.outages import MANY, Entry, OutageContract, Place, checked, untroubled
 from tests.integration.sinking import send, sink_to
 from tests.servers import redis as server
+from tests.waiting import PATIENCE
 
 
 class RedisPlace(Place):
@@ -23,7 +24,7 @@ class RedisPlace(Place):
 
     scheme = "redis"
     silence = "no answer"
-    duplicates = True
+    duplicates = MANY // 5
 
     @property
     def url(self) -> str:
@@ -55,31 +56,23 @@ class TestRedisOutages(OutageContract):
                 await client.client_kill_filter(_type="normal", skipme=True)
             assert await sink.send([make_delivery()]) == [Delivered()]
 
-    async def test_a_wrong_password_is_told_and_holds_up_no_other_destination(
-        self, place: RedisPlace, fresh_database: Callable[[str], str]
+    async def test_a_wrong_password_is_reported_and_holds_up_no_other_destination(
+        self, place: RedisPlace, database: str
     ) -> None:
         async def mend() -> None:
+            allowed = {"commands": ["+@all"], "keys": ["*"], "channels": ["*"]}
             async with Redis.from_url(place.url) as client:
-                await client.acl_setuser(
-                    "shop",
-                    enabled=True,
-                    passwords=["+s3cret"],
-                    commands=["+@all"],
-                    keys=["*"],
-                    channels=["*"],
-                )
+                await client.acl_setuser("shop", enabled=True, passwords=["+s3cret"], **allowed)
 
         login, trouble = server.url_of(place.server, "shop:s3cret"), "refuses the credentials"
         assert trouble in await checked(login)
-        await untroubled(fresh_database("postgresql-18"), login, trouble, mend)
+        await untroubled(database, login, trouble, mend)
 
 
 @asynccontextmanager
 async def answering(*replies: bytes) -> AsyncIterator[str]:
     """The URL of a server that answers so to the commands that add, and then breaks off."""
-    left = list(replies)
-
-    ended = asyncio.Event()
+    left, ended = list(replies), asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -94,24 +87,21 @@ async def answering(*replies: bytes) -> AsyncIterator[str]:
 
     async with await asyncio.start_server(talk, "127.0.0.1", 0) as listening:
         yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}/0"
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+
+
+UNAVAILABLE = (
+    *("LOADING Redis is loading the dataset in memory", "MASTERDOWN Link with MASTER is down"),
+    *("CLUSTERDOWN The cluster is down", "MOVED 3999 127.0.0.1:6381", "NOAUTH Authentication required."),
+    *("MISCONF Redis is configured to save RDB snapshots", "ERR unknown command 'XADD'"),
+)
 
 
 @pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        (b"-LOADING Redis is loading the dataset in memory", Unavailable),
-        (b"-MASTERDOWN Link with MASTER is down", Unavailable),
-        (b"-CLUSTERDOWN The cluster is down", Unavailable),
-        (b"-MOVED 3999 127.0.0.1:6381", Unavailable),
-        (b"-MISCONF Redis is configured to save RDB snapshots", Unavailable),
-        (b"-NOAUTH Authentication required.", Unavailable),
-        (b"-ERR unknown command 'XADD'", Unavailable),
-        (b"-ERR something else", Retry),
-    ],
+    ("reply", "kind"), [*((text, Unavailable) for text in UNAVAILABLE), ("ERR something else", Retry)]
 )
-async def test_what_a_server_says_of_itself_is_no_events_fault(reply: bytes, kind: type) -> None:
-    async with answering(reply + b"\r\n") as url:
+async def test_what_a_server_says_of_itself_is_no_events_fault(reply: str, kind: type) -> None:
+    async with answering(f"-{reply}\r\n".encode()) as url:
         [answer] = await send(url, make_delivery())
     assert type(answer) is kind
     assert answer.reason
@@ -120,10 +110,5 @@ async def test_what_a_server_says_of_itself_is_no_events_fault(reply: bytes, kin
 async def test_what_was_answered_before_the_connection_broke_counts() -> None:
     async with answering(b"$3\r\n1-1\r\n", b"-WRONGTYPE no\r\n", b"$3\r\n1-3\r\n") as url:
         answers = await send(url, *(make_delivery() for _ in range(5)))
-    assert [type(answer) for answer in answers] == [
-        Delivered,
-        Unavailable,
-        Delivered,
-        Unavailable,
-        Unavailable,
-    ]
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [Delivered, Unavailable, Delivered, Unavailable, Unavailable]

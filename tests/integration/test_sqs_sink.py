@@ -1,40 +1,33 @@
-"""Deliveries as messages in queues and topics of moto's server, and a service that is in trouble."""
+"""Deliveries as messages in queues and topics of moto's server, also through a relay."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from relaybox import Destination
+from relaybox import Call, Destination, Route
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
-from relaybox.parts import open_sink
-from relaybox.sink import Answer
 from relaybox.testing.sink_contract import make_delivery, type_of
-from tests.integration.amazon import Amazon, sink_at
+from tests.chaos.proxy import Proxy
+from tests.integration.amazon import Amazon, Received, amazon, sink_at  # noqa: F401
+from tests.integration.outages import shop_to
 from tests.integration.receivers import answer, answering
+from tests.integration.shop import Shop
+from tests.integration.sinking import check_refused, send
+from tests.waiting import await_for
+
+# ruff: noqa: F811
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture(scope="module")
-def amazon(moto_url: str) -> Iterator[Amazon]:
-    with Amazon(moto_url) as amazon:
-        yield amazon
-
-
-async def send(sink: str, *deliveries: Delivery, **options: Any) -> list[Answer]:
-    opened = open_sink(Destination("shop", sink, **options), {})
-    try:
-        return list(await opened.send(deliveries))
-    finally:
-        await opened.close()
+EVENTS, KEYS = 200, 20
+"""Few, because moto looks at all that is in a queue with every request."""
 
 
 async def test_a_message_is_the_event_and_says_what_it_is(amazon: Amazon) -> None:
@@ -141,9 +134,7 @@ async def test_what_sqs_would_refuse_is_rejected_and_spoils_nothing(
     others = [make_delivery() for _ in range(9)]
     answers = await send(amazon.sink(queue.name), *others[:4], delivery, *others[4:], format=format)
     assert [type_of(one) for one in answers] == [*[Delivered] * 4, Reject, *[Delivered] * 5]
-    rejected = answers[4]
-    assert isinstance(rejected, Reject)
-    assert re.search(reason, rejected.reason)
+    assert re.search(reason, str(answers[4]))
     assert len(amazon.take(queue)) == 9
 
 
@@ -162,9 +153,7 @@ async def test_a_queue_with_a_lower_limit_says_so_of_the_message_that_is_over_it
     assert "2048" in str(answers[1])
 
 
-async def test_events_go_to_the_queue_of_their_fields_and_a_missing_one_is_alone(
-    amazon: Amazon,
-) -> None:
+async def test_events_go_to_the_queue_of_their_fields_and_a_missing_one_is_alone(amazon: Amazon) -> None:
     there, also = amazon.queue(), amazon.queue()
     names = [there.name, also.name, "missing", "no name", there.name]
     batch = [make_delivery(headers=json.dumps({"tenant": name})) for name in names]
@@ -205,8 +194,7 @@ async def test_a_topic_gets_messages_and_hands_them_on(amazon: Amazon, suffix: s
 async def test_a_topic_that_is_missing_is_named(amazon: Amazon) -> None:
     arn, _ = amazon.topic()
     [missing] = await send(amazon.sink(f"{arn}-later"), make_delivery())
-    assert isinstance(missing, Unavailable)
-    assert "no SNS topic 'shop-" in missing.reason
+    check_refused(missing, Unavailable, "no SNS topic 'shop-")
 
 
 async def test_the_rest_of_a_key_waits_for_a_message_that_did_not_arrive(amazon: Amazon) -> None:
@@ -215,3 +203,90 @@ async def test_the_rest_of_a_key_waits_for_a_message_that_did_not_arrive(amazon:
     run[1] = msgspec.structs.replace(run[1], headers='{"my header": "1"}')
     answers = await send(amazon.sink(queue.name), *run, make_delivery(key="b"))
     assert [type_of(one) for one in answers] == [Delivered, Reject, Released, Delivered]
+
+
+# --- through a relay ---
+
+
+def orders(shop: Shop, numbers: range) -> None:
+    calls = [Call("Order", n % KEYS, "order.paid", {"n": n}, tenant=f"t{n % 7}") for n in numbers]
+    with shop.engine.begin() as connection:
+        shop.outbox.emit_many(connection, calls)
+
+
+def by_key(messages: list[Received]) -> dict[str, list[int]]:
+    """Return the numbers of the orders by key, in the order of their arrival; check headers and groups."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for message in messages:
+        body, attributes = message.json, message.attributes
+        n = body["data"]["n"]
+        assert attributes["event-id"] == body["id"]
+        assert (attributes["aggregate-id"], attributes["tenant"]) == (str(n % KEYS), f"t{n % 7}")
+        assert message.group in (None, f"Order:{n % KEYS}")
+        found[attributes["aggregate-id"]].append(n)
+    return found
+
+
+def in_order(count: int) -> dict[str, list[int]]:
+    return {str(key): list(range(key, count, KEYS)) for key in range(KEYS)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        *(("standard", EVENTS), ("fifo", EVENTS), ("topic", EVENTS)),
+        pytest.param("standard", 3 * EVENTS, marks=pytest.mark.slow),
+    ],
+)
+async def test_all_events_arrive_through_a_relay_each_key_in_order(
+    amazon: Amazon, migrated_database: Callable[[str], str], kind: str, count: int
+) -> None:
+    if kind == "topic":
+        path, queue = amazon.topic(".fifo")
+    else:
+        queue = amazon.queue("" if kind == "standard" else ".fifo")
+        path = queue.name
+    shop = shop_to(amazon.sink(path), migrated_database("postgresql-18"), timeout="30s")
+    orders(shop, range(count))
+    await shop.outbox.adrain()
+    assert shop.states() == {"delivered": count}
+    assert by_key(amazon.take(queue)) == in_order(count)
+
+
+async def test_a_service_that_goes_away_in_the_middle_gets_everything_when_it_is_back(
+    amazon: Amazon, migrated_database: Callable[[str], str]
+) -> None:
+    queue = amazon.queue(".fifo")
+    with Proxy("127.0.0.1", int(amazon.endpoint.rpartition(":")[2])) as way:
+        sink = sink_at(f"http://127.0.0.1:{way.port}", queue.name)
+        shop = shop_to(sink, migrated_database("postgresql-18"))
+        orders(shop, range(EVENTS // 2))
+        async with shop.outbox.relay():
+            await await_for(lambda: shop.states().get("delivered", 0) > EVENTS // 4, "a part is delivered")
+            way.set(refuse=True)
+            way.reset()
+            orders(shop, range(EVENTS // 2, EVENTS))
+            await await_for(lambda: shop.circuit("broker") != "closed", "the circuit opens")
+            assert shop.states().get("pending", 0) >= EVENTS // 2
+            assert "failed" not in shop.states()
+            way.set()
+            await await_for(lambda: shop.states() == {"delivered": EVENTS}, "all is delivered")
+    found = by_key(amazon.take(queue))
+    assert {key: list(dict.fromkeys(numbers)) for key, numbers in found.items()} == in_order(EVENTS)
+
+
+async def test_one_bad_event_is_failed_with_its_reason_and_the_rest_goes_on(
+    amazon: Amazon, migrated_database: Callable[[str], str]
+) -> None:
+    queue = amazon.queue()
+    destination = Destination("aws", amazon.sink(queue.name))
+    shop = Shop(migrated_database("sqlite"), destinations=[destination], routes=[Route("*", to="aws")])
+    with shop.engine.begin() as connection:
+        for n in range(20):
+            headers = {"my header": "1"} if n == 7 else None
+            shop.outbox.emit(connection, "Order", n, "order.paid", {"n": n}, headers=headers)
+    await shop.outbox.adrain()
+    assert shop.states() == {"delivered": 19, "failed": 1}
+    [error] = [error for status, _, error in shop.rows() if status == "failed"]
+    assert "'my header' is no name of an attribute" in str(error)
+    assert len(amazon.take(queue)) == 19
