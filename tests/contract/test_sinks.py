@@ -6,7 +6,9 @@ import asyncio
 import io
 import re
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,6 +23,7 @@ from relaybox.sinks.handler import HandlerSink
 from relaybox.sinks.http import HttpSink
 from relaybox.sinks.memory import MemorySink
 from relaybox.testing.sink_contract import SinkContract, Trouble, make_delivery
+from tests.waiting import PATIENCE
 
 RAISED: dict[Trouble, BaseException] = {
     "retry": Retry("later"),
@@ -77,7 +80,7 @@ class Script:
     def handle_in_thread(self, event: Event) -> None:
         self.raise_trouble(event.id)
         if event.id in self._awaited:
-            self._arrived_in_threads.wait(10)
+            self._arrived_in_threads.wait(PATIENCE)
 
     async def post(self, request: web.Request) -> web.Response:
         event_id = UUID(request.headers["webhook-id"])
@@ -94,43 +97,49 @@ class Script:
         self._arrived_in_threads.set()
 
 
-class TestAsyncHandler(SinkContract):
-    @pytest.fixture
-    async def harness(self) -> AsyncIterator[Script]:
-        script = Script()
-        script.sink = HandlerSink(Destination("shop", "handler:", timeout="10s"), script.handle)
-        yield script
-        await script.sink.close()
+@asynccontextmanager
+async def opened(sink: Sink, script: Script) -> AsyncIterator[Script]:
+    """Let a script have a sink; afterwards close it."""
+    script.sink = sink
+    yield script
+    script.release()
+    await sink.close()
 
 
-class TestHandlerInThreads(SinkContract):
-    @pytest.fixture
-    async def harness(self) -> AsyncIterator[Script]:
+@asynccontextmanager
+async def serving(path: str, handle: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Yield the URL of an HTTP server."""
+    app = web.Application()
+    app.router.add_post(path, handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def shop(url: str, **settings: Any) -> Destination:
+    return Destination("shop", url, timeout="60s", **settings)
+
+
+class TestHandler(SinkContract):
+    @pytest.fixture(params=["task", "thread"])
+    async def harness(self, request: pytest.FixtureRequest) -> AsyncIterator[Script]:
         script = Script()
-        script.sink = HandlerSink(Destination("shop", "handler:", timeout="10s"), script.handle_in_thread)
-        yield script
-        script.release()
-        await script.sink.close()
+        handler = script.handle if request.param == "task" else script.handle_in_thread
+        async with opened(HandlerSink(shop("handler:"), handler), script):
+            yield script
 
 
 class TestHttp(SinkContract):
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Script]:
         script = Script()
-        app = web.Application()
-        app.router.add_post("/events", script.post)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        script.sink = HttpSink(
-            Destination("shop", f"http://127.0.0.1:{port}/events", allow=["127.0.0.0/8"], timeout="10s")
-        )
-        yield script
-        script.release()
-        await script.sink.close()
-        await runner.cleanup()
+        async with (
+            serving("/events", script.post) as url,
+            opened(HttpSink(shop(f"{url}/events", allow=["127.0.0.0/8"])), script),
+        ):
+            yield script
 
 
 class ScriptedStream(io.StringIO):

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
-import nats
 import pytest
 from nats.js.api import ConsumerConfig
 
@@ -20,6 +19,7 @@ from relaybox.inboxes.sql import Inbox
 from tests.conftest import available
 from tests.integration.consumed import insert
 from tests.integration.consuming import Bench, ConsumerContract, Line, Restarted, handling, running
+from tests.integration.jetstream import connect, jetstream
 from tests.servers import nats as server
 from tests.waiting import PATIENCE, await_for
 
@@ -35,8 +35,8 @@ class NatsLine(Line):
         self.sink = f"{url}/{self.place}.{{event_type}}"
 
     async def declare(self, **config: Any) -> NatsLine:
-        client = await nats.connect(self.url)
-        stream = client.jetstream()
+        client = await connect(self.url)
+        stream = jetstream(client)
         await stream.add_stream(name=self.place, subjects=[f"{self.place}.>"])
         # So that what a dead consumer had comes again soon.
         given = {"ack_wait": 2, **config}
@@ -45,14 +45,14 @@ class NatsLine(Line):
         return self
 
     async def send(self, headers: dict[str, str], body: bytes, content_type: str = JSON) -> None:
-        client = await nats.connect(self.url)
+        client = await connect(self.url)
         subject = f"{self.place}.{headers.get('event-type', 'none')}"
-        await client.jetstream().publish(subject, body, headers={"content-type": content_type, **headers})
+        await jetstream(client).publish(subject, body, headers={"content-type": content_type, **headers})
         await client.close()
 
     async def left(self) -> int:
-        client = await nats.connect(self.url)
-        info = await client.jetstream().consumer_info(self.place, "books")
+        client = await connect(self.url)
+        info = await jetstream(client).consumer_info(self.place, "books")
         await client.close()
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
@@ -61,8 +61,8 @@ class NatsLine(Line):
 async def line(nats_url: str) -> AsyncIterator[NatsLine]:
     made = await NatsLine(nats_url).declare()
     yield made
-    client = await nats.connect(nats_url)
-    await client.jetstream().delete_stream(made.place)
+    client = await connect(nats_url)
+    await jetstream(client).delete_stream(made.place)
     await client.close()
 
 
@@ -96,7 +96,7 @@ class TestNatsConsumer(ConsumerContract):
         async def reject(event: Event) -> None:
             raise Reject("no such order")
 
-        client = await nats.connect(bench.line.url)
+        client = await connect(bench.line.url)
         advisories = await client.subscribe(
             f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{bench.line.place}.books"
         )
@@ -108,8 +108,8 @@ class TestNatsConsumer(ConsumerContract):
         await bench.line.leaves(0)
 
     async def test_a_consumer_is_made_where_there_is_none(self, bench: Bench) -> None:
-        client = await nats.connect(bench.line.url)
-        stream = client.jetstream()
+        client = await connect(bench.line.url)
+        stream = jetstream(client)
         await stream.delete_consumer(bench.line.place, "books")
         first = await bench.publish()
         async with running(handling(bench.make())):
