@@ -16,7 +16,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-SECONDS = 30.0
+from tests.waiting import PATIENCE
+
+SECONDS = PATIENCE
 _log = logging.getLogger("tests.kafka")
 
 

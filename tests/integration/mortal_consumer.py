@@ -19,17 +19,17 @@ from relaybox.inboxes.sql import Inbox
 from tests.databases import async_url
 from tests.integration.consumed import insert
 
+SETTINGS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+"""For Kafka, so that another soon learns that this one is gone."""
+
 
 def consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
     """A consumer of a broker's topic, queue or stream, called ``books``."""
     if kind == "kafka":
         from relaybox.consumers.kafka import KafkaConsumer
 
-        # So that another is told soon that this one is gone.
-        settings = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
-        return KafkaConsumer(
-            url.removeprefix("kafka://"), place, group=f"books-{place}", **({"settings": settings} | options)
-        )
+        given = {"group": f"books-{place}", "settings": SETTINGS, **options}
+        return KafkaConsumer(url.removeprefix("kafka://"), place, **given)
     if kind == "rabbitmq":
         from relaybox.consumers.rabbitmq import RabbitmqConsumer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,7 +17,8 @@ from relaybox import Reject, Retry
 from relaybox.contrib.celery import inbox_task
 from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
-from tests.integration.consumed import EFFECT, Ground, ground, packed, until
+from tests.integration.consumed import EFFECT, Ground, ground, packed
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +95,9 @@ def test_a_function_that_returns_its_work_fails_and_leaves_no_mark(app: Celery, 
     def returning(connection: Any) -> Any:
         return later()
 
-    result = returning.delay()
-    assert isinstance(result.result, ConfigError)
-    assert "awaitable" in str(result.result)
+    result = returning.delay().result
+    assert isinstance(result, ConfigError)
+    assert "awaitable" in str(result)
     assert place.marks("test.returning") == 0
 
 
@@ -131,25 +131,16 @@ def test_messages_stay_until_the_commit_unless_told_otherwise(app: Celery, place
     assert task_of(Celery("other", set_as_current=False), place, acks_late=False).acks_late is False
 
 
-@pytest.fixture
-def kept_log_level() -> Iterator[None]:
-    """A worker in this process sets that of everybody."""
-    level = logging.root.level
-    yield
-    logging.root.setLevel(level)
-
-
-@pytest.mark.usefixtures("kept_log_level")
 def test_a_worker_runs_it(app: Celery, place: Ground) -> None:
     app.conf.task_always_eager = False
     task = task_of(app, place)
     note, task_id = f"worker {uuid4()}", str(uuid4())
-    with start_worker(app, perform_ping_check=False, shutdown_timeout=30, loglevel="ERROR"):
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=PATIENCE, loglevel="ERROR"):
         for _ in range(3):
             task.apply_async([note], task_id=task_id)
         last = f"worker {uuid4()}"
         task.delay(last)
-        until(lambda: notes(place, last) == 1)
+        wait_for(lambda: notes(place, last) == 1, "the last task")
     assert notes(place, note) == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from relaybox.errors import ConfigError
 from relaybox.inboxes import handler
 from relaybox.parts import open_relay
 from relaybox.wakes.open import open_bell
-from tests.integration.shop import Shop, until
+from tests.databases import EVERY_KIND
+from tests.integration.shop import Shop
+from tests.waiting import PATIENCE, await_for
 
-KINDS = ("postgresql-18", "postgresql-15", "mariadb", "sqlite")
 EVENTS = 5
 
 effect = sa.Table("effect", sa.MetaData(), sa.Column("n", sa.Integer))
@@ -64,14 +65,15 @@ class Books:
             connection.execute(sa.update(event).values(**again))
 
 
-@pytest.fixture(params=KINDS)
-def books(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Books]:
-    made = Books(fresh_database(request.param))
-    yield made
-    made.shop.engine.dispose()
+@pytest.fixture(params=EVERY_KIND)
+def books(request: pytest.FixtureRequest, migrated_database: Callable[[str], str]) -> Books:
+    return Books(migrated_database(request.param))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+ASYNCHRONOUS = pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+
+
+@ASYNCHRONOUS
 async def test_a_delivery_that_comes_again_is_acknowledged_without_a_call(
     books: Books, asynchronous: bool
 ) -> None:
@@ -86,18 +88,21 @@ async def test_a_delivery_that_comes_again_is_acknowledged_without_a_call(
     assert books.effects() == sorted(books.calls) == list(range(EVENTS))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+@ASYNCHRONOUS
 async def test_what_a_handler_wrote_goes_with_its_failure_and_the_next_attempt_does_it(
     books: Books, asynchronous: bool
 ) -> None:
     books.register(asynchronous)
     books.trouble = [ZeroDivisionError("no luck")]
     books.shop.emit(1)
-    await books.outbox.adrain()
-    while books.shop.states() != {"delivered": 1}:
-        assert (books.effects(), books.marks()) == ([], [])
-        await asyncio.sleep(0.01)
+
+    async def delivered() -> bool:
         await books.outbox.adrain()
+        done = books.shop.states() == {"delivered": 1}
+        assert done or (books.effects(), books.marks()) == ([], [])
+        return done
+
+    await await_for(delivered, "delivered")
     assert books.calls == [0, 0]
     assert (books.effects(), books.marks()) == ([0], ["books"])
     assert [row[1:] for row in books.shop.rows()] == [(2, "ZeroDivisionError: no luck")]
@@ -116,10 +121,8 @@ async def test_a_rejection_rolls_back_too(books: Books) -> None:
 
 
 @pytest.fixture
-def postgres(fresh_database: Callable[[str], str]) -> Iterator[Books]:
-    made = Books(fresh_database("postgresql-18"))
-    yield made
-    made.shop.engine.dispose()
+def postgres(migrated_database: Callable[[str], str]) -> Books:
+    return Books(migrated_database("postgresql-18"))
 
 
 async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) -> None:
@@ -148,7 +151,7 @@ async def test_no_connection_is_left_behind(postgres: Books) -> None:
     # Within one transaction the server would tell the same again and again.
     engine = postgres.shop.engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        await until(lambda: connection.scalar(count) == 1, "the connections closed")
+        await await_for(lambda: connection.scalar(count) == 1, "the connections closed")
     assert postgres.shop.states() == {"delivered": 40}
 
 
@@ -167,13 +170,13 @@ async def test_a_call_that_is_late_and_the_one_after_it_have_one_effect(postgres
     def slow(event: Event, connection: sa.Connection) -> None:
         calls.append(event.payload["n"])
         connection.execute(sa.insert(effect).values(n=event.payload["n"]))
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(PATIENCE)
 
     postgres.shop.emit(1)
     async with postgres.outbox.relay():
-        await until(lambda: postgres.shop.rows()[0][1] == 2, "a second attempt")
+        await await_for(lambda: postgres.shop.rows()[0][1] == 2, "a second attempt")
         go_on.set()
-        await until(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
+        await await_for(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
     assert calls == [0]
     assert postgres.effects() == [0]
 
@@ -190,7 +193,7 @@ async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: B
     assert "write async def" in str(error)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@ASYNCHRONOUS
 async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
     postgres: Books, asynchronous: bool
 ) -> None:
@@ -230,19 +233,13 @@ def test_mariadb_without_a_synchronous_driver_says_what_to_install(monkeypatch: 
 
 
 async def test_a_function_that_is_not_there_leaves_the_others_running(
-    fresh_database: Callable[[str], str],
+    migrated_database: Callable[[str], str],
 ) -> None:
-    url, told = fresh_database("sqlite"), []
+    url, told = migrated_database("sqlite"), []
     missing = Destination("missing", "handler:nowhere:nothing", once=True)
     outbox = Outbox(url, destinations=[missing, Destination("there", "memory:")], routes=[])
-    open_relay(
-        outbox.settings,
-        outbox.tables,
-        outbox.handlers,
-        open_bell(outbox.settings),
-        patience=1.0,
-        left_out=lambda name, error: told.append(name),
-    )
+    parts = (outbox.settings, outbox.tables, outbox.handlers, open_bell(outbox.settings))
+    open_relay(*parts, patience=1.0, left_out=lambda name, error: told.append(name))
     assert told == ["missing"]
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
+import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+import nkeys
 import pytest
 from nats.js.api import DiscardPolicy
 
@@ -22,12 +26,24 @@ from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration import outages
 from tests.integration.jetstream import Place, connect, jetstream, read, stream
-from tests.integration.nats_operator import make_operator
 from tests.integration.sinking import PATIENT, check_refused, deliver, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import base
 from tests.servers import nats as server
 from tests.waiting import PATIENCE
+
+HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
+LIMITS = "subs data payload imports exports conn leaf streams consumer mem_storage disk_storage"
+NO_LIMITS = {**dict.fromkeys(LIMITS.split(), -1), "wildcards": True}
+CREDS = """\
+-----BEGIN NATS USER JWT-----
+{token}
+------END NATS USER JWT------
+
+-----BEGIN USER NKEY SEED-----
+{seed}
+------END USER NKEY SEED------
+"""
 
 
 @pytest.fixture
@@ -271,6 +287,45 @@ async def test_a_server_may_ask_for_a_certificate() -> None:
     check_refused(known, Unavailable, "no stream")
     assert isinstance(unknown, Unavailable)
     assert "no stream" not in unknown.reason
+
+
+class Key:
+    """A pair of keys, whose public one is a name."""
+
+    def __init__(self, prefix: int) -> None:
+        self.seed: bytes = nkeys.encode_seed(secrets.token_bytes(32), prefix)
+        self._pair = nkeys.from_seed(bytearray(self.seed))
+        self.name: str = self._pair.public_key.decode()
+
+    def vouch(self, subject: Key, kind: str, **claims: Any) -> str:
+        """A token that says who the subject is."""
+        told = {"jti": secrets.token_hex(16), "iat": int(time.time()), "iss": self.name, "sub": subject.name}
+        told["nats"] = {"type": kind, "version": 2, **claims}
+        text = f"{_encoded(HEADER)}.{_encoded(told)}"
+        return f"{text}.{urlsafe_b64encode(self._pair.sign(text.encode())).decode().rstrip('=')}"
+
+
+def _encoded(value: Any) -> str:
+    return urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+def make_operator(directory: Path) -> tuple[str, Path]:
+    """The configuration of a server that trusts a new operator, and the file of a user of it."""
+    operator, user = Key(nkeys.PREFIX_BYTE_OPERATOR), Key(nkeys.PREFIX_BYTE_USER)
+    account, system = Key(nkeys.PREFIX_BYTE_ACCOUNT), Key(nkeys.PREFIX_BYTE_ACCOUNT)
+    configuration = f"""
+        operator: "{operator.vouch(operator, "operator")}"
+        system_account: "{system.name}"
+        resolver: MEMORY
+        resolver_preload: {{
+            {account.name}: "{operator.vouch(account, "account", limits=NO_LIMITS)}"
+            {system.name}: "{operator.vouch(system, "account")}"
+        }}
+    """
+    token = account.vouch(user, "user", pub={}, sub={}, subs=-1, data=-1, payload=-1)
+    creds = directory / f"{user.name}.creds"
+    creds.write_text(CREDS.format(token=token, seed=user.seed.decode()))
+    return configuration, creds
 
 
 async def test_a_user_may_have_credentials_of_an_operator(tmp_path: Path) -> None:
