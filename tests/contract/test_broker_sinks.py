@@ -157,8 +157,7 @@ class TestNats(SinkContract):
                 raise Broken("gone")
             if trouble is not None:
                 return Msg(connection.client, data=NATS[trouble])
-            if event_id in script._awaited:
-                await script._arrived.wait()
+            await script.wait_for_all(event_id)
             return await _publish_to_nats(connection, subject, body, headers)
 
         monkeypatch.setattr(Connection, "publish", publish)
@@ -175,8 +174,7 @@ class TestRabbitMq(SinkContract):
             event_id = UUID(properties.message_id)
             if trouble := script.arrive(event_id):
                 raise RABBITMQ[trouble]
-            if event_id in script._awaited:
-                await script._arrived.wait()
+            await script.wait_for_all(event_id)
             return await _publish_to_rabbitmq(channel, body, properties=properties, **options)
 
         monkeypatch.setattr(aiormq.Channel, "basic_publish", publish)

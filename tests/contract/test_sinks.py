@@ -17,7 +17,7 @@ from aiohttp import web
 from relaybox.config import Destination
 from relaybox.event import Delivery, Event
 from relaybox.outcome import Delivered, Reject, Retry, Unavailable
-from relaybox.sink import AT_A_STRETCH, Answer, Sink
+from relaybox.sink import AT_A_STRETCH, Answer, Regardless, Sink
 from relaybox.sinks.console import ConsoleSink
 from relaybox.sinks.handler import HandlerSink
 from relaybox.sinks.http import HttpSink
@@ -68,14 +68,18 @@ class Script:
             self._arrived_in_threads.set()
         return self._troubles.get(event_id)
 
+    async def wait_for_all(self, event_id: UUID) -> None:
+        """Wait for the others of ``together``."""
+        if event_id in self._awaited:
+            await self._arrived.wait()
+
     def raise_trouble(self, event_id: UUID) -> None:
         if trouble := self.arrive(event_id):
             raise RAISED[trouble]
 
     async def handle(self, event: Event) -> None:
         self.raise_trouble(event.id)
-        if event.id in self._awaited:
-            await self._arrived.wait()
+        await self.wait_for_all(event.id)
 
     def handle_in_thread(self, event: Event) -> None:
         self.raise_trouble(event.id)
@@ -88,8 +92,7 @@ class Script:
         if trouble == "crash":
             assert request.transport is not None
             request.transport.abort()
-        if event_id in self._awaited:
-            await self._arrived.wait()
+        await self.wait_for_all(event_id)
         return web.Response(status=STATUS.get(trouble, 200) if trouble else 200)
 
     def release(self) -> None:
@@ -193,14 +196,11 @@ class TestMemory(SinkContract):
         return script
 
 
-class Reported:
+class Reported(Regardless):
     """A ``Progress`` that keeps what it was told."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[UUID, Answer]] = []
-
-    def begin(self, delivery: Delivery) -> bool:
-        return True
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
         self.answers.append((delivery.event_id, answer))

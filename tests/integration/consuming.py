@@ -21,16 +21,36 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
+from relaybox.consumer import Done
 from relaybox.consumers.loop import Loop
 from relaybox.envelope import JSON
 from relaybox.inboxes.sql import Inbox
 from relaybox.sinks.broker import Messages
 from tests.databases import async_url
 from tests.integration.consumed import Ground, delivery, ground, insert
-from tests.integration.mortal_consumer import consumer as make_consumer
 from tests.waiting import PATIENCE, await_for
 
 ROOT = Path(__file__).parents[2]
+
+
+SETTINGS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+"""For Kafka, so that another soon learns that this one is gone."""
+
+
+def make_consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
+    """A consumer of a broker's topic, queue or stream, called ``books``."""
+    if kind == "kafka":
+        from relaybox.consumers.kafka import KafkaConsumer
+
+        given = {"group": f"books-{place}", "settings": SETTINGS, **options}
+        return KafkaConsumer(url.removeprefix("kafka://"), place, **given)
+    if kind == "rabbitmq":
+        from relaybox.consumers.rabbitmq import RabbitmqConsumer
+
+        return RabbitmqConsumer(url, place, **options)
+    from relaybox.consumers.nats import NatsConsumer
+
+    return NatsConsumer(url, f"{place}.>", durable="books", **options)
 
 
 class Line(ABC):
@@ -288,7 +308,7 @@ class ConsumerContract:
 
     async def test_a_consumer_that_dies_before_it_acknowledges_leaves_one_effect(self, bench: Bench) -> None:
         sent, line = await bench.publish(), bench.line
-        command = [sys.executable, "-m", "tests.integration.mortal_consumer"]
+        command = [sys.executable, "-m", "tests.integration.consuming"]
         died = await asyncio.to_thread(
             subprocess.run,
             [*command, line.kind, line.url, line.place, bench.place.url],
@@ -375,3 +395,22 @@ class ConsumerContract:
             by_key[key].append(int(n))
         assert by_key == {str(key): list(range(key, 200, 10)) for key in range(10)}
         await bench.line.leaves(0)
+
+
+def main(kind: str, url: str, place: str, database: str) -> None:
+    """Consume until the first message is done, and die between its commit and its acknowledgement."""
+    engine = create_async_engine(async_url(database))
+    made = handling(make_consumer(kind, url, place, inbox=Inbox(), transaction=engine, consumer="books"))
+    handle = made.ahandle
+
+    async def handle_and_die(event: Event) -> Any:
+        verdict = await handle(event)
+        assert verdict == Done()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    made.ahandle = handle_and_die  # type: ignore[method-assign]
+    made.serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

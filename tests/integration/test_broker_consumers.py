@@ -25,10 +25,9 @@ from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
 from tests.conftest import available
 from tests.integration.consumed import insert
-from tests.integration.consuming import Bench, ConsumerContract, Line, Restarted, handling, running
+from tests.integration.consuming import SETTINGS, Bench, ConsumerContract, Line, Restarted, handling, running
 from tests.integration.jetstream import connect, jetstream
 from tests.integration.kafka_log import SECONDS, make_topic
-from tests.integration.mortal_consumer import SETTINGS
 from tests.servers import kafka, rabbitmq
 from tests.servers import nats as server
 from tests.waiting import PATIENCE, await_for

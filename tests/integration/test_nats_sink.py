@@ -8,6 +8,7 @@ import secrets
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -262,14 +263,20 @@ async def test_a_subject_that_is_not_permitted_is_answered_at_once_and_holds_up_
     assert passed == Delivered()
 
 
-async def test_tls_is_verified_and_insisted_on(nats_url: str) -> None:
+@contextmanager
+def over_tls(more: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the URL of a server that has a certificate, and the file of that."""
     with base.workspace() as directory:
-        file = certificate(directory / "server.pem")
-        tls = f'tls {{ cert_file: "{file}", key_file: "{file}" }}'
+        file = str(certificate(directory / "server.pem"))
+        tls = f'tls {{ cert_file: "{file}", key_file: "{file}", ca_file: "{file}" {more} }}'
         with available("NATS", server.broker(tls)) as started:
-            url = f"{server.url_of(started)}/orders"
-            [trusted] = await send(url, make_delivery(), options={"ca": str(file)})
-            [unknown] = await send(url, make_delivery())
+            yield f"{server.url_of(started)}/orders", file
+
+
+async def test_tls_is_verified_and_insisted_on(nats_url: str) -> None:
+    with over_tls() as (url, file):
+        [trusted] = await send(url, make_delivery(), options={"ca": file})
+        [unknown] = await send(url, make_delivery())
     check_refused(trusted, Unavailable, "no stream")
     check_refused(unknown, Unreachable, "TLS with")
     [plain] = await send(f"{nats_url}/orders", make_delivery(), options={"tls": True})
@@ -277,15 +284,12 @@ async def test_tls_is_verified_and_insisted_on(nats_url: str) -> None:
 
 
 async def test_a_server_may_ask_for_a_certificate() -> None:
-    with base.workspace() as directory:
-        file = str(certificate(directory / "server.pem"))
-        tls = f'tls {{ cert_file: "{file}", key_file: "{file}", ca_file: "{file}", verify: true }}'
-        with available("NATS", server.broker(tls)) as started:
-            url, own = f"{server.url_of(started)}/orders", {"certificate": file, "key": file}
-            [known] = await send(url, make_delivery(), options={"ca": file, **own})
-            [unknown] = await send(url, make_delivery(), options={"ca": file}, timeout="3s")
+    with over_tls(", verify: true") as (url, file):
+        own = {"ca": file, "certificate": file, "key": file}
+        [known] = await send(url, make_delivery(), options=own)
+        [unknown] = await send(url, make_delivery(), options={"ca": file}, timeout="3s")
     check_refused(known, Unavailable, "no stream")
-    assert isinstance(unknown, Unavailable)
+    check_refused(unknown, Unavailable)
     assert "no stream" not in unknown.reason
 
 

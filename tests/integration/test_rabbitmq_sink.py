@@ -28,6 +28,7 @@ from relaybox.stores.ledger import SqlLedger
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.outages import Entry, Place, RelayContract, checked, event_ids, shop_to
+from tests.integration.receivers import Receiver, listening
 from tests.integration.sinking import check_refused, deliver, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import rabbitmq
@@ -63,11 +64,22 @@ class Desk:
 
     async def read(self, queue: str) -> list[Any]:
         """What lies in a queue, oldest first."""
-        source = await self.channel.get_queue(queue)
-        messages = []
-        while message := await source.get(no_ack=True, fail=False):
-            messages.append(message)
-        return messages
+        return await read(self.channel, queue)
+
+
+async def read(channel: Any, name: str) -> list[Any]:
+    """Return what lies in a queue, oldest first."""
+    messages: list[Any] = []
+
+    async def take(message: Any) -> None:
+        messages.append(message)
+
+    queue = await channel.get_queue(name)
+    count = queue.declaration_result.message_count
+    tag = await queue.consume(take, no_ack=True)
+    await await_for(lambda: len(messages) >= count, lambda: f"{len(messages)} of {count} messages")
+    await queue.cancel(tag)
+    return messages
 
 
 @pytest.fixture
@@ -288,7 +300,7 @@ async def test_the_password_may_be_kept_elsewhere(desk: Desk, monkeypatch: pytes
 async def test_where_nobody_is_nothing_is_reached(rabbitmq_url: str, url: str, reason: str) -> None:
     at = rabbitmq_url.rpartition("@")[2]
     [answer] = await send(url.format(place=at), make_delivery())
-    assert isinstance(answer, Unreachable), answer
+    check_refused(answer, Unreachable)
     assert re.search(reason, answer.reason), answer.reason
     assert SECRET not in answer.reason
 
@@ -300,16 +312,13 @@ async def test_of_several_hosts_one_that_answers_is_enough(desk: Desk) -> None:
 
 
 async def test_a_server_of_another_kind_is_unavailable() -> None:
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet(_: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example.org ESMTP ready, at your service\r\n" * 10)
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    url = f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    [answer] = await send(url, make_delivery(), timeout=1)
+    async with listening(greet) as receiver:
+        [answer] = await send(f"amqp://127.0.0.1:{receiver.port}", make_delivery(), timeout=1)
     assert isinstance(answer, Unavailable), answer
-    server.close()
 
 
 async def test_a_server_that_says_nothing_is_unavailable_and_can_be_left() -> None:
@@ -338,16 +347,15 @@ async def test_over_tls_the_broker_is_known_by_its_certificate(desk: Desk, tmp_p
     context.load_cert_chain(trusted)
     port = int(desk.url.rpartition(":")[2])
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pass_on(_: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pipe(reader, downstream), pipe(upstream, writer))
 
-    server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
-    url = f"amqps://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}?exchange={desk.exchange}"
-    assert await send(f"{url}&ca={trusted}", make_delivery()) == [Delivered()]
-    [unknown] = await send(url, make_delivery())
+    async with listening(pass_on, tls=context) as receiver:
+        url = f"amqps://guest:guest@127.0.0.1:{receiver.port}?exchange={desk.exchange}"
+        assert await send(f"{url}&ca={trusted}", make_delivery()) == [Delivered()]
+        [unknown] = await send(url, make_delivery())
     check_refused(unknown, Unreachable, "certificate verify failed")
-    server.close()
 
 
 async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -383,16 +391,8 @@ class RabbitMqPlace(Place):
             await channel.declare_queue(self.queue, durable=True)
 
     async def entries(self) -> list[Entry]:
-        messages: list[Any] = []
-
-        async def take(message: Any) -> None:
-            messages.append(message)
-
         async with self.channel() as channel:
-            declared = await channel.declare_queue(self.queue, passive=True)
-            count = declared.declaration_result.message_count
-            await declared.consume(take, no_ack=True)
-            await await_for(lambda: len(messages) >= count, lambda: f"{len(messages)} of {count} messages")
+            messages = await read(channel, self.queue)
         for message in messages:
             assert message.headers["event-id"] == message.message_id
         return [Entry(message.headers, message.body) for message in messages]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -21,11 +21,11 @@ from relaybox.sinks.redis import BATCH, RedisSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration import outages
+from tests.integration.receivers import Receiver, listening
 from tests.integration.sinking import check_refused, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import base
 from tests.servers import redis as server
-from tests.waiting import PATIENCE
 
 
 class Place:
@@ -266,23 +266,18 @@ class TestRedisOutages(outages.OutageContract):
 
 @asynccontextmanager
 async def answering(*replies: bytes) -> AsyncIterator[str]:
-    """The URL of a server that answers so to the commands that add, and then breaks off."""
-    left, ended = list(replies), asyncio.Event()
+    """Yield the URL of a server that answers so to the commands that add, and then breaks off."""
+    left = list(replies)
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while chunk := await reader.read(1 << 16):
-                for name in re.findall(rb"\*\d+\r\n\$\d+\r\n(\w+)\r\n", chunk):
-                    if name == b"XADD" and not left:
-                        writer.close()
-                        break
-                    writer.write(left.pop(0) if name == b"XADD" else b"*0\r\n")
-        writer.close()
-        ended.set()
+    async def talk(_: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(1 << 16):
+            for name in re.findall(rb"\*\d+\r\n\$\d+\r\n(\w+)\r\n", chunk):
+                if name == b"XADD" and not left:
+                    return
+                writer.write(left.pop(0) if name == b"XADD" else b"*0\r\n")
 
-    async with await asyncio.start_server(talk, "127.0.0.1", 0) as listening:
-        yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}/0"
-        await asyncio.wait_for(ended.wait(), PATIENCE)
+    async with listening(talk) as receiver:
+        yield f"redis://127.0.0.1:{receiver.port}/0"
 
 
 UNAVAILABLE = (
