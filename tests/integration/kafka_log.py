@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
@@ -16,7 +14,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 
 SECONDS = PATIENCE
 _log = logging.getLogger("tests.kafka")
@@ -41,10 +39,8 @@ def make_user(bootstrap: str, name: str, password: str) -> None:
     done.result(SECONDS)
 
 
-def read(
-    bootstrap: str, topic: str, until: Callable[[list[Message]], bool] = lambda _: True
-) -> list[Message]:
-    """All messages of a topic, those of each partition in order, once there is what is waited for."""
+def read(bootstrap: str, topic: str) -> list[Message]:
+    """Return all messages of a topic, those of each partition in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -55,22 +51,10 @@ def read(
         },
         logger=_log,
     )
-    try:
-        partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
-        return _to_the_end(consumer, set(partitions), until)
-    finally:
-        consumer.close()
-
-
-def _to_the_end(
-    consumer: Consumer, partitions: set[int], until: Callable[[list[Message]], bool]
-) -> list[Message]:
     found: list[Message] = []
     ended: set[int] = set()
-    deadline = time.monotonic() + SECONDS
-    while ended != partitions or not until(found):
-        assert time.monotonic() < deadline, f"{len(found)} messages after {SECONDS:g} s"
+
+    def all_ended() -> bool:
         for message in consumer.consume(1000, 0.05):
             error = message.error()
             if error is None:
@@ -80,7 +64,15 @@ def _to_the_end(
                 ended.add(message.partition())
             else:
                 _log.warning("%s", error)
-    return found
+        return ended == set(partitions)
+
+    try:
+        partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+        wait_for(all_ended, lambda: f"{len(found)} messages")
+        return found
+    finally:
+        consumer.close()
 
 
 def headers(message: Message) -> dict[str, str]:

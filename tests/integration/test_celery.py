@@ -57,7 +57,6 @@ def call(**about: Any) -> str:
 async def test_a_task_is_called_with_the_event(app: Celery) -> None:
     delivery = make_delivery('{"total": 42}')
     assert await send("celery:shop.tasks.index", delivery) == [Delivered()]
-
     [message] = messages(app)
     assert message.headers["task"] == "shop.tasks.index"
     assert message.headers["id"] == str(delivery.id)
@@ -68,7 +67,6 @@ async def test_a_task_is_called_with_the_event(app: Celery) -> None:
 
 async def test_the_format_is_the_destinations(app: Celery) -> None:
     assert await send("celery:shop.tasks.index", make_delivery("[7]"), format="payload") == [Delivered()]
-
     [message] = messages(app)
     assert message.payload[0] == [[7]]
 
@@ -78,7 +76,6 @@ async def test_an_event_names_its_task_and_what_it_is_called_with(app: Celery) -
     given = [moment, Decimal("1.50"), UUID(int=7), b"x", {"a": [1.5, None]}]
     delivery = make_delivery(call(args=given, kwargs={"of": "b"}, options={"priority": 3}))
     assert await send("celery:", delivery) == [Delivered()]
-
     [message] = messages(app)
     args, kwargs, _ = message.payload
     assert (args, kwargs) == (given, {"of": "b"})
@@ -89,7 +86,6 @@ async def test_a_delivery_that_is_sent_again_is_the_same_task(app: Celery) -> No
     delivery = make_delivery()
     again = msgspec.structs.replace(delivery, attempts=2)
     assert await send("celery:shop.tasks.index", delivery, again) == [Delivered()] * 2
-
     assert {message.headers["id"] for message in messages(app)} == {str(delivery.id)}
 
 
@@ -142,7 +138,6 @@ async def test_a_task_says_where_its_messages_go(app: Celery) -> None:
     import_modules.connect(import_tasks, sender=app)
     deliveries = [make_delivery() for _ in range(3)]
     assert await send("celery:shop.tasks.index", *deliveries) == [Delivered()] * 3
-
     assert not messages(app)
     assert [message.properties["priority"] for message in messages(app, "slow")] == [3] * 3
 
@@ -190,7 +185,6 @@ async def test_where_tasks_are_eager_the_sink_runs_them(app: Celery) -> None:
     assert await send("celery:shop.tasks.index", one) == [Delivered()]
     assert await send("celery:", two) == [Delivered()]
     [unknown] = await send("celery:shop.tasks.other", make_delivery())
-
     assert (got, ids) == ([{"total": 42}], [str(two.id)])
     assert isinstance(unknown, Reject)
     assert not messages(app)

@@ -80,7 +80,6 @@ async def test_a_message_is_the_event_with_its_key_and_headers(log: KafkaPlace) 
     own = {"tenant": "acme", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "relaybox-x": 1, "n": 7}
     delivery = make_delivery('{"total": 42}', headers=json.dumps(own))
     assert await send(log.url, delivery) == [Delivered()]
-
     [message] = log.read()
     body = json.loads(message.value())
     assert (body["id"], body["type"], body["data"]) == (str(delivery.event_id), "order.paid", {"total": 42})
@@ -445,7 +444,6 @@ async def test_a_message_lands_in_the_partition_that_java_would_choose_for_its_k
     with shop.engine.begin() as connection:
         shop.outbox.emit_many(connection, calls)
     await shop.outbox.adrain()
-
     found = {json.loads(m.value())["data"]["n"]: m for m in log.read()}
     assert len(found) == 27
     for n, message in found.items():

@@ -102,7 +102,6 @@ async def test_a_message_says_what_event_it_is(desk: Desk) -> None:
     queue = await desk.bind()
     sent = make_delivery(headers='{"tenant": "acme", "priority": 7}')
     assert await desk.send(sent) == [Delivered()]
-
     [message] = await desk.read(queue)
     assert (message.exchange, message.routing_key) == (desk.exchange, "order.paid")
     assert (message.message_id, message.type) == (str(sent.event_id), "order.paid")

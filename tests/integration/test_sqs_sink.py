@@ -36,7 +36,6 @@ async def test_a_message_is_the_event_and_says_what_it_is(amazon: Amazon) -> Non
     headers = {"tenant": "acme", "traceparent": TRACEPARENT, "event-id": "forged", "retry": [1]}
     delivery = make_delivery(headers=json.dumps(headers))
     assert await send(amazon.sink(queue.name), delivery) == [Delivered()]
-
     [message] = amazon.take(queue)
     assert (message.json["id"], message.json["data"]) == (str(delivery.event_id), {"total": 42})
     assert message.attributes == {
@@ -55,7 +54,6 @@ async def test_of_the_emitters_headers_there_are_as_many_as_there_is_room_for(am
     queue = amazon.queue()
     headers = {f"h{number}": str(number) for number in range(9)} | {"a": ""}
     assert await send(amazon.sink(queue.name), make_delivery(headers=json.dumps(headers))) == [Delivered()]
-
     [message] = amazon.take(queue)
     assert len(message.attributes) == 10
     assert sorted(message.attributes.keys() & headers) == ["h0", "h1", "h2", "h3", "h4"]
@@ -65,7 +63,6 @@ async def test_bytes_are_base64_and_say_so(amazon: Amazon) -> None:
     queue = amazon.queue()
     delivery = make_delivery(data=b"\xff\x00")
     assert await send(amazon.sink(queue.name), delivery, format="payload") == [Delivered()]
-
     [message] = amazon.take(queue)
     assert base64.b64decode(message.body) == b"\xff\x00"
     assert message.attributes["content-type"] == "application/octet-stream"
@@ -76,7 +73,6 @@ async def test_a_character_that_sqs_refuses_is_escaped_in_a_body_of_json(amazon:
     queue = amazon.queue()
     delivery = make_delivery('{"text": "\ufffe\uffff\U0001f600\x7f"}')
     assert await send(amazon.sink(queue.name), delivery, format="payload") == [Delivered()]
-
     [message] = amazon.take(queue)
     assert message.body == '{"text": "\\ufffe\\uffff\U0001f600\x7f"}'
     assert message.json == {"text": "\ufffe\uffff\U0001f600\x7f"}
@@ -88,7 +84,6 @@ async def test_in_a_fifo_queue_the_group_is_the_key_and_a_second_delivery_is_non
     again = msgspec.structs.replace(first, attempts=2)
     assert await send(amazon.sink(queue.name), first) == [Delivered()]
     assert await send(amazon.sink(queue.name), again, make_delivery()) == [Delivered()] * 2
-
     messages = amazon.take(queue)
     assert sorted(str(message.group) for message in messages) == ["1", "Order:1"]
     assert str(first.event_id) in {message.deduplication for message in messages}
@@ -108,7 +103,6 @@ async def test_keys_that_are_no_name_of_a_group_are_told_apart_by_a_digest(amazo
     queue = amazon.queue(".fifo")
     keys = ["Order:ü", "Order: 2", "x" * 200, "x" * 201, "x" * 128]
     assert await send(amazon.sink(queue.name), *(make_delivery(key=key) for key in keys)) == [Delivered()] * 5
-
     groups = [str(message.group) for message in amazon.take(queue)]
     assert len(set(groups)) == 5
     assert sum(re.fullmatch(r"sha256:[0-9a-f]{64}", group) is not None for group in groups) == 4
