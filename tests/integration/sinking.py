@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from relaybox import Destination
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered
@@ -33,6 +35,11 @@ async def send(url: str, *deliveries: Delivery, **settings: Any) -> list[Answer]
     """Return what becomes of deliveries there."""
     async with sink_to(url, **settings) as sink:
         return list(await asyncio.wait_for(sink.send(deliveries), PATIENCE))
+
+
+def altered(**fields: Any) -> Delivery:
+    """Make a delivery with other fields."""
+    return msgspec.structs.replace(make_delivery(), **fields)
 
 
 async def deliver(sink: Sink, *deliveries: Delivery) -> None:

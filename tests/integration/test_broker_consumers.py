@@ -260,6 +260,7 @@ class TestNatsConsumer(ConsumerContract):
         subject = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{bench.line.place}.books"
         async with await connect(bench.line.url) as client:
             advisories = await client.subscribe(subject)
+            await client.flush()
             await bench.publish("order.lost")
             async with running(rejecting(bench.make())):
                 advisory = await advisories.next_msg(PATIENCE)

@@ -401,13 +401,16 @@ def marks(url: str) -> int:
     return int(row[0])
 
 
+def first(connection: Any, message: Any) -> bool:
+    with INBOX.once(connection, message) as first:
+        return first
+
+
 def test_an_event_stands_for_its_id(postgres: str) -> None:
     event = Event(uuid4(), "order.paid", "Order", "1", {}, {}, 1, datetime.now(UTC))
     with psycopg.connect(postgres) as connection:
-        with INBOX.once(connection, event) as first:
-            assert first
-        with INBOX.once(connection, str(event.id)) as first:
-            assert not first
+        assert first(connection, event)
+        assert not first(connection, str(event.id))
     assert marks(postgres) == 1
 
 
@@ -428,14 +431,12 @@ def test_under_repeatable_read_a_duplicate_that_came_later_is_the_databases_retr
     with psycopg.connect(postgres) as one, psycopg.connect(postgres) as other:
         other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         other.execute("SELECT 1 FROM inbox_message")
-        with INBOX.once(one, "m") as first:
-            assert first
+        assert first(one, "m")
         one.commit()
         with pytest.raises(psycopg.errors.SerializationFailure), INBOX.once(other, "m"):
             raise AssertionError("never reached")
         other.rollback()
-        with INBOX.once(other, "m") as first:
-            assert not first
+        assert not first(other, "m")
     assert marks(postgres) == 1
 
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from relaybox import Call, Route
 from relaybox.config import Destination
-from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable, Unreachable
 from relaybox.sinks import kafka_line, kafka_settings
 from relaybox.sinks.kafka import KafkaSink
@@ -26,7 +24,7 @@ from tests.conftest import available
 from tests.integration.kafka_log import headers, make_topic, make_user, read
 from tests.integration.outages import MANY, Entry, Place, RelayContract, checked, read_back, shop_to
 from tests.integration.shop import Shop
-from tests.integration.sinking import PATIENT, check_refused, deliver, send, sink_to
+from tests.integration.sinking import PATIENT, altered, check_refused, deliver, send, sink_to
 from tests.servers import kafka
 from tests.waiting import PATIENCE, await_for
 
@@ -54,9 +52,6 @@ class KafkaPlace(Place):
     def url(self) -> str:
         return f"{self.server.url}/{self.topic}"
 
-    async def declare(self) -> None:
-        """It was made with the place."""
-
     def read(self) -> list[Message]:
         return read(self.server.bootstrap, self.topic)
 
@@ -64,16 +59,12 @@ class KafkaPlace(Place):
         messages = self.read()
         for message in messages:
             assert message.key().decode() == headers(message)["aggregate-id"]
-        return [Entry(headers(message), message.value()) for message in messages]
+        return [(headers(message), message.value()) for message in messages]
 
 
 @pytest.fixture
 def log(broker: kafka.Broker) -> KafkaPlace:
     return KafkaPlace(broker)
-
-
-def about(delivery: Delivery, **fields: Any) -> Delivery:
-    return msgspec.structs.replace(delivery, **fields)
 
 
 async def test_a_message_is_the_event_with_its_key_and_headers(log: KafkaPlace) -> None:
@@ -98,7 +89,7 @@ async def test_a_message_is_the_event_with_its_key_and_headers(log: KafkaPlace) 
 
 async def test_without_a_path_the_topic_is_of_the_aggregate_type(broker: kafka.Broker) -> None:
     make_topic(broker.bootstrap, "invoice-events")
-    assert await send(broker.url, about(make_delivery(), aggregate_type="Invoice")) == [Delivered()]
+    assert await send(broker.url, altered(aggregate_type="Invoice")) == [Delivered()]
     assert len(read(broker.bootstrap, "invoice-events")) == 1
 
 
@@ -168,7 +159,7 @@ async def test_a_missing_topic_is_named_and_found_once_it_is_there(log: KafkaPla
 
 
 async def test_a_name_that_no_topic_can_have_is_rejected(broker: kafka.Broker) -> None:
-    [answer] = await send(f"{broker.url}/{{event_type}}", about(make_delivery(), event_type="order paid"))
+    [answer] = await send(f"{broker.url}/{{event_type}}", altered(event_type="order paid"))
     check_refused(answer, Reject, "'order paid'")
 
 

@@ -27,7 +27,7 @@ from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration import outages
 from tests.integration.jetstream import Place, connect, jetstream, read, stream
-from tests.integration.sinking import PATIENT, check_refused, deliver, send, sink_to
+from tests.integration.sinking import PATIENT, altered, check_refused, deliver, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import base
 from tests.servers import nats as server
@@ -118,7 +118,7 @@ async def test_a_copy_that_was_asked_for_is_no_duplicate(place: Place, mark: str
     ],
 )
 async def test_what_makes_no_subject_is_rejected_and_says_so(place: Place, nats_url: str, value: str) -> None:
-    bad = msgspec.structs.replace(make_delivery(), aggregate_id=value)
+    bad = altered(aggregate_id=value)
     [rejected, passed] = await send(f"{nats_url}/{place.name}.{{aggregate_id}}", bad, make_delivery())
     check_refused(rejected, Reject, "is no subject")
     assert passed == Delivered()
@@ -126,9 +126,7 @@ async def test_what_makes_no_subject_is_rejected_and_says_so(place: Place, nats_
 
 
 async def test_no_event_leads_to_the_servers_own_subjects(nats_url: str, place: Place) -> None:
-    bad = msgspec.structs.replace(
-        make_delivery(), aggregate_type="$JS", event_type=f"API.STREAM.DELETE.{place.name}"
-    )
+    bad = altered(aggregate_type="$JS", event_type=f"API.STREAM.DELETE.{place.name}")
     [answer] = await send(nats_url, bad)
     check_refused(answer, Reject, "the server's own")
     assert await place.messages() == []
@@ -255,7 +253,7 @@ async def test_a_subject_that_is_not_permitted_is_answered_at_once_and_holds_up_
         url = server.url_of(started, "a:b")
         async with await connect(url) as client, sink_to(url, **PATIENT) as sink:
             await jetstream(client).add_stream(name="orders", subjects=["Order.>"])
-            good = msgspec.structs.replace(make_delivery(), event_type="ok")
+            good = altered(event_type="ok")
             [refused, passed] = await asyncio.wait_for(sink.send([make_delivery(), good]), PATIENCE)
             # It may not look at what the stream has, and takes its word for a duplicate.
             assert await sink.send([good]) == [Delivered()]
@@ -384,7 +382,7 @@ class NatsPlace(outages.Place):
         for message in messages:
             assert message.subject == "Order.order.paid"
             assert message.headers["Nats-Msg-Id"] == message.headers["event-id"]
-        return [outages.Entry(message.headers, message.data) for message in messages]
+        return [(message.headers, message.data) for message in messages]
 
 
 class TestNatsOutages(outages.OutageContract):

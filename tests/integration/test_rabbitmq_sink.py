@@ -29,7 +29,7 @@ from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.outages import Entry, Place, RelayContract, checked, event_ids, shop_to
 from tests.integration.receivers import Receiver, listening
-from tests.integration.sinking import check_refused, deliver, send, sink_to
+from tests.integration.sinking import altered, check_refused, deliver, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import rabbitmq
 from tests.waiting import PATIENCE, await_for
@@ -90,10 +90,6 @@ async def desk(rabbitmq_url: str) -> AsyncIterator[Desk]:
         yield desk
 
 
-def delivery(event_type: str = "order.paid", **about: Any) -> Delivery:
-    return msgspec.structs.replace(make_delivery(), event_type=event_type, **about)
-
-
 def large(size: int) -> Delivery:
     return make_delivery(f'"{"x" * size}"')
 
@@ -136,9 +132,9 @@ async def test_without_an_exchange_the_routing_key_is_the_queue(desk: Desk) -> N
 
 
 async def test_a_message_for_no_queue_is_not_delivered_until_one_is_bound(desk: Desk) -> None:
-    queue, lost = await desk.bind("order.*"), delivery("stock.low")
+    queue, lost = await desk.bind("order.*"), altered(event_type="stock.low")
     async with desk.at() as sink:
-        answers = await sink.send([lost, delivery(), lost, delivery()])
+        answers = await sink.send([lost, make_delivery(), lost, make_delivery()])
         assert [type(answer) for answer in answers] == [Unavailable, Delivered, Unavailable, Delivered]
         check_refused(answers[0], Unavailable, desk.exchange, "'stock.low'", "no queue is bound")
         assert len(await desk.read(queue)) == 2
@@ -155,8 +151,8 @@ async def test_none_of_many_copies_of_an_event_is_taken_for_another(desk: Desk) 
 
 async def test_a_missing_exchange_holds_up_nobody_else(desk: Desk) -> None:
     queue = await desk.bind()
-    good = [delivery(aggregate_type=desk.exchange) for _ in range(300)]
-    bad = [delivery(aggregate_type="nowhere") for _ in range(5)]
+    good = [altered(aggregate_type=desk.exchange) for _ in range(300)]
+    bad = [altered(aggregate_type="nowhere") for _ in range(5)]
     async with desk.at(exchange="{aggregate_type}") as sink:
         for _ in range(2):
             answers = await sink.send([*good[:80], *bad[:2], *good[80:200], *bad[2:], *good[200:]])
@@ -188,9 +184,9 @@ async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
     async with desk.at(exchange="{aggregate_type}") as sink:
         await sink.check()
         connection = sink._link.connection
-        refused = asyncio.ensure_future(sink.send([delivery(aggregate_type="not-there")]))
+        refused = asyncio.ensure_future(sink.send([altered(aggregate_type="not-there")]))
         await heard.wait()
-        assert await sink.send([delivery(aggregate_type=desk.exchange)] * 5) == [Delivered()] * 5
+        assert await sink.send([altered(aggregate_type=desk.exchange)] * 5) == [Delivered()] * 5
         assert isinstance((await refused)[0], Unavailable)
         assert sink._link.connection is connection, "a message on a closed channel ends the connection"
 
@@ -241,18 +237,18 @@ async def test_what_is_over_the_limit_is_rejected_and_nothing_else(desk: Desk) -
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [
-        (delivery("ä" * 128), "event type .* 256 bytes .* 255"),
-        (delivery(aggregate_id="x" * 256), "routing key .* 255"),
+        (altered(event_type="ä" * 128), "event type .* 256 bytes .* 255"),
+        (altered(aggregate_id="x" * 256), "routing key .* 255"),
         (make_delivery(headers=f'{{"{"n" * 129}": "x"}}'), "name of the header .* 129 bytes .* 128"),
         (make_delivery(headers=f'{{"long": "{"x" * 200_000}"}}'), "take 200[0-9]{3} bytes.*frame_max"),
         (make_delivery(headers='{"CC": "x"}'), "'CC'"),
-        (delivery(aggregate_type='a"b'), "AMQP cannot carry it: .*exchange"),
+        (altered(aggregate_type='a"b'), "AMQP cannot carry it: .*exchange"),
     ],
 )
 async def test_what_amqp_cannot_carry_is_rejected(desk: Desk, refused: Delivery, reason: str) -> None:
     await desk.bind()
     async with desk.at("{aggregate_id}", "{aggregate_type}") as sink:
-        answers = await sink.send([refused, delivery(aggregate_type=desk.exchange)])
+        answers = await sink.send([refused, altered(aggregate_type=desk.exchange)])
     check_refused(answers[0], Reject)
     assert re.search(reason, answers[0].reason), answers[0].reason
     assert answers[1] == Delivered()
@@ -394,7 +390,7 @@ class RabbitMqPlace(Place):
             messages = await read(channel, self.queue)
         for message in messages:
             assert message.headers["event-id"] == message.message_id
-        return [Entry(message.headers, message.body) for message in messages]
+        return [(message.headers, message.body) for message in messages]
 
 
 @pytest.fixture(scope="module")
@@ -430,7 +426,7 @@ class TestRabbitMqOutages(RelayContract):
             assert shop.states() == {"delivered": 100, "pending": 100}
             await place.declare()
             await await_for(lambda: shop.states() == {"delivered": 200}, "the rest is delivered")
-        found = [entry.headers["event-id"] for entry in await place.entries()]
+        found = [headers["event-id"] for headers, _ in await place.entries()]
         ids = event_ids(shop)
         for key in range(10):
             of_key = ids[100 + key :: 10]

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -22,7 +21,7 @@ from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration import outages
 from tests.integration.receivers import Receiver, listening
-from tests.integration.sinking import check_refused, send, sink_to
+from tests.integration.sinking import altered, check_refused, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import base
 from tests.servers import redis as server
@@ -73,7 +72,7 @@ async def test_an_event_is_an_entry_with_its_headers_as_fields(place: Place) -> 
 
 async def test_the_stream_is_named_by_a_template_in_lower_case_unless_it_is_written(redis_url: str) -> None:
     name = f"Shop{uuid4().hex}"
-    delivery = msgspec.structs.replace(make_delivery(), aggregate_type=name)
+    delivery = altered(aggregate_type=name)
     written = {"stream": "{aggregate_type}.{event_type}"}
     assert await send(redis_url, delivery) == [Delivered()]
     assert await send(redis_url, delivery, options=written) == [Delivered()]
@@ -106,9 +105,7 @@ async def test_more_than_a_pipeline_holds_is_sent_in_several(place: Place) -> No
 
 async def test_a_key_that_is_no_stream_is_unavailable_and_the_others_are_untouched(redis_url: str) -> None:
     name = uuid4().hex
-    [bad, good] = [
-        msgspec.structs.replace(make_delivery(), aggregate_id=f"{name}-{end}") for end in ("a", "b")
-    ]
+    [bad, good] = [altered(aggregate_id=f"{name}-{end}") for end in ("a", "b")]
     async with Redis.from_url(redis_url) as client:
         await client.set(f"{name}-a", "a text")
         [wrong, passed] = await send(redis_url, bad, good, options={"stream": "{aggregate_id}"})
@@ -226,13 +223,10 @@ class RedisPlace(outages.Place):
     def url(self) -> str:
         return server.url_of(self.server)
 
-    async def declare(self) -> None:
-        """It is made with its first entry."""
-
     async def entries(self) -> list[outages.Entry]:
         async with Redis.from_url(self.url, decode_responses=True) as client:
             found = await client.xrange("order-events")
-        return [outages.Entry(fields, fields["data"]) for _, fields in found]
+        return [(fields, fields["data"]) for _, fields in found]
 
 
 class TestRedisOutages(outages.OutageContract):
