@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import sqlalchemy as sa
 
 from relaybox import Event, Outbox
 from relaybox.envelope import Envelope, packer
 from relaybox.event import Delivery
 from relaybox.signature import parse_keys, sign
+from relaybox.testing.sink_contract import make_delivery
 from tests.databases import ASYNC as ASYNC_DRIVERS  # noqa: F401
 from tests.databases import SYNC as DRIVERS  # noqa: F401
 from tests.databases import sync_url
@@ -82,33 +84,12 @@ def insert(event: Event, note: str | None = None) -> sa.Insert:
 
 
 def delivery(event_type: str = "order.paid", payload: str | None = '{"total":42}', **given: Any) -> Delivery:
-    """A delivery as a relay has it."""
+    """Make a delivery as a relay has it."""
     event_id = given.pop("event_id", None) or uuid4()
-    fields: dict[str, Any] = {
-        "payload_data": None,
-        "payload_encoding": None,
-        "headers": "{}",
-        "aggregate_type": "Order",
-        "aggregate_id": "7",
-        **given,
-    }
-    return Delivery(
-        id=uuid4(),
-        event_id=event_id,
-        event_type=event_type,
-        payload=payload,
-        ordering_key=None,
-        position=1,
-        idempotency_key=str(event_id),
-        attempts=1,
-        max_attempts=5,
-        crashes=0,
-        created_at=datetime(2026, 11, 15, 6, 15, 12, tzinfo=UTC),
-        destination="books",
-        lease_token=uuid4(),
-        lease_owner="test",
-        **fields,
-    )
+    ids = {"event_id": event_id, "idempotency_key": str(event_id), "aggregate_id": "7"}
+    moment = datetime(2026, 11, 15, 6, 15, 12, tzinfo=UTC)
+    fields = {"event_type": event_type, "created_at": moment, "destination": "books"}
+    return msgspec.structs.replace(make_delivery(payload), **(ids | fields | given))
 
 
 def packed(event_type: str = "order.paid", format: Any = "json", **given: Any) -> tuple[UUID, Envelope]:

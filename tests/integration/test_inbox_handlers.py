@@ -49,6 +49,10 @@ class Books:
 
         self.outbox.handler("*", **options)(awrite if asynchronous else write)
 
+    async def deliver(self, count: int) -> None:
+        self.shop.emit(count)
+        await self.outbox.adrain()
+
     def effects(self) -> list[int]:
         with self.shop.engine.connect() as connection:
             return sorted(connection.scalars(sa.select(effect.c.n)))
@@ -78,8 +82,7 @@ async def test_a_delivery_that_comes_again_is_acknowledged_without_a_call(
     books: Books, asynchronous: bool
 ) -> None:
     books.register(asynchronous)
-    books.shop.emit(EVENTS)
-    await books.outbox.adrain()
+    await books.deliver(EVENTS)
     assert books.effects() == sorted(books.calls) == list(range(EVENTS))
     assert books.marks() == ["books"] * EVENTS
     books.deliver_again()
@@ -111,8 +114,7 @@ async def test_what_a_handler_wrote_goes_with_its_failure_and_the_next_attempt_d
 async def test_a_rejection_rolls_back_too(books: Books) -> None:
     books.register(asynchronous=True)
     books.trouble = [Reject("never")]
-    books.shop.emit(1)
-    await books.outbox.adrain()
+    await books.deliver(1)
     assert books.shop.states() == {"failed": 1}
     assert (books.effects(), books.marks()) == ([], [])
 
@@ -136,8 +138,7 @@ async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) ->
     async def other(event: Event) -> None:
         seen.append(event.payload["n"])
 
-    postgres.shop.emit(1)
-    await postgres.outbox.adrain()
+    await postgres.deliver(1)
     assert seen == [0, 0]
     assert sorted(postgres.marks()) == ["one", "other"]
 
@@ -145,8 +146,7 @@ async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) ->
 async def test_no_connection_is_left_behind(postgres: Books) -> None:
     postgres.register(asynchronous=False)
     postgres.outbox.handler("*", name="other", once=True)(_nothing)
-    postgres.shop.emit(20)
-    await postgres.outbox.adrain()
+    await postgres.deliver(20)
     count = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
     # Within one transaction the server would tell the same again and again.
     engine = postgres.shop.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -174,7 +174,7 @@ async def test_a_call_that_is_late_and_the_one_after_it_have_one_effect(postgres
 
     postgres.shop.emit(1)
     async with postgres.outbox.relay():
-        await await_for(lambda: postgres.shop.rows()[0][1] == 2, "a second attempt")
+        await await_for(lambda: postgres.shop.rows()[0][1] >= 2, "a second attempt")
         go_on.set()
         await await_for(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
     assert calls == [0]
@@ -186,8 +186,7 @@ async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: B
     def late(event: Event, connection: Any) -> Any:
         return _nothing(event, connection)
 
-    postgres.shop.emit(1)
-    await postgres.outbox.adrain()
+    await postgres.deliver(1)
     [(status, _, error)] = postgres.shop.rows()
     assert (status, postgres.marks()) == ("failed", [])
     assert "write async def" in str(error)
@@ -206,8 +205,7 @@ async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
 
     options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1h"}}
     postgres.outbox.handler("*", **options)(acommit if asynchronous else commit)
-    postgres.shop.emit(1)
-    await postgres.outbox.adrain()
+    await postgres.deliver(1)
     [(status, attempts, error)] = postgres.shop.rows()
     assert (status, attempts) == ("pending", 1)
     assert "inside the block of once" in str(error)
