@@ -6,13 +6,7 @@ import logging
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    NewTopic,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka import admin as kafka
 
 from tests.waiting import PATIENCE, wait_for
 
@@ -24,17 +18,17 @@ def make_topic(bootstrap: str, name: str | None = None, partitions: int = 1, **c
     """Make a topic, of settings such as ``cleanup_policy="compact"``, and say its name."""
     name = name or f"topic-{uuid4()}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    admin = AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
-    [made] = admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values()
+    admin = kafka.AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
+    [made] = admin.create_topics([kafka.NewTopic(name, partitions, 1, config=settings)]).values()
     made.result(SECONDS)
     return name
 
 
 def make_user(bootstrap: str, name: str, password: str) -> None:
     """Make a user of SCRAM-SHA-256."""
-    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
-    made = UserScramCredentialUpsertion(name, info, password.encode())
-    admin = AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
+    info = kafka.ScramCredentialInfo(kafka.ScramMechanism.SCRAM_SHA_256, 4096)
+    made = kafka.UserScramCredentialUpsertion(name, info, password.encode())
+    admin = kafka.AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
     [done] = admin.alter_user_scram_credentials([made]).values()
     done.result(SECONDS)
 

@@ -121,6 +121,7 @@ async def untroubled(database: str, url: str, trouble: str, mend: Callable[[], A
     reasons = [error for _, _, error in shop.rows() if error]
     assert reasons
     assert all(trouble in error and "s3cret" not in error for error in reasons)
+    assert {attempts for _, attempts, _ in shop.rows()} <= {0, 1}
     await mend()
     async with shop.outbox.relay():
         await await_for(lambda: shop.states() == {"delivered": 60}, "everything is delivered")

@@ -54,7 +54,7 @@ def call(**about: Any) -> str:
     return dumps({"task": "shop.tasks.index", "args": [], "kwargs": {}, "options": {}, **about})
 
 
-async def test_a_task_is_called_with_the_event(app: Celery) -> None:
+async def test_a_task_is_called_with_the_event_in_the_format_of_the_destination(app: Celery) -> None:
     delivery = make_delivery('{"total": 42}')
     assert await send("celery:shop.tasks.index", delivery) == [Delivered()]
     [message] = messages(app)
@@ -63,9 +63,6 @@ async def test_a_task_is_called_with_the_event(app: Celery) -> None:
     [event], kwargs, _ = message.payload
     assert (kwargs, event["id"], event["type"]) == ({}, str(delivery.event_id), "order.paid")
     assert event["data"] == {"total": 42}
-
-
-async def test_the_format_is_the_destinations(app: Celery) -> None:
     assert await send("celery:shop.tasks.index", make_delivery("[7]"), format="payload") == [Delivered()]
     [message] = messages(app)
     assert message.payload[0] == [[7]]

@@ -35,19 +35,20 @@ class Books:
         self.trouble: list[Exception] = []
         effect.metadata.create_all(self.shop.engine)
 
-    def register(self, asynchronous: bool) -> None:
-        options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1ms", "jitter": 0}}
-
-        def write(event: Event, connection: sa.Connection) -> None:
-            self.calls.append(event.payload["n"])
-            connection.execute(sa.insert(effect).values(n=event.payload["n"]))
-            if self.trouble:
-                raise self.trouble.pop()
+    def register(self, asynchronous: bool, write: Any = None, base: str = "1ms") -> None:
+        write = write or self.write
 
         async def awrite(event: Event, connection: AsyncConnection) -> None:
             await connection.run_sync(lambda inner: write(event, inner))
 
+        options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": base, "jitter": 0}}
         self.outbox.handler("*", **options)(awrite if asynchronous else write)
+
+    def write(self, event: Event, connection: sa.Connection) -> None:
+        self.calls.append(event.payload["n"])
+        connection.execute(sa.insert(effect).values(n=event.payload["n"]))
+        if self.trouble:
+            raise self.trouble.pop()
 
     async def deliver(self, count: int) -> None:
         self.shop.emit(count)
@@ -200,11 +201,7 @@ async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
         connection.execute(sa.insert(effect).values(n=event.payload["n"]))
         connection.commit()
 
-    async def acommit(event: Event, connection: AsyncConnection) -> None:
-        await connection.run_sync(lambda inner: commit(event, inner))
-
-    options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1h"}}
-    postgres.outbox.handler("*", **options)(acommit if asynchronous else commit)
+    postgres.register(asynchronous, commit, "1h")
     await postgres.deliver(1)
     [(status, attempts, error)] = postgres.shop.rows()
     assert (status, attempts) == ("pending", 1)

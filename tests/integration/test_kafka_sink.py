@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from relaybox import Call, Route
+from relaybox import Call
 from relaybox.config import Destination
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable, Unreachable
 from relaybox.sinks import kafka_line, kafka_settings
@@ -22,8 +22,16 @@ from relaybox.sinks.kafka import KafkaSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.kafka_log import headers, make_topic, make_user, read
-from tests.integration.outages import MANY, Entry, Place, RelayContract, checked, read_back, shop_to
-from tests.integration.shop import Shop
+from tests.integration.outages import (
+    MANY,
+    Entry,
+    Place,
+    RelayContract,
+    checked,
+    read_back,
+    shop_to,
+    untroubled,
+)
 from tests.integration.sinking import PATIENT, altered, check_refused, deliver, send, sink_to
 from tests.servers import kafka
 from tests.waiting import PATIENCE, await_for
@@ -472,19 +480,12 @@ class TestKafkaRelay(RelayContract):
         assert {attempts for _, attempts, _ in shop.rows()} == {1}
         assert await read_back(place, shop, MANY, 500) == 0
 
-    async def test_a_missing_topic_is_the_reason_and_other_lanes_go_on(
+    async def test_a_missing_topic_is_reported_and_holds_up_no_other_destination(
         self, log: KafkaPlace, database: str
     ) -> None:
-        places = [
-            Destination(name, f"{log.server.url}/{name}", poll_interval="100ms")
-            for name in ("nowhere", log.topic)
-        ]
-        shop = Shop(database, destinations=places, routes=[Route("*", to=["nowhere", log.topic])])
-        shop.emit(20)
-        async with shop.outbox.relay():
-            await await_for(lambda: shop.states(log.topic) == {"delivered": 20}, "the other lane delivers")
-            await await_for(lambda: any(error for _, _, error in shop.rows()), "there is a reason")
-        reasons = {error for _, _, error in shop.rows() if error}
-        assert shop.states("nowhere") == {"pending": 20}
-        assert all("'nowhere'" in reason for reason in reasons)
-        assert {attempts for _, attempts, _ in shop.rows()} <= {0, 1}
+        topic = f"later-{log.topic}"
+
+        async def mend() -> None:
+            make_topic(log.server.bootstrap, topic)
+
+        await untroubled(database, f"{log.server.url}/{topic}", f"'{topic}'", mend)

@@ -30,15 +30,7 @@ from relaybox.contrib.asgi import Receiver
 from relaybox.errors import ConfigError
 from relaybox.inboxes.sql import Inbox
 from tests.databases import KINDS, async_url
-from tests.integration.consumed import (
-    OTHER_SECRET,
-    SECRET,
-    Ground,
-    ground,
-    insert,
-    request,
-    signed,
-)
+from tests.integration.consumed import OTHER_SECRET, SECRET, Ground, ground, insert, request, signed
 from tests.waiting import PATIENCE, await_for
 
 

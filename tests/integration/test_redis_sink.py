@@ -27,34 +27,37 @@ from tests.servers import base
 from tests.servers import redis as server
 
 
-class Place:
-    """A stream of its own, and the URL of a sink to it."""
+class RedisPlace(outages.Place):
+    """A stream that takes everything: the duplicate has the same event id."""
 
-    def __init__(self, url: str, client: Redis) -> None:
-        self.stream = f"s{uuid4().hex}"
-        self.url = f"{url}?stream={self.stream}"
-        self._client = client
+    scheme = "redis"
+    silence = "no answer"
+    duplicates = outages.MANY // 5
 
-    async def entries(self) -> list[dict[str, str]]:
-        """What is in the stream, in order."""
-        return [fields for _, fields in await self._client.xrange(self.stream)]
+    def __init__(self, url: str, server: Any = None) -> None:
+        super().__init__(server)
+        self.address = url
+        self.stream = "order-events" if server else f"s{uuid4().hex}"
+        self.url = url if server else f"{url}?stream={self.stream}"
+
+    async def entries(self) -> list[outages.Entry]:
+        async with Redis.from_url(self.address, decode_responses=True) as client:
+            return [(fields, fields["data"]) for _, fields in await client.xrange(self.stream)]
 
 
 @pytest.fixture
-async def place(redis_url: str) -> AsyncIterator[Place]:
-    async with Redis.from_url(redis_url, decode_responses=True) as client:
-        place = Place(redis_url, client)
-        yield place
-        await client.delete(place.stream)
+def place(redis_url: str) -> RedisPlace:
+    """A stream of this test on a server that others use."""
+    return RedisPlace(redis_url)
 
 
-async def test_an_event_is_an_entry_with_its_headers_as_fields(place: Place) -> None:
+async def test_an_event_is_an_entry_with_its_headers_as_fields(place: RedisPlace) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {"tenant": "acme", "of": 7, "data": "mine", "traceparent": trace, "größe\r\n": "\x00"}
     delivery = make_delivery('{"total": 42}', headers=json.dumps(headers))
     assert await send(place.url, delivery) == [Delivered()]
-    [entry] = await place.entries()
-    body = entry.pop("data")
+    [(entry, body)] = await place.entries()
+    del entry["data"]
     assert json.loads(body)["data"] == {"total": 42}
     assert entry == {
         "event-id": str(delivery.event_id),
@@ -82,25 +85,25 @@ async def test_the_stream_is_named_by_a_template_in_lower_case_unless_it_is_writ
             await client.delete(stream)
 
 
-async def test_bytes_are_the_body_as_they_are(place: Place) -> None:
+async def test_bytes_are_the_body_as_they_are(place: RedisPlace) -> None:
     assert await send(place.url, make_delivery(data=b"\xff\x00"), format="payload") == [Delivered()]
-    async with Redis.from_url(place.url.partition("?")[0]) as client:
+    async with Redis.from_url(place.address) as client:
         [(_, fields)] = await client.xrange(place.stream)
     assert (fields[b"data"], fields[b"content-type"]) == (b"\xff\x00", b"application/octet-stream")
 
 
-async def test_a_stream_is_kept_at_its_length(place: Place) -> None:
+async def test_a_stream_is_kept_at_its_length(place: RedisPlace) -> None:
     deliveries = [make_delivery() for _ in range(30)]
     exactly = f"{place.url}&maxlen=10&approximate=false"
     assert await send(exactly, *deliveries) == [Delivered()] * 30
-    ids = [entry["event-id"] for entry in await place.entries()]
+    ids = [entry["event-id"] for entry, _ in await place.entries()]
     assert ids == [str(delivery.event_id) for delivery in deliveries[-10:]]
 
 
-async def test_more_than_a_pipeline_holds_is_sent_in_several(place: Place) -> None:
+async def test_more_than_a_pipeline_holds_is_sent_in_several(place: RedisPlace) -> None:
     deliveries = [make_delivery() for _ in range(3 * BATCH + 1)]
     assert await send(place.url, *deliveries) == [Delivered()] * len(deliveries)
-    assert {entry["event-id"] for entry in await place.entries()} == {str(d.event_id) for d in deliveries}
+    assert {entry["event-id"] for entry, _ in await place.entries()} == {str(d.event_id) for d in deliveries}
 
 
 async def test_a_key_that_is_no_stream_is_unavailable_and_the_others_are_untouched(redis_url: str) -> None:
@@ -212,29 +215,12 @@ def test_settings_that_are_wrong_are_told(url: str, options: dict[str, Any], mes
         RedisSink(Destination("shop", url, options=options))
 
 
-class RedisPlace(outages.Place):
-    """A stream that takes everything: the duplicate has the same event id."""
-
-    scheme = "redis"
-    silence = "no answer"
-    duplicates = outages.MANY // 5
-
-    @property
-    def url(self) -> str:
-        return server.url_of(self.server)
-
-    async def entries(self) -> list[outages.Entry]:
-        async with Redis.from_url(self.url, decode_responses=True) as client:
-            found = await client.xrange("order-events")
-        return [(fields, fields["data"]) for _, fields in found]
-
-
 class TestRedisOutages(outages.OutageContract):
     @pytest.fixture
     def place(self) -> Iterator[RedisPlace]:
         """A server that a test may stop."""
         with available("Redis", server.broker()) as started:
-            yield RedisPlace(started)
+            yield RedisPlace(server.url_of(started), started)
 
     async def test_a_connection_that_the_server_closed_while_it_lay_idle_is_no_failure(
         self, place: RedisPlace
