@@ -27,7 +27,7 @@ from tests.databases import sync_url
 
 IDLE_LIMITS = {
     "postgresql": ("SHOW idle_in_transaction_session_timeout", "5s"),
-    "mysql": ("SELECT @@idle_transaction_timeout", 5),
+    "mariadb": ("SELECT @@idle_transaction_timeout", 5),
 }
 BUILDER = RowBuilder(
     Settings(destinations=[Destination(name, "console:", ordered=True) for name in ("shop", "other")])

@@ -15,16 +15,15 @@ from tests.waiting import PATIENCE
 
 
 class Place:
-    """A stream of its own with everything under ``subject``."""
+    """A stream of its own."""
 
     def __init__(self, url: str, client: Client, name: str) -> None:
         self.client = client
         self.name = name
-        self.subject = f"{name}.>"
         self.url = f"{url}/{name}.{{event_type}}"
 
     async def messages(self) -> list[Any]:
-        return await read(self.client, self.name, self.subject)
+        return await read(self.client, self.name, f"{self.name}.>")
 
 
 async def read(client: Client, name: str, subject: str) -> list[Any]:

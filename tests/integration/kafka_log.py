@@ -10,7 +10,6 @@ from confluent_kafka import admin as kafka
 
 from tests.waiting import PATIENCE, wait_for
 
-SECONDS = PATIENCE
 _log = logging.getLogger("tests.kafka")
 
 
@@ -20,7 +19,7 @@ def make_topic(bootstrap: str, name: str | None = None, partitions: int = 1, **c
     settings = {key.replace("_", "."): value for key, value in config.items()}
     admin = kafka.AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
     [made] = admin.create_topics([kafka.NewTopic(name, partitions, 1, config=settings)]).values()
-    made.result(SECONDS)
+    made.result(PATIENCE)
     return name
 
 
@@ -30,7 +29,7 @@ def make_user(bootstrap: str, name: str, password: str) -> None:
     made = kafka.UserScramCredentialUpsertion(name, info, password.encode())
     admin = kafka.AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
     [done] = admin.alter_user_scram_credentials([made]).values()
-    done.result(SECONDS)
+    done.result(PATIENCE)
 
 
 def read(bootstrap: str, topic: str) -> list[Message]:
@@ -61,7 +60,7 @@ def read(bootstrap: str, topic: str) -> list[Message]:
         return ended == set(partitions)
 
     try:
-        partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
+        partitions = consumer.list_topics(topic, PATIENCE).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
         wait_for(all_ended, lambda: f"{len(found)} messages")
         return found

@@ -27,7 +27,7 @@ from tests.conftest import available
 from tests.integration.consumed import insert
 from tests.integration.consuming import SETTINGS, Bench, ConsumerContract, Line, Restarted, handling, running
 from tests.integration.jetstream import connect, jetstream
-from tests.integration.kafka_log import SECONDS, make_topic
+from tests.integration.kafka_log import make_topic
 from tests.servers import kafka, rabbitmq
 from tests.servers import nats as server
 from tests.waiting import PATIENCE, await_for
@@ -65,7 +65,7 @@ class KafkaLine(Line):
         self._producer.produce(
             self.place, body, partition=partition, headers={"content-type": content_type, **headers}
         )
-        assert await asyncio.to_thread(self._producer.flush, SECONDS) == 0
+        assert await asyncio.to_thread(self._producer.flush, PATIENCE) == 0
 
     async def send_paid(self, partition: int = 0) -> str:
         event_id = str(uuid4())
@@ -78,11 +78,11 @@ class KafkaLine(Line):
     def _left(self) -> int:
         client = confluent_kafka.Consumer({"bootstrap.servers": self.servers, "group.id": self.group})
         try:
-            topic = client.list_topics(self.place, SECONDS).topics[self.place]
+            topic = client.list_topics(self.place, PATIENCE).topics[self.place]
             places = [confluent_kafka.TopicPartition(self.place, n) for n in topic.partitions]
             total = 0
-            for found in client.committed(places, SECONDS):
-                low, high = client.get_watermark_offsets(found, SECONDS)
+            for found in client.committed(places, PATIENCE):
+                low, high = client.get_watermark_offsets(found, PATIENCE)
                 total += high - max(found.offset, low)
             return total
         finally:

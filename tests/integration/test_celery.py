@@ -238,10 +238,9 @@ def test_a_call_is_known_by_its_id(eager: Celery, place: Ground) -> None:
 
 
 def test_something_that_has_an_id_is_no_event(eager: Celery, place: Ground) -> None:
-    task = task_of(eager, place)
-    order = {"id": str(uuid4()), "total": 42}
-    task.delay(order)
-    task.delay(order)
+    task, order = task_of(eager, place), {"id": str(uuid4()), "total": 42}
+    for _ in range(2):
+        task.delay(order)
     assert notes(place, order["id"]) == 2
 
 
