@@ -6,7 +6,9 @@ import asyncio
 import io
 import re
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,12 +17,13 @@ from aiohttp import web
 from relaybox.config import Destination
 from relaybox.event import Delivery, Event
 from relaybox.outcome import Delivered, Reject, Retry, Unavailable
-from relaybox.sink import AT_A_STRETCH, Answer, Sink
+from relaybox.sink import AT_A_STRETCH, Answer, Regardless, Sink
 from relaybox.sinks.console import ConsoleSink
 from relaybox.sinks.handler import HandlerSink
 from relaybox.sinks.http import HttpSink
 from relaybox.sinks.memory import MemorySink
 from relaybox.testing.sink_contract import SinkContract, Trouble, make_delivery
+from tests.waiting import PATIENCE
 
 RAISED: dict[Trouble, BaseException] = {
     "retry": Retry("later"),
@@ -65,19 +68,23 @@ class Script:
             self._arrived_in_threads.set()
         return self._troubles.get(event_id)
 
+    async def wait_for_all(self, event_id: UUID) -> None:
+        """Wait for the others of ``together``."""
+        if event_id in self._awaited:
+            await self._arrived.wait()
+
     def raise_trouble(self, event_id: UUID) -> None:
         if trouble := self.arrive(event_id):
             raise RAISED[trouble]
 
     async def handle(self, event: Event) -> None:
         self.raise_trouble(event.id)
-        if event.id in self._awaited:
-            await self._arrived.wait()
+        await self.wait_for_all(event.id)
 
     def handle_in_thread(self, event: Event) -> None:
         self.raise_trouble(event.id)
         if event.id in self._awaited:
-            self._arrived_in_threads.wait(10)
+            self._arrived_in_threads.wait(PATIENCE)
 
     async def post(self, request: web.Request) -> web.Response:
         event_id = UUID(request.headers["webhook-id"])
@@ -85,8 +92,7 @@ class Script:
         if trouble == "crash":
             assert request.transport is not None
             request.transport.abort()
-        if event_id in self._awaited:
-            await self._arrived.wait()
+        await self.wait_for_all(event_id)
         return web.Response(status=STATUS.get(trouble, 200) if trouble else 200)
 
     def release(self) -> None:
@@ -94,43 +100,49 @@ class Script:
         self._arrived_in_threads.set()
 
 
-class TestAsyncHandler(SinkContract):
-    @pytest.fixture
-    async def harness(self) -> AsyncIterator[Script]:
-        script = Script()
-        script.sink = HandlerSink(Destination("shop", "handler:", timeout="10s"), script.handle)
-        yield script
-        await script.sink.close()
+@asynccontextmanager
+async def opened(sink: Sink, script: Script) -> AsyncIterator[Script]:
+    """Let a script have a sink; afterwards close it."""
+    script.sink = sink
+    yield script
+    script.release()
+    await sink.close()
 
 
-class TestHandlerInThreads(SinkContract):
-    @pytest.fixture
-    async def harness(self) -> AsyncIterator[Script]:
+@asynccontextmanager
+async def serving(path: str, handle: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Yield the URL of an HTTP server."""
+    app = web.Application()
+    app.router.add_post(path, handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def shop(url: str, **settings: Any) -> Destination:
+    return Destination("shop", url, timeout="60s", **settings)
+
+
+class TestHandler(SinkContract):
+    @pytest.fixture(params=["task", "thread"])
+    async def harness(self, request: pytest.FixtureRequest) -> AsyncIterator[Script]:
         script = Script()
-        script.sink = HandlerSink(Destination("shop", "handler:", timeout="10s"), script.handle_in_thread)
-        yield script
-        script.release()
-        await script.sink.close()
+        handler = script.handle if request.param == "task" else script.handle_in_thread
+        async with opened(HandlerSink(shop("handler:"), handler), script):
+            yield script
 
 
 class TestHttp(SinkContract):
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Script]:
         script = Script()
-        app = web.Application()
-        app.router.add_post("/events", script.post)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        script.sink = HttpSink(
-            Destination("shop", f"http://127.0.0.1:{port}/events", allow=["127.0.0.0/8"], timeout="10s")
-        )
-        yield script
-        script.release()
-        await script.sink.close()
-        await runner.cleanup()
+        async with (
+            serving("/events", script.post) as url,
+            opened(HttpSink(shop(f"{url}/events", allow=["127.0.0.0/8"])), script),
+        ):
+            yield script
 
 
 class ScriptedStream(io.StringIO):
@@ -184,14 +196,11 @@ class TestMemory(SinkContract):
         return script
 
 
-class Reported:
+class Reported(Regardless):
     """A ``Progress`` that keeps what it was told."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[UUID, Answer]] = []
-
-    def begin(self, delivery: Delivery) -> bool:
-        return True
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
         self.answers.append((delivery.event_id, answer))

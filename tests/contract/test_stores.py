@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -20,11 +20,15 @@ from relaybox.store import Settlement, Store
 from relaybox.stores import mysql, postgres, sqlite
 from relaybox.stores.dialects import DIALECTS, Dialect
 from relaybox.stores.memory import MemoryStore
-from relaybox.stores.statements import Statements
+from relaybox.stores.statements import Query, Statements
 from relaybox.testing.contract import StoreContract
 from relaybox.testing.harness import LEASE, Seen, State, settle_all, want
+from tests.databases import sync_url
 
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+IDLE_LIMITS = {
+    "postgresql": ("SHOW idle_in_transaction_session_timeout", "5s"),
+    "mariadb": ("SELECT @@idle_transaction_timeout", 5),
+}
 BUILDER = RowBuilder(
     Settings(destinations=[Destination(name, "console:", ordered=True) for name in ("shop", "other")])
 )
@@ -169,9 +173,9 @@ class Database(NamedTuple):
     """One database, as its owner, the relay and the emitter log in."""
 
     tables: Tables
-    owner: sa.URL
-    relay: sa.URL
-    emitter: sa.URL
+    owner: str
+    relay: str
+    emitter: str
 
 
 class SqlContract(StoreContract):
@@ -182,17 +186,14 @@ class SqlContract(StoreContract):
     @pytest.fixture(scope="class")
     @classmethod
     def database(cls, module_database: Callable[[str], str]) -> Database:
-        url = sa.make_url(module_database(cls.kind))
-        migrate(url.render_as_string(hide_password=False))
+        url = module_database(cls.kind)
+        migrate(url)
         return Database(make_tables(sa.MetaData()), url, url, url)
 
     @pytest.fixture
     async def harness(self, database: Database) -> AsyncIterator[SqlHarness]:
         tables = database.tables
-        engine, emitter = (
-            sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
-            for url in (database.owner, database.emitter)
-        )
+        engine, emitter = (sa.create_engine(sync_url(url)) for url in (database.owner, database.emitter))
         with engine.begin() as connection:
             for table in (tables.event, tables.destination, tables.attempt):
                 connection.execute(sa.delete(table))
@@ -222,7 +223,21 @@ class SqlContract(StoreContract):
         assert await harness.line("shop") - before == timedelta(milliseconds=4)
 
 
-class RolesContract(SqlContract):
+class ServerContract(SqlContract):
+    """The contract on a database that has a server."""
+
+    async def test_the_database_ends_a_transaction_of_a_process_that_stopped(
+        self, harness: SqlHarness
+    ) -> None:
+        def look() -> Generator[Any, Any, Any]:
+            [[[value]]] = yield [Query(question, ())]
+            return value
+
+        question, limit = IDLE_LIMITS[harness._dialect.name]
+        assert await harness.store.driver.run(look) == limit
+
+
+class RolesContract(ServerContract):
     """The contract with a relay and an emitter that may do no more than `relaybox sql --grants` lets them."""
 
     logins: tuple[str, ...]
@@ -230,10 +245,9 @@ class RolesContract(SqlContract):
     @pytest.fixture(scope="class")
     @classmethod
     def database(cls, module_database: Callable[[str], str]) -> Iterator[Database]:
-        owner = sa.make_url(module_database(cls.kind))
-        migrate(owner.render_as_string(hide_password=False))
-        dialect = server_dialect(owner.render_as_string(hide_password=False))
-        engine = sa.create_engine(owner.set(drivername=DRIVERS[owner.drivername]))
+        owner = module_database(cls.kind)
+        migrate(owner)
+        dialect, engine = server_dialect(owner), sa.create_engine(sync_url(owner))
         users = {role: f"{role}_{uuid4().hex[:8]}" for role in ("relaybox_relay", "relaybox_emitter")}
         with engine.begin() as connection:
             for statement in grants(dialect):
@@ -241,7 +255,10 @@ class RolesContract(SqlContract):
             for role, user in users.items():
                 for login in cls.logins:
                     connection.exec_driver_sql(login.format(role=role, user=user))
-        relay, emitter = (owner.set(username=user, password="secret") for user in users.values())
+        relay, emitter = (
+            sa.make_url(owner).set(username=user, password="secret").render_as_string(hide_password=False)
+            for user in users.values()
+        )
         yield Database(make_tables(sa.MetaData()), owner, relay, emitter)
         with engine.begin() as connection:
             for user in users.values():
@@ -249,22 +266,22 @@ class RolesContract(SqlContract):
         engine.dispose()
 
 
-def open_store(url: sa.URL, tables: Tables) -> Store:
-    if url.drivername == "sqlite":
-        return sqlite.open_store(str(url.database), tables)
-    module = {"postgresql": postgres, "mysql": mysql}[url.drivername]
-    return module.open_store(url.render_as_string(hide_password=False), tables, connections=4)
+def open_store(url: str, tables: Tables) -> Store:
+    kind = sa.make_url(url).drivername
+    if kind == "sqlite":
+        return sqlite.open_store(url.removeprefix("sqlite:///"), tables)
+    return {"postgresql": postgres, "mysql": mysql}[kind].open_store(url, tables, connections=4)
 
 
-class TestPostgreSQL18(SqlContract):
+class TestPostgreSQL18(ServerContract):
     kind = "postgresql-18"
 
 
-class TestPostgreSQL15(SqlContract):
+class TestPostgreSQL15(ServerContract):
     kind = "postgresql-15"
 
 
-class TestMariaDB(SqlContract):
+class TestMariaDB(ServerContract):
     kind = "mariadb"
 
 

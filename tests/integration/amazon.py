@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
 import botocore.session
+import pytest
 
 REGION = "eu-west-1"
 
@@ -35,6 +37,12 @@ class Received(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+@pytest.fixture(scope="module")
+def amazon(moto_url: str) -> Iterator[Amazon]:
+    with Amazon(moto_url) as made:
+        yield made
 
 
 class Amazon:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import sqlalchemy as sa
 
 from relaybox import Event, Outbox
 from relaybox.envelope import Envelope, packer
 from relaybox.event import Delivery
 from relaybox.signature import parse_keys, sign
+from relaybox.testing.sink_contract import make_delivery
+from tests.databases import ASYNC as ASYNC_DRIVERS  # noqa: F401
+from tests.databases import SYNC as DRIVERS  # noqa: F401
+from tests.databases import sync_url
+from tests.waiting import wait_for as until  # noqa: F401
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER_SECRET = "whsec_" + "b3RoZXJz" * 4
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
-ASYNC_DRIVERS = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
 
 METADATA = sa.MetaData()
 EFFECT = sa.Table(
@@ -33,7 +37,7 @@ EFFECT = sa.Table(
 
 
 def driven(url: str, drivers: dict[str, str]) -> sa.URL:
-    """The URL as SQLAlchemy takes it."""
+    """Return the URL as SQLAlchemy takes it."""
     made = sa.make_url(url)
     return made.set(drivername=drivers[made.drivername])
 
@@ -46,13 +50,17 @@ class Ground:
     engine: sa.Engine
 
     def effects(self) -> list[tuple[str, str]]:
-        """What handlers left, in the order they did."""
+        """Return what handlers left, in the order in which they did."""
         with self.engine.begin() as connection:
             rows = connection.execute(sa.select(EFFECT.c.event_id, EFFECT.c.note).order_by(EFFECT.c.n))
             return [(row[0], row[1]) for row in rows]
 
+    def count(self, event_id: str) -> int:
+        """Return how often an event took effect."""
+        return [found for found, _ in self.effects()].count(event_id)
+
     def marks(self, consumer: str = "books") -> int:
-        """How many messages the inbox remembers for a consumer."""
+        """Return how many messages the inbox remembers for a consumer."""
         count = sa.text("SELECT count(*) FROM inbox_message WHERE consumer = :consumer")
         with self.engine.begin() as connection:
             return connection.scalar(count, {"consumer": consumer}) or 0
@@ -62,7 +70,7 @@ class Ground:
 def ground(url: str) -> Iterator[Ground]:
     """Make the tables."""
     Outbox(url).migrate()
-    engine = sa.create_engine(driven(url, DRIVERS))
+    engine = sa.create_engine(sync_url(url))
     METADATA.create_all(engine)
     try:
         yield Ground(url, engine)
@@ -76,33 +84,12 @@ def insert(event: Event, note: str | None = None) -> sa.Insert:
 
 
 def delivery(event_type: str = "order.paid", payload: str | None = '{"total":42}', **given: Any) -> Delivery:
-    """A delivery as a relay has it."""
+    """Make a delivery as a relay has it."""
     event_id = given.pop("event_id", None) or uuid4()
-    fields: dict[str, Any] = {
-        "payload_data": None,
-        "payload_encoding": None,
-        "headers": "{}",
-        "aggregate_type": "Order",
-        "aggregate_id": "7",
-        **given,
-    }
-    return Delivery(
-        id=uuid4(),
-        event_id=event_id,
-        event_type=event_type,
-        payload=payload,
-        ordering_key=None,
-        position=1,
-        idempotency_key=str(event_id),
-        attempts=1,
-        max_attempts=5,
-        crashes=0,
-        created_at=datetime(2026, 11, 15, 6, 15, 12, tzinfo=UTC),
-        destination="books",
-        lease_token=uuid4(),
-        lease_owner="test",
-        **fields,
-    )
+    ids = {"event_id": event_id, "idempotency_key": str(event_id), "aggregate_id": "7"}
+    moment = datetime(2026, 11, 15, 6, 15, 12, tzinfo=UTC)
+    fields = {"event_type": event_type, "created_at": moment, "destination": "books"}
+    return msgspec.structs.replace(make_delivery(payload), **(ids | fields | given))
 
 
 def packed(event_type: str = "order.paid", format: Any = "json", **given: Any) -> tuple[UUID, Envelope]:
@@ -127,11 +114,3 @@ def signed(message_id: str, body: bytes, secret: str = SECRET, at: float = 0) ->
         "webhook-timestamp": str(timestamp),
         "webhook-signature": sign(parse_keys(secret), message_id, timestamp, body),
     }
-
-
-def until(met: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for a condition of another process or thread."""
-    deadline = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

@@ -8,28 +8,51 @@ import signal
 import subprocess
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
+from relaybox.consumer import Done
 from relaybox.consumers.loop import Loop
 from relaybox.envelope import JSON
 from relaybox.inboxes.sql import Inbox
 from relaybox.sinks.broker import Messages
-from tests.integration.consumed import ASYNC_DRIVERS, Ground, delivery, driven, ground, insert
+from tests.databases import async_url
+from tests.integration.consumed import Ground, delivery, ground, insert
+from tests.waiting import PATIENCE, await_for
 
 ROOT = Path(__file__).parents[2]
 
 
-class Line(ABC):
+SETTINGS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+"""For Kafka, so that another soon learns that this one is gone."""
+
+
+def make_consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
+    """A consumer of a broker's topic, queue or stream, called ``books``."""
+    if kind == "kafka":
+        from relaybox.consumers.kafka import KafkaConsumer
+
+        given = {"group": f"books-{place}", "settings": SETTINGS, **options}
+        return KafkaConsumer(url.removeprefix("kafka://"), place, **given)
+    if kind == "rabbitmq":
+        from relaybox.consumers.rabbitmq import RabbitmqConsumer
+
+        return RabbitmqConsumer(url, place, **options)
+    from relaybox.consumers.nats import NatsConsumer
+
+    return NatsConsumer(url, f"{place}.>", durable="books", **options)
+
+
+class Line:
     """A fresh topic, queue or stream of one broker, and what reads it."""
 
     kind: str
@@ -38,17 +61,25 @@ class Line(ABC):
     sink: str
     """The URL of a destination that leads here."""
 
-    @abstractmethod
     async def send(self, headers: dict[str, str], body: bytes, content_type: str = JSON) -> None:
         """Publish a message."""
+        raise NotImplementedError
 
-    @abstractmethod
     def consumer(self, **options: Any) -> Loop:
-        """A consumer of it, which is called ``books``."""
+        """Make a consumer of it, which is called ``books``."""
+        return make_consumer(self.kind, self.url, self.place, **({"consumer": "books"} | options))
 
-    @abstractmethod
     async def left(self) -> int:
-        """How many messages ``books`` has not acknowledged, while no consumer runs."""
+        """Return how many messages ``books`` has not acknowledged."""
+        raise NotImplementedError
+
+    async def leaves(self, count: int) -> None:
+        """Wait until so many are left: what was given back may be on its way for a moment."""
+
+        async def found() -> bool:
+            return await self.left() == count
+
+        await await_for(found, f"{count} left")
 
 
 class Restarted(NamedTuple):
@@ -61,14 +92,6 @@ class Restarted(NamedTuple):
     """While in it, the broker keeps its connections and does nothing."""
 
 
-async def publish(line: Line, event_type: str = "order.paid", format: Any = "json", **given: Any) -> UUID:
-    """Publish an event as the sinks do."""
-    made = delivery(event_type, **given)
-    message = Messages(Destination("books", line.sink, format=format))(made)
-    await line.send(message.headers, message.body, message.content_type)
-    return made.event_id
-
-
 @asynccontextmanager
 async def running(consumer: Loop) -> AsyncIterator[Loop]:
     """Let it run; afterwards stop it, and see that it ends."""
@@ -77,14 +100,12 @@ async def running(consumer: Loop) -> AsyncIterator[Loop]:
         yield consumer
     finally:
         consumer.stop()
-        await asyncio.wait_for(task, 40)
+        await asyncio.wait_for(task, PATIENCE)
 
 
-async def until(met: Callable[[], bool], seconds: float = 40) -> None:
+async def until(met: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for a condition."""
-    async with asyncio.timeout(seconds):
-        while not met():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await await_for(met, seconds=seconds)
 
 
 def handling(consumer: Loop) -> Loop:
@@ -97,6 +118,29 @@ def handling(consumer: Loop) -> Loop:
     return consumer
 
 
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A line, a database, and consumers of the one on the other; what fails is soon tried again."""
+
+    line: Any
+    place: Ground
+    options: dict[str, Any]
+
+    def make(self, **options: Any) -> Loop:
+        return self.line.consumer(**(self.options | options))
+
+    async def publish(self, event_type: str = "order.paid", format: Any = "json", **given: Any) -> str:
+        """Publish an event as the sinks do, and return its id."""
+        made = delivery(event_type, **given)
+        message = Messages(Destination("books", self.line.sink, format=format))(made)
+        await self.line.send(message.headers, message.body, message.content_type)
+        return str(made.event_id)
+
+    async def effects(self, *event_ids: str) -> None:
+        """Wait until these events took effect."""
+        await await_for(lambda: set(event_ids) <= set(dict(self.place.effects())), "effects")
+
+
 class ConsumerContract:
     """Subclasses have the fixtures ``line`` and ``restarted``."""
 
@@ -107,46 +151,38 @@ class ConsumerContract:
             yield made
 
     @pytest.fixture
-    async def engine(self, place: Ground) -> AsyncIterator[AsyncEngine]:
-        made = create_async_engine(driven(place.url, ASYNC_DRIVERS))
-        yield made
-        await made.dispose()
+    async def options(self, place: Ground) -> AsyncIterator[dict[str, Any]]:
+        engine = create_async_engine(async_url(place.url))
+        yield {"inbox": Inbox(), "transaction": engine, "backoff": {"base": "50ms", "cap": "1s"}}
+        await engine.dispose()
 
     @pytest.fixture
-    def make(self, line: Line, engine: AsyncEngine) -> Callable[..., Loop]:
-        """Makes a consumer on the test's database; what is to be tried again is so soon."""
-        given = {"inbox": Inbox(), "transaction": engine, "backoff": {"base": "50ms", "cap": "1s"}}
-        return lambda **options: line.consumer(**(given | options))
+    def bench(self, line: Line, place: Ground, options: dict[str, Any]) -> Bench:
+        return Bench(line, place, options)
 
-    async def test_events_take_effect_and_are_acknowledged(
-        self, line: Line, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        sent = [str(await publish(line)) for _ in range(20)]
-        async with running(handling(make())):
-            await until(lambda: set(sent) <= set(dict(place.effects())))
-        found = [event_id for event_id, _ in place.effects() if event_id in sent]
+    async def test_events_take_effect_and_are_acknowledged(self, bench: Bench) -> None:
+        sent = [await bench.publish() for _ in range(20)]
+        async with running(handling(bench.make())):
+            await bench.effects(*sent)
+        found = [event_id for event_id, _ in bench.place.effects() if event_id in sent]
         assert sorted(found) == sorted(sent)
-        assert await line.left() == 0
+        await bench.line.leaves(0)
 
-    async def test_a_message_that_comes_twice_takes_effect_once(
-        self, line: Line, place: Ground, make: Callable[..., Loop]
-    ) -> None:
+    async def test_a_message_that_comes_twice_takes_effect_once(self, bench: Bench) -> None:
         event_id = uuid4()
         for _ in range(3):
-            await publish(line, event_id=event_id)
-        last = str(await publish(line))
-        async with running(handling(make(prefetch=1))):
-            await until(lambda: last in dict(place.effects()))
-        assert [found for found, _ in place.effects()].count(str(event_id)) == 1
-        assert await line.left() == 0
+            await bench.publish(event_id=event_id)
+        last = await bench.publish()
+        async with running(handling(bench.make(prefetch=1))):
+            await bench.effects(last)
+        assert bench.place.count(str(event_id)) == 1
+        await bench.line.leaves(0)
 
     @pytest.mark.parametrize(
         "error", [RuntimeError("no"), Retry("not yet", after=0.05), asyncio.CancelledError()]
     )
-    async def test_what_fails_is_tried_again_and_counted(
-        self, line: Line, place: Ground, make: Callable[..., Loop], error: BaseException
-    ) -> None:
-        consumer = handling(make())
+    async def test_what_fails_is_tried_again_and_counted(self, bench: Bench, error: BaseException) -> None:
+        consumer = handling(bench.make())
         attempts: list[int] = []
 
         @consumer.on("order.*")
@@ -155,17 +191,15 @@ class ConsumerContract:
             if len(attempts) < 3:
                 raise error
 
-        sent = str(await publish(line))
+        sent = await bench.publish()
         async with running(consumer):
-            await until(lambda: sent in dict(place.effects()))
+            await bench.effects(sent)
         assert attempts == [1, 2, 3]
-        assert [found for found, _ in place.effects()].count(sent) == 1
-        assert await line.left() == 0
+        assert bench.place.count(sent) == 1
+        await bench.line.leaves(0)
 
-    async def test_what_is_rejected_holds_up_nobody(
-        self, line: Line, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = handling(make(prefetch=1))
+    async def test_what_is_rejected_holds_up_nobody(self, bench: Bench) -> None:
+        consumer, line = handling(bench.make(prefetch=1)), bench.line
         asked: list[str] = []
 
         @consumer.on("order.lost")
@@ -173,23 +207,23 @@ class ConsumerContract:
             asked.append(event.type)
             raise Reject("no such order")
 
-        refused = str(await publish(line, "order.lost"))
+        refused = await bench.publish("order.lost")
         await line.send({}, b"{}")
         await line.send({"event-id": "nobody"}, b"{}")
         await line.send({"event-id": str(uuid4())}, b"{}")
         await line.send({"event-id": str(uuid4()), "event-type": "order.paid"}, b"\xff")
         await line.send({"event-id": str(uuid4()), "event-type": "order.paid"}, b"<a/>", "text/xml")
-        await publish(line, "customer.moved")
-        before, sent = place.marks(), str(await publish(line))
+        await bench.publish("customer.moved")
+        before, sent = bench.place.marks(), await bench.publish()
         async with running(consumer):
-            await until(lambda: sent in dict(place.effects()))
+            await bench.effects(sent)
         assert asked == ["order.lost"]
-        assert refused not in dict(place.effects())
-        assert place.marks() == before + 1
-        assert await line.left() == 0
+        assert bench.place.count(refused) == 0
+        assert bench.place.marks() == before + 1
+        await line.leaves(0)
 
-    async def test_an_event_is_what_was_sent(self, line: Line, make: Callable[..., Loop]) -> None:
-        consumer = make(prefetch=1)
+    async def test_an_event_is_what_was_sent(self, bench: Bench) -> None:
+        consumer = bench.make(prefetch=1)
         events: list[Event] = []
 
         @consumer.on("*")
@@ -197,10 +231,11 @@ class ConsumerContract:
             events.append(event)
 
         for format in ("json", "flat", "cloudevents", "payload"):
-            await publish(line, format=format, headers='{"tenant":"acme"}')
-        await publish(line, format="payload", payload=None, payload_data=b"\0\xff", payload_encoding="binary")
+            await bench.publish(format=format, headers='{"tenant":"acme"}')
+        binary = {"payload": None, "payload_data": b"\0\xff", "payload_encoding": "binary"}
+        await bench.publish(format="payload", **binary)
         async with running(consumer):
-            await until(lambda: len(events) == 5)
+            await await_for(lambda: len(events) == 5)
         about = {(event.type, event.aggregate_type, event.aggregate_id) for event in events}
         assert about == {("order.paid", "Order", "7")}
         payloads = [event.payload for event in events]
@@ -210,34 +245,30 @@ class ConsumerContract:
         assert not any("event-id" in event.headers for event in events)
 
     async def test_a_handler_that_hangs_is_given_up_and_its_message_comes_again(
-        self, line: Line, place: Ground, make: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
-        consumer = make(transaction=place.engine, timeout="300ms")
+        consumer = bench.make(transaction=bench.place.engine, timeout="300ms")
         called, go_on = [], threading.Event()
 
         @consumer.on("order.*")
         def hang(event: Event, connection: Any) -> None:
             called.append(event.attempt)
             connection.execute(insert(event))
-            go_on.wait(60)
+            go_on.wait(PATIENCE)
 
-        sent = str(await publish(line))
+        sent = await bench.publish()
         async with running(consumer):
             try:
-                await until(lambda: "has not returned yet" in caplog.text)
+                await await_for(lambda: "has not returned yet" in caplog.text)
             finally:
                 go_on.set()
-            async with asyncio.timeout(30):
-                while await line.left():  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+            await bench.line.leaves(0)
         assert "took longer than 0.3s" in caplog.text
         assert called == [1]
-        assert [found for found, _ in place.effects()].count(sent) == 1
+        assert bench.place.count(sent) == 1
 
-    async def test_a_stop_finishes_what_is_in_hand(
-        self, line: Line, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        consumer = make(prefetch=1)
+    async def test_a_stop_finishes_what_is_in_hand(self, bench: Bench) -> None:
+        consumer = bench.make(prefetch=1)
         begun, go_on = asyncio.Event(), asyncio.Event()
 
         @consumer.on("order.*")
@@ -246,20 +277,18 @@ class ConsumerContract:
             await go_on.wait()
             await connection.execute(insert(event))
 
-        sent = str(await publish(line))
-        await publish(line)
+        sent = await bench.publish()
+        await bench.publish()
         async with running(consumer):
-            await asyncio.wait_for(begun.wait(), 40)
+            await asyncio.wait_for(begun.wait(), PATIENCE)
             consumer.stop()
             await asyncio.sleep(0)
             go_on.set()
-        assert sent in dict(place.effects())
-        assert await line.left() == 1
+        assert bench.place.count(sent) == 1
+        await bench.line.leaves(1)
 
-    async def test_a_stop_does_not_wait_for_the_next_attempt(
-        self, line: Line, make: Callable[..., Loop]
-    ) -> None:
-        consumer = make()
+    async def test_a_stop_does_not_wait_for_the_next_attempt(self, bench: Bench) -> None:
+        consumer = bench.make()
         failed = asyncio.Event()
 
         @consumer.on("order.*")
@@ -267,28 +296,26 @@ class ConsumerContract:
             failed.set()
             raise Retry("much later", after=3600)
 
-        await publish(line)
+        await bench.publish()
         async with running(consumer):
-            await asyncio.wait_for(failed.wait(), 40)
-        assert await line.left() == 1
+            await asyncio.wait_for(failed.wait(), PATIENCE)
+        await bench.line.leaves(1)
 
-    async def test_a_consumer_that_dies_before_it_acknowledges_leaves_one_effect(
-        self, line: Line, place: Ground, make: Callable[..., Loop]
-    ) -> None:
-        sent = str(await publish(line))
-        command = [sys.executable, "-m", "tests.integration.mortal_consumer"]
+    async def test_a_consumer_that_dies_before_it_acknowledges_leaves_one_effect(self, bench: Bench) -> None:
+        sent, line = await bench.publish(), bench.line
+        command = [sys.executable, "-m", "tests.integration.consuming"]
         died = await asyncio.to_thread(
             subprocess.run,
-            [*command, line.kind, line.url, line.place, place.url],
+            [*command, line.kind, line.url, line.place, bench.place.url],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-        assert [found for found, _ in place.effects()].count(sent) == 1
+        assert bench.place.count(sent) == 1
         again: list[str] = []
-        consumer = handling(make())
+        consumer = handling(bench.make())
         judge = consumer.ahandle
 
         async def watch(event: Event) -> Any:
@@ -298,73 +325,87 @@ class ConsumerContract:
 
         consumer.ahandle = watch  # type: ignore[method-assign]
         async with running(consumer):
-            await until(lambda: sent in again, 60)
-        assert [found for found, _ in place.effects()].count(sent) == 1
-        assert await line.left() == 0
+            await await_for(lambda: sent in again, "it comes again")
+        assert bench.place.count(sent) == 1
+        await line.leaves(0)
 
     @pytest.mark.slow
     async def test_a_broker_that_restarts_is_found_again(
-        self, restarted: Restarted, place: Ground, engine: AsyncEngine
+        self, restarted: Restarted, place: Ground, options: dict[str, Any]
     ) -> None:
-        line = restarted.line
-        options = {"inbox": Inbox(), "transaction": engine, "backoff": {"base": "100ms", "cap": "1s"}}
-        first = str(await publish(line))
-        async with running(handling(line.consumer(**options))):
-            await until(lambda: first in dict(place.effects()))
+        bench = Bench(restarted.line, place, options)
+        first = await bench.publish()
+        async with running(handling(bench.make())):
+            await bench.effects(first)
             await asyncio.to_thread(restarted.stop)
-            await asyncio.sleep(0.5)
             await asyncio.to_thread(restarted.start)
-            second = str(await publish(line))
-            await until(lambda: second in dict(place.effects()), 60)
+            second = await bench.publish()
+            await bench.effects(second)
             # The first was done, and its acknowledgement may have been lost with the broker: it comes again.
-            async with asyncio.timeout(30):
-                while await line.left():  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
-        assert [found for found, _ in place.effects()].count(first) == 1
+            await bench.line.leaves(0)
+        assert place.count(first) == 1
 
     @pytest.mark.slow
     async def test_a_broker_that_says_nothing_does_not_hold_up_the_stop(
-        self, restarted: Restarted, place: Ground, engine: AsyncEngine
+        self, restarted: Restarted, place: Ground, options: dict[str, Any]
     ) -> None:
-        line = restarted.line
-        sent = str(await publish(line))
-        consumer = handling(line.consumer(inbox=Inbox(), transaction=engine))
-        running = asyncio.create_task(consumer.run())
-        await until(lambda: sent in dict(place.effects()))
+        bench = Bench(restarted.line, place, options)
+        sent = await bench.publish()
+        consumer = handling(bench.make())
+        task = asyncio.create_task(consumer.run())
+        await bench.effects(sent)
         with restarted.silent():
             consumer.stop()
-            await asyncio.wait_for(running, 30)
-        assert [found for found, _ in place.effects()].count(sent) == 1
+            await asyncio.wait_for(task, PATIENCE)
+        assert place.count(sent) == 1
 
     @pytest.mark.slow
     async def test_what_a_relay_sends_takes_effect_once_and_in_order(
-        self, line: Line, place: Ground, make: Callable[..., Loop], fresh_database: Callable[[str], str]
+        self, bench: Bench, migrated_database: Callable[[str], str]
     ) -> None:
         outbox = Outbox(
-            fresh_database("postgresql-18"),
-            destinations=[Destination("line", line.sink, ordered=True)],
+            migrated_database("postgresql-18"),
+            destinations=[Destination("line", bench.line.sink, ordered=True)],
             routes=[Route("*", to="line")],
         )
-        await outbox.amigrate()
-        engine = create_async_engine(driven(outbox.settings.database, ASYNC_DRIVERS))
+        engine = create_async_engine(async_url(outbox.settings.database))
         async with engine.begin() as connection:
             for n in range(200):
                 await outbox.aemit(connection, "Order", n % 10, "order.step", {"n": n})
         await engine.dispose()
         await outbox.adrain()
-        consumer = make(prefetch=1, consumer=f"order-{uuid4()}")
+        consumer = bench.make(prefetch=1, consumer=f"order-{uuid4()}")
 
         @consumer.on("order.step")
         async def step(event: Event, connection: Any) -> None:
             await connection.execute(insert(event, f"{event.aggregate_id}:{event.payload['n']}"))
 
         def found() -> list[list[str]]:
-            return [note.split(":") for _, note in place.effects() if ":" in note]
+            return [note.split(":") for _, note in bench.place.effects() if ":" in note]
 
         async with running(consumer):
-            await until(lambda: len(found()) >= 200)
+            await await_for(lambda: len(found()) >= 200)
         by_key: defaultdict[str, list[int]] = defaultdict(list)
         for key, n in found():
             by_key[key].append(int(n))
         assert by_key == {str(key): list(range(key, 200, 10)) for key in range(10)}
-        assert await line.left() == 0
+        await bench.line.leaves(0)
+
+
+def main(kind: str, url: str, place: str, database: str) -> None:
+    """Consume until the first message is done, and die between its commit and its acknowledgement."""
+    engine = create_async_engine(async_url(database))
+    made = handling(make_consumer(kind, url, place, inbox=Inbox(), transaction=engine, consumer="books"))
+    handle = made.ahandle
+
+    async def handle_and_die(event: Event) -> Any:
+        verdict = await handle(event)
+        assert verdict == Done()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    made.ahandle = handle_and_die  # type: ignore[method-assign]
+    made.serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

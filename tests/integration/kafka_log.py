@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    NewTopic,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka import admin as kafka
 
-SECONDS = 30.0
+from tests.waiting import PATIENCE, wait_for
+
 _log = logging.getLogger("tests.kafka")
 
 
@@ -24,25 +17,23 @@ def make_topic(bootstrap: str, name: str | None = None, partitions: int = 1, **c
     """Make a topic, of settings such as ``cleanup_policy="compact"``, and say its name."""
     name = name or f"topic-{uuid4()}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    admin = AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
-    [made] = admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values()
-    made.result(SECONDS)
+    admin = kafka.AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
+    [made] = admin.create_topics([kafka.NewTopic(name, partitions, 1, config=settings)]).values()
+    made.result(PATIENCE)
     return name
 
 
 def make_user(bootstrap: str, name: str, password: str) -> None:
     """Make a user of SCRAM-SHA-256."""
-    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
-    made = UserScramCredentialUpsertion(name, info, password.encode())
-    admin = AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
+    info = kafka.ScramCredentialInfo(kafka.ScramMechanism.SCRAM_SHA_256, 4096)
+    made = kafka.UserScramCredentialUpsertion(name, info, password.encode())
+    admin = kafka.AdminClient({"bootstrap.servers": bootstrap}, logger=_log)
     [done] = admin.alter_user_scram_credentials([made]).values()
-    done.result(SECONDS)
+    done.result(PATIENCE)
 
 
-def read(
-    bootstrap: str, topic: str, until: Callable[[list[Message]], bool] = lambda _: True
-) -> list[Message]:
-    """All messages of a topic, those of each partition in order, once there is what is waited for."""
+def read(bootstrap: str, topic: str) -> list[Message]:
+    """Return all messages of a topic, those of each partition in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -53,22 +44,10 @@ def read(
         },
         logger=_log,
     )
-    try:
-        partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
-        return _to_the_end(consumer, set(partitions), until)
-    finally:
-        consumer.close()
-
-
-def _to_the_end(
-    consumer: Consumer, partitions: set[int], until: Callable[[list[Message]], bool]
-) -> list[Message]:
     found: list[Message] = []
     ended: set[int] = set()
-    deadline = time.monotonic() + SECONDS
-    while ended != partitions or not until(found):
-        assert time.monotonic() < deadline, f"{len(found)} messages after {SECONDS:g} s"
+
+    def all_ended() -> bool:
         for message in consumer.consume(1000, 0.05):
             error = message.error()
             if error is None:
@@ -78,7 +57,15 @@ def _to_the_end(
                 ended.add(message.partition())
             else:
                 _log.warning("%s", error)
-    return found
+        return ended == set(partitions)
+
+    try:
+        partitions = consumer.list_topics(topic, PATIENCE).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+        wait_for(all_ended, lambda: f"{len(found)} messages")
+        return found
+    finally:
+        consumer.close()
 
 
 def headers(message: Message) -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -19,15 +20,15 @@ class Request(NamedTuple):
     body: bytes
 
 
+@dataclass
 class Receiver:
     """A port, the requests that arrived there, and how many connections were made."""
 
-    def __init__(self) -> None:
-        self.port = 0
-        self.connections = 0
-        self.open = 0
-        self.most_open = 0
-        self.requests: list[Request] = []
+    port: int = 0
+    connections: int = 0
+    open: int = 0
+    most_open: int = 0
+    requests: list[Request] = field(default_factory=list)
 
     @property
     def url(self) -> str:

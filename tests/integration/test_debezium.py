@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +13,16 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Outbox, Route
+from tests import databases
 from tests.conftest import available
 from tests.integration.project import Project
 from tests.servers import postgres, postgres15, postgres18
 from tests.servers.debezium import Engine, Record, engine
+from tests.waiting import wait_for
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SERVERS = {"postgresql-18": postgres18.server, "postgresql-15": postgres15.server}
-TABLES: dict[str, dict[str, str]] = {
-    "postgresql-18": {"schema": "Shop", "prefix": "X_"},
-    "postgresql-15": {},
-}
+TABLES: dict[str, dict[str, str]] = {"postgresql-18": {"schema": "Shop", "prefix": "X_"}, "postgresql-15": {}}
 TOML = """
 [relaybox]
 database = "{url}"
@@ -91,19 +89,12 @@ class Story:
     def forget(self) -> None:
         """Remove all that Debezium is to read, as retention does."""
         event = self.outbox.tables.event
-        engine = sa.create_engine(sa.make_url(self.url).set(drivername="postgresql+psycopg"))
-        with engine.begin() as connection:
+        with databases.engine(self.url).begin() as connection:
             connection.execute(sa.delete(event).where(event.c.destination == "o'rders"))
-        engine.dispose()
 
-    def confirmed(self) -> int:
-        """How far the slot is, in bytes of the log."""
-        [[position]] = self.execute("SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots")
-        return int(position)
-
-    def written(self) -> int:
-        """How far the log is."""
-        [[position]] = self.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
+    def position(self, which: str) -> int:
+        """Return how far the log or the slot is, in bytes."""
+        [[position]] = self.execute(f"SELECT {which} - '0/0'::pg_lsn")
         return int(position)
 
 
@@ -151,7 +142,9 @@ def first_life(story: Story) -> None:
         for part, count in counts.items():
             story.read(part, running, count)
         story.execute("CREATE TABLE other AS SELECT generate_series(1, 10000) AS n")
-        story.forgotten = until_confirmed(story, story.written())
+        written = story.position("pg_current_wal_lsn()")
+        confirmed = "(SELECT confirmed_flush_lsn FROM pg_replication_slots)"
+        story.forgotten = wait_for(lambda: story.position(confirmed) >= written, "the log is confirmed")
         running.stop()
 
 
@@ -168,16 +161,6 @@ def later_lives(story: Story) -> None:
             more = running.records(1)
             assert more, running.errors()
             story.parts["crashed"] += more
-
-
-def until_confirmed(story: Story, position: int) -> bool:
-    """Whether the log is confirmed up to there, so that the server need not keep it."""
-    deadline = time.monotonic() + 30
-    while story.confirmed() < position:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @contextmanager
@@ -254,16 +237,13 @@ def test_a_replay_is_the_same_event_with_a_mark(story: Story) -> None:
     assert (record["key"], record["topic"]) == ("1", "Order-events")
 
 
-def test_rows_may_be_removed_at_once(story: Story) -> None:
+def test_rows_may_be_removed_at_once_and_the_log_is_confirmed_while_nothing_is_emitted(story: Story) -> None:
     assert event_ids(story.parts["last"]) == story.ids["last"]
+    assert story.forgotten
 
 
 def test_a_check_finds_what_was_set_up(story: Story) -> None:
     assert "no slot" not in story.project.run("config", "check")
-
-
-def test_the_log_is_confirmed_while_nothing_is_emitted(story: Story) -> None:
-    assert story.forgotten
 
 
 @on_the_newest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from relaybox.errors import ConfigError
 from relaybox.inboxes import handler
 from relaybox.parts import open_relay
 from relaybox.wakes.open import open_bell
-from tests.integration.shop import Shop, until
+from tests.databases import EVERY_KIND
+from tests.integration.shop import Shop
+from tests.waiting import PATIENCE, await_for
 
-KINDS = ("postgresql-18", "postgresql-15", "mariadb", "sqlite")
 EVENTS = 5
 
 effect = sa.Table("effect", sa.MetaData(), sa.Column("n", sa.Integer))
@@ -34,19 +35,24 @@ class Books:
         self.trouble: list[Exception] = []
         effect.metadata.create_all(self.shop.engine)
 
-    def register(self, asynchronous: bool) -> None:
-        options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1ms", "jitter": 0}}
-
-        def write(event: Event, connection: sa.Connection) -> None:
-            self.calls.append(event.payload["n"])
-            connection.execute(sa.insert(effect).values(n=event.payload["n"]))
-            if self.trouble:
-                raise self.trouble.pop()
+    def register(self, asynchronous: bool, write: Any = None, base: str = "1ms") -> None:
+        write = write or self.write
 
         async def awrite(event: Event, connection: AsyncConnection) -> None:
             await connection.run_sync(lambda inner: write(event, inner))
 
+        options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": base, "jitter": 0}}
         self.outbox.handler("*", **options)(awrite if asynchronous else write)
+
+    def write(self, event: Event, connection: sa.Connection) -> None:
+        self.calls.append(event.payload["n"])
+        connection.execute(sa.insert(effect).values(n=event.payload["n"]))
+        if self.trouble:
+            raise self.trouble.pop()
+
+    async def deliver(self, count: int) -> None:
+        self.shop.emit(count)
+        await self.outbox.adrain()
 
     def effects(self) -> list[int]:
         with self.shop.engine.connect() as connection:
@@ -64,20 +70,20 @@ class Books:
             connection.execute(sa.update(event).values(**again))
 
 
-@pytest.fixture(params=KINDS)
-def books(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Books]:
-    made = Books(fresh_database(request.param))
-    yield made
-    made.shop.engine.dispose()
+@pytest.fixture(params=EVERY_KIND)
+def books(request: pytest.FixtureRequest, migrated_database: Callable[[str], str]) -> Books:
+    return Books(migrated_database(request.param))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+ASYNCHRONOUS = pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+
+
+@ASYNCHRONOUS
 async def test_a_delivery_that_comes_again_is_acknowledged_without_a_call(
     books: Books, asynchronous: bool
 ) -> None:
     books.register(asynchronous)
-    books.shop.emit(EVENTS)
-    await books.outbox.adrain()
+    await books.deliver(EVENTS)
     assert books.effects() == sorted(books.calls) == list(range(EVENTS))
     assert books.marks() == ["books"] * EVENTS
     books.deliver_again()
@@ -86,18 +92,21 @@ async def test_a_delivery_that_comes_again_is_acknowledged_without_a_call(
     assert books.effects() == sorted(books.calls) == list(range(EVENTS))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["def", "async def"])
+@ASYNCHRONOUS
 async def test_what_a_handler_wrote_goes_with_its_failure_and_the_next_attempt_does_it(
     books: Books, asynchronous: bool
 ) -> None:
     books.register(asynchronous)
     books.trouble = [ZeroDivisionError("no luck")]
     books.shop.emit(1)
-    await books.outbox.adrain()
-    while books.shop.states() != {"delivered": 1}:
-        assert (books.effects(), books.marks()) == ([], [])
-        await asyncio.sleep(0.01)
+
+    async def delivered() -> bool:
         await books.outbox.adrain()
+        done = books.shop.states() == {"delivered": 1}
+        assert done or (books.effects(), books.marks()) == ([], [])
+        return done
+
+    await await_for(delivered, "delivered")
     assert books.calls == [0, 0]
     assert (books.effects(), books.marks()) == ([0], ["books"])
     assert [row[1:] for row in books.shop.rows()] == [(2, "ZeroDivisionError: no luck")]
@@ -106,8 +115,7 @@ async def test_what_a_handler_wrote_goes_with_its_failure_and_the_next_attempt_d
 async def test_a_rejection_rolls_back_too(books: Books) -> None:
     books.register(asynchronous=True)
     books.trouble = [Reject("never")]
-    books.shop.emit(1)
-    await books.outbox.adrain()
+    await books.deliver(1)
     assert books.shop.states() == {"failed": 1}
     assert (books.effects(), books.marks()) == ([], [])
 
@@ -116,10 +124,8 @@ async def test_a_rejection_rolls_back_too(books: Books) -> None:
 
 
 @pytest.fixture
-def postgres(fresh_database: Callable[[str], str]) -> Iterator[Books]:
-    made = Books(fresh_database("postgresql-18"))
-    yield made
-    made.shop.engine.dispose()
+def postgres(migrated_database: Callable[[str], str]) -> Books:
+    return Books(migrated_database("postgresql-18"))
 
 
 async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) -> None:
@@ -133,8 +139,7 @@ async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) ->
     async def other(event: Event) -> None:
         seen.append(event.payload["n"])
 
-    postgres.shop.emit(1)
-    await postgres.outbox.adrain()
+    await postgres.deliver(1)
     assert seen == [0, 0]
     assert sorted(postgres.marks()) == ["one", "other"]
 
@@ -142,13 +147,12 @@ async def test_a_handler_of_one_argument_gets_the_event_only(postgres: Books) ->
 async def test_no_connection_is_left_behind(postgres: Books) -> None:
     postgres.register(asynchronous=False)
     postgres.outbox.handler("*", name="other", once=True)(_nothing)
-    postgres.shop.emit(20)
-    await postgres.outbox.adrain()
+    await postgres.deliver(20)
     count = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
     # Within one transaction the server would tell the same again and again.
     engine = postgres.shop.engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        await until(lambda: connection.scalar(count) == 1, "the connections closed")
+        await await_for(lambda: connection.scalar(count) == 1, "the connections closed")
     assert postgres.shop.states() == {"delivered": 40}
 
 
@@ -167,13 +171,13 @@ async def test_a_call_that_is_late_and_the_one_after_it_have_one_effect(postgres
     def slow(event: Event, connection: sa.Connection) -> None:
         calls.append(event.payload["n"])
         connection.execute(sa.insert(effect).values(n=event.payload["n"]))
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(PATIENCE)
 
     postgres.shop.emit(1)
     async with postgres.outbox.relay():
-        await until(lambda: postgres.shop.rows()[0][1] == 2, "a second attempt")
+        await await_for(lambda: postgres.shop.rows()[0][1] >= 2, "a second attempt")
         go_on.set()
-        await until(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
+        await await_for(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
     assert calls == [0]
     assert postgres.effects() == [0]
 
@@ -183,14 +187,13 @@ async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: B
     def late(event: Event, connection: Any) -> Any:
         return _nothing(event, connection)
 
-    postgres.shop.emit(1)
-    await postgres.outbox.adrain()
+    await postgres.deliver(1)
     [(status, _, error)] = postgres.shop.rows()
     assert (status, postgres.marks()) == ("failed", [])
     assert "write async def" in str(error)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@ASYNCHRONOUS
 async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
     postgres: Books, asynchronous: bool
 ) -> None:
@@ -198,13 +201,8 @@ async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
         connection.execute(sa.insert(effect).values(n=event.payload["n"]))
         connection.commit()
 
-    async def acommit(event: Event, connection: AsyncConnection) -> None:
-        await connection.run_sync(lambda inner: commit(event, inner))
-
-    options: dict[str, Any] = {"name": "books", "once": True, "backoff": {"base": "1h"}}
-    postgres.outbox.handler("*", **options)(acommit if asynchronous else commit)
-    postgres.shop.emit(1)
-    await postgres.outbox.adrain()
+    postgres.register(asynchronous, commit, "1h")
+    await postgres.deliver(1)
     [(status, attempts, error)] = postgres.shop.rows()
     assert (status, attempts) == ("pending", 1)
     assert "inside the block of once" in str(error)
@@ -230,19 +228,13 @@ def test_mariadb_without_a_synchronous_driver_says_what_to_install(monkeypatch: 
 
 
 async def test_a_function_that_is_not_there_leaves_the_others_running(
-    fresh_database: Callable[[str], str],
+    migrated_database: Callable[[str], str],
 ) -> None:
-    url, told = fresh_database("sqlite"), []
+    url, told = migrated_database("sqlite"), []
     missing = Destination("missing", "handler:nowhere:nothing", once=True)
     outbox = Outbox(url, destinations=[missing, Destination("there", "memory:")], routes=[])
-    open_relay(
-        outbox.settings,
-        outbox.tables,
-        outbox.handlers,
-        open_bell(outbox.settings),
-        patience=1.0,
-        left_out=lambda name, error: told.append(name),
-    )
+    parts = (outbox.settings, outbox.tables, outbox.handlers, open_bell(outbox.settings))
+    open_relay(*parts, patience=1.0, left_out=lambda name, error: told.append(name))
     assert told == ["missing"]
 
 

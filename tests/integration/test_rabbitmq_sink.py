@@ -1,4 +1,4 @@
-"""Deliveries as messages on a real RabbitMQ: what they are, what it refuses, and what it does not take."""
+"""Deliveries as messages on a real RabbitMQ: what they are, what it refuses, and when it goes away."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import re
 import socket
 import ssl
-import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import aio_pika
 import aiormq
@@ -19,18 +18,21 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relaybox.config import Destination
+from relaybox.admin import Admin
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Unavailable, Unreachable
-from relaybox.parts import open_sink
+from relaybox.parts import open_store
 from relaybox.sink import Answer
-from relaybox.sinks.rabbitmq import RabbitMqSink
 from relaybox.sinks.rabbitmq_connection import Link
+from relaybox.stores.ledger import SqlLedger
 from relaybox.testing.sink_contract import make_delivery
+from tests.conftest import available
+from tests.integration.outages import Entry, Place, RelayContract, checked, event_ids, shop_to
+from tests.integration.receivers import Receiver, listening
+from tests.integration.sinking import altered, check_refused, deliver, send, sink_to
 from tests.integration.test_http_exchange import certificate
 from tests.servers import rabbitmq
-
-SECRET = "hush-hush"
+from tests.waiting import PATIENCE, await_for
 
 
 class Desk:
@@ -41,10 +43,13 @@ class Desk:
         self.channel = channel
         self.exchange = f"events-{uuid4()}"
 
-    def at(self, routing_key: str = "{event_type}", **options: Any) -> Destination:
-        """A destination that publishes to this desk's exchange."""
-        given = {"exchange": self.exchange, "routing_key": routing_key, **options.pop("options", {})}
-        return Destination("shop", self.url, options=given, **options)
+    def at(self, routing_key: str = "{event_type}", exchange: str | None = None) -> Any:
+        """Open a sink that publishes to this desk's exchange."""
+        return sink_to(self.url, options={"exchange": exchange or self.exchange, "routing_key": routing_key})
+
+    async def send(self, *deliveries: Delivery) -> list[Answer]:
+        async with self.at() as sink:
+            return list(await sink.send(deliveries))
 
     async def declare(self, exchange: str | None = None) -> None:
         await self.channel.declare_exchange(exchange or self.exchange, "topic", auto_delete=True)
@@ -55,13 +60,20 @@ class Desk:
         await queue.bind(exchange or self.exchange, pattern)
         return queue.name
 
-    async def read(self, queue: str) -> list[Any]:
-        """What lies in a queue, oldest first."""
-        source = await self.channel.get_queue(queue)
-        messages = []
-        while message := await source.get(no_ack=True, fail=False):
-            messages.append(message)
-        return messages
+
+async def read(channel: Any, name: str) -> list[Any]:
+    """Return what lies in a queue, oldest first."""
+    messages: list[Any] = []
+
+    async def take(message: Any) -> None:
+        messages.append(message)
+
+    queue = await channel.get_queue(name)
+    count = queue.declaration_result.message_count
+    tag = await queue.consume(take, no_ack=True)
+    await await_for(lambda: len(messages) >= count, lambda: f"{len(messages)} of {count} messages")
+    await queue.cancel(tag)
+    return messages
 
 
 @pytest.fixture
@@ -72,19 +84,6 @@ async def desk(rabbitmq_url: str) -> AsyncIterator[Desk]:
         yield desk
 
 
-async def send(destination: Destination, *deliveries: Delivery) -> list[Answer]:
-    sink = open_sink(destination, {})
-    try:
-        async with asyncio.timeout(20):
-            return list(await sink.send(deliveries))
-    finally:
-        await sink.close()
-
-
-def delivery(event_type: str = "order.paid", **about: Any) -> Delivery:
-    return msgspec.structs.replace(make_delivery(), event_type=event_type, **about)
-
-
 def large(size: int) -> Delivery:
     return make_delivery(f'"{"x" * size}"')
 
@@ -92,9 +91,8 @@ def large(size: int) -> Delivery:
 async def test_a_message_says_what_event_it_is(desk: Desk) -> None:
     queue = await desk.bind()
     sent = make_delivery(headers='{"tenant": "acme", "priority": 7}')
-    assert await send(desk.at(), sent) == [Delivered()]
-
-    [message] = await desk.read(queue)
+    assert await desk.send(sent) == [Delivered()]
+    [message] = await read(desk.channel, queue)
     assert (message.exchange, message.routing_key) == (desk.exchange, "order.paid")
     assert (message.message_id, message.type) == (str(sent.event_id), "order.paid")
     assert message.timestamp == sent.created_at.replace(microsecond=0)
@@ -114,61 +112,53 @@ async def test_a_message_says_what_event_it_is(desk: Desk) -> None:
 async def test_exchange_and_routing_key_are_made_of_the_event(desk: Desk) -> None:
     await desk.declare(f"{desk.exchange}-acme")
     queue = await desk.bind("Order.#", f"{desk.exchange}-acme")
-    options = {"exchange": desk.exchange + "-{tenant}"}
-    destination = desk.at("{aggregate_type}.{aggregate_id}.{event_type}", options=options)
-    assert await send(destination, make_delivery(headers='{"tenant": "acme"}')) == [Delivered()]
-    [message] = await desk.read(queue)
+    async with desk.at("{aggregate_type}.{aggregate_id}.{event_type}", desk.exchange + "-{tenant}") as sink:
+        assert await sink.send([make_delivery(headers='{"tenant": "acme"}')]) == [Delivered()]
+    [message] = await read(desk.channel, queue)
     assert message.routing_key == "Order.1.order.paid"
 
 
 async def test_without_an_exchange_the_routing_key_is_the_queue(desk: Desk) -> None:
     queue = await desk.bind()
-    assert await send(Destination("shop", f"{desk.url}?routing_key={queue}"), large(300_000)) == [Delivered()]
-    [message] = await desk.read(queue)
+    assert await send(f"{desk.url}?routing_key={queue}", large(300_000)) == [Delivered()]
+    [message] = await read(desk.channel, queue)
     assert len(message.body) > 300_000
 
 
 async def test_a_message_for_no_queue_is_not_delivered_until_one_is_bound(desk: Desk) -> None:
-    queue = await desk.bind("order.*")
-    lost = delivery("stock.low")
-    sink = open_sink(desk.at(), {})
-    answers = await sink.send([lost, delivery(), lost, delivery()])
-
-    assert [type(answer) for answer in answers] == [Unavailable, Delivered, Unavailable, Delivered]
-    assert isinstance(answers[0], Unavailable)
-    assert desk.exchange in answers[0].reason
-    assert "'stock.low'" in answers[0].reason
-    assert "no queue is bound" in answers[0].reason
-    assert len(await desk.read(queue)) == 2
-    late = await desk.bind("stock.*")
-    assert await sink.send([lost]) == [Delivered()]
-    assert [message.message_id for message in await desk.read(late)] == [str(lost.event_id)]
-    await sink.close()
+    queue, lost = await desk.bind("order.*"), altered(event_type="stock.low")
+    async with desk.at() as sink:
+        answers = await sink.send([lost, make_delivery(), lost, make_delivery()])
+        assert [type(answer) for answer in answers] == [Unavailable, Delivered, Unavailable, Delivered]
+        check_refused(answers[0], Unavailable, desk.exchange, "'stock.low'", "no queue is bound")
+        assert len(await read(desk.channel, queue)) == 2
+        late = await desk.bind("stock.*")
+        assert await sink.send([lost]) == [Delivered()]
+    assert [message.message_id for message in await read(desk.channel, late)] == [str(lost.event_id)]
 
 
 async def test_none_of_many_copies_of_an_event_is_taken_for_another(desk: Desk) -> None:
     copies = [make_delivery()] * 8
-    answers = await send(desk.at(), *copies)
+    answers = await desk.send(*copies)
     assert [type(answer) for answer in answers] == [Unavailable] * 8
 
 
 async def test_a_missing_exchange_holds_up_nobody_else(desk: Desk) -> None:
     queue = await desk.bind()
-    good = [delivery(aggregate_type=desk.exchange) for _ in range(300)]
-    bad = [delivery(aggregate_type="nowhere") for _ in range(5)]
-    sink = open_sink(desk.at(options={"exchange": "{aggregate_type}"}), {})
-    for _ in range(2):
-        answers = await sink.send([*good[:80], *bad[:2], *good[80:200], *bad[2:], *good[200:]])
-        refused = [answer for answer in answers if isinstance(answer, Unavailable)]
-        assert len(refused) == 5
-        assert {"no exchange 'nowhere'" in answer.reason for answer in refused} == {True}
-        assert [answer for answer in answers if answer not in refused] == [Delivered()] * 300
-    wanted = {str(one.event_id) for one in good}
-    assert {message.message_id for message in await desk.read(queue)} == wanted
-    await desk.declare("nowhere")
-    await desk.bind(exchange="nowhere")
-    assert await sink.send(bad) == [Delivered()] * 5
-    await sink.close()
+    good = [altered(aggregate_type=desk.exchange) for _ in range(300)]
+    bad = [altered(aggregate_type="nowhere") for _ in range(5)]
+    async with desk.at(exchange="{aggregate_type}") as sink:
+        for _ in range(2):
+            answers = await sink.send([*good[:80], *bad[:2], *good[80:200], *bad[2:], *good[200:]])
+            refused = [answer for answer in answers if isinstance(answer, Unavailable)]
+            assert len(refused) == 5
+            assert {"no exchange 'nowhere'" in answer.reason for answer in refused} == {True}
+            assert [answer for answer in answers if answer not in refused] == [Delivered()] * 300
+        wanted = {str(one.event_id) for one in good}
+        assert {message.message_id for message in await read(desk.channel, queue)} == wanted
+        await desk.declare("nowhere")
+        await desk.bind(exchange="nowhere")
+        assert await sink.send(bad) == [Delivered()] * 5
 
 
 async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
@@ -185,16 +175,14 @@ async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
 
     monkeypatch.setattr(aiormq.Channel, "_on_close_frame", close_slowly)
     await desk.bind()
-    sink = RabbitMqSink(desk.at(options={"exchange": "{aggregate_type}"}))
-    await sink.check()
-    assert sink._link is not None
-    connection = sink._link.connection
-    refused = asyncio.ensure_future(sink.send([delivery(aggregate_type="not-there")]))
-    await heard.wait()
-    assert await sink.send([delivery(aggregate_type=desk.exchange)] * 5) == [Delivered()] * 5
-    assert isinstance((await refused)[0], Unavailable)
-    assert sink._link.connection is connection, "a message on a closed channel ends the connection"
-    await sink.close()
+    async with desk.at(exchange="{aggregate_type}") as sink:
+        await sink.check()
+        connection = sink._link.connection
+        refused = asyncio.ensure_future(sink.send([altered(aggregate_type="not-there")]))
+        await heard.wait()
+        assert await sink.send([altered(aggregate_type=desk.exchange)] * 5) == [Delivered()] * 5
+        assert isinstance((await refused)[0], Unavailable)
+        assert sink._link.connection is connection, "a message on a closed channel ends the connection"
 
 
 async def test_a_confirmation_that_the_client_cancels_costs_no_attempt(
@@ -204,178 +192,130 @@ async def test_a_confirmation_that_the_client_cancels_costs_no_attempt(
         raise asyncio.CancelledError
 
     await desk.bind()
-    sink = RabbitMqSink(desk.at())
-    with monkeypatch.context() as broken:
-        broken.setattr(Link, "publish", give_up)
-        [answer] = await sink.send([make_delivery()])
-    assert isinstance(answer, Unavailable)
-    assert await sink.send([make_delivery()]) == [Delivered()]
-    await sink.close()
+    async with desk.at() as sink:
+        with monkeypatch.context() as broken:
+            broken.setattr(Link, "publish", give_up)
+            [answer] = await sink.send([make_delivery()])
+        assert isinstance(answer, Unavailable)
+        assert await sink.send([make_delivery()]) == [Delivered()]
 
 
 async def test_where_the_connection_breaks_what_is_told_delivered_is_there(desk: Desk) -> None:
     queue = await desk.bind()
-    sink = RabbitMqSink(desk.at())
     batch = [make_delivery(key=str(n % 60)) for n in range(600)]
-    sending = asyncio.ensure_future(sink.send(batch))
-    while not sending.done():
-        await asyncio.wait([sending], timeout=0.02)
-        if sink._link is not None:
-            sink._link.cut()
-
-    there = {message.message_id for message in await desk.read(queue)}
-    for one, answer in zip(batch, await sending, strict=True):
-        assert answer != Delivered() or str(one.event_id) in there
-        assert not isinstance(answer, Reject)
-    assert await sink.send([make_delivery()]) == [Delivered()]
-    await sink.close()
+    async with desk.at() as sink:
+        sending = asyncio.ensure_future(sink.send(batch))
+        while not sending.done():
+            await asyncio.wait([sending], timeout=0.02)
+            if sink._link is not None:
+                sink._link.cut()
+        there = {message.message_id for message in await read(desk.channel, queue)}
+        for one, answer in zip(batch, await sending, strict=True):
+            assert answer != Delivered() or str(one.event_id) in there
+            assert not isinstance(answer, Reject)
+        assert await sink.send([make_delivery()]) == [Delivered()]
 
 
 async def test_what_is_over_the_limit_is_rejected_and_nothing_else(desk: Desk) -> None:
     queue = await desk.bind()
     small = [make_delivery() for _ in range(30)]
-    sink = open_sink(desk.at(), {})
-    for _ in range(2):
-        answers = await sink.send([*small[:15], large(rabbitmq.MAX_MESSAGE_SIZE + 1), *small[15:]])
-        [rejected] = [answer for answer in answers if answer != Delivered()]
-        assert isinstance(rejected, Reject), rejected
-        assert str(rabbitmq.MAX_MESSAGE_SIZE) in rejected.reason
-    assert await sink.send([large(1_000_000)]) == [Delivered()]
-    assert len({message.message_id for message in await desk.read(queue)}) == 31
-    await sink.close()
+    async with desk.at() as sink:
+        for _ in range(2):
+            answers = await sink.send([*small[:15], large(rabbitmq.MAX_MESSAGE_SIZE + 1), *small[15:]])
+            [rejected] = [answer for answer in answers if answer != Delivered()]
+            check_refused(rejected, Reject, str(rabbitmq.MAX_MESSAGE_SIZE))
+        assert await sink.send([large(1_000_000)]) == [Delivered()]
+    assert len({message.message_id for message in await read(desk.channel, queue)}) == 31
 
 
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [
-        (delivery("ä" * 128), "event type .* 256 bytes .* 255"),
-        (delivery(aggregate_id="x" * 256), "routing key .* 255"),
+        (altered(event_type="ä" * 128), "event type .* 256 bytes .* 255"),
+        (altered(aggregate_id="x" * 256), "routing key .* 255"),
         (make_delivery(headers=f'{{"{"n" * 129}": "x"}}'), "name of the header .* 129 bytes .* 128"),
-        (
-            make_delivery(headers=f'{{"long": "{"x" * 200_000}"}}'),
-            "headers take 200[0-9]{3} bytes.*frame_max",
-        ),
+        (make_delivery(headers=f'{{"long": "{"x" * 200_000}"}}'), "take 200[0-9]{3} bytes.*frame_max"),
         (make_delivery(headers='{"CC": "x"}'), "'CC'"),
-        (delivery(aggregate_type='a"b'), "AMQP cannot carry it: .*exchange"),
+        (altered(aggregate_type='a"b'), "AMQP cannot carry it: .*exchange"),
     ],
 )
 async def test_what_amqp_cannot_carry_is_rejected(desk: Desk, refused: Delivery, reason: str) -> None:
     await desk.bind()
-    options = {"exchange": "{aggregate_type}"}
-    sink = open_sink(desk.at("{aggregate_id}", options=options), {})
-    answers = await sink.send([refused, delivery(aggregate_type=desk.exchange)])
-    assert isinstance(answers[0], Reject), answers
+    async with desk.at("{aggregate_id}", "{aggregate_type}") as sink:
+        answers = await sink.send([refused, altered(aggregate_type=desk.exchange)])
+    check_refused(answers[0], Reject)
     assert re.search(reason, answers[0].reason), answers[0].reason
     assert answers[1] == Delivered()
-    await sink.close()
 
 
 async def test_what_a_full_queue_refuses_is_not_delivered(desk: Desk) -> None:
     await desk.bind(**{"x-max-length": 1, "x-overflow": "reject-publish"})
-    answers = [await send(desk.at(), make_delivery()) for _ in range(3)]
+    answers = [await desk.send(make_delivery()) for _ in range(3)]
     assert answers[0] == [Delivered()]
-    assert isinstance(answers[2][0], Unavailable)
-    assert "nack" in answers[2][0].reason
-
-
-def place(url: str, login: str, rest: str = "") -> str:
-    return url.replace("guest:guest", login) + rest
+    check_refused(answers[2][0], Unavailable, "nack")
 
 
 @pytest.mark.parametrize(
-    ("login", "rest", "kind", "reason"),
+    ("url", "kind", "reason"),
     [
-        (f"guest:{SECRET}", "", Unavailable, "refuses user 'guest'.*ACCESS_REFUSED"),
-        ("guest:guest", "/nowhere", Unavailable, "virtual host 'nowhere'"),
-        ("reader:reader", "/other", Unavailable, "virtual host 'other'.*'reader'"),
-        ("reader:reader", "?exchange=amq.topic", Unavailable, "access to exchange 'amq.topic'.*refused"),
+        ("amqp://guest:hush-hush@{at}", Unavailable, "refuses user 'guest'.*ACCESS_REFUSED"),
+        ("amqp://guest:guest@{at}/nowhere", Unavailable, "virtual host 'nowhere'"),
+        ("amqp://reader:reader@{at}/other", Unavailable, "virtual host 'other'.*'reader'"),
+        ("amqp://reader:reader@{at}?exchange=amq.topic", Unavailable, "exchange 'amq.topic'.*refused"),
+        ("amqp://u:hush-hush@127.0.0.1:1", Unreachable, "cannot connect to 127.0.0.1:1: .*refused"),
+        ("amqp://u:hush-hush@no.such.host.invalid", Unreachable, "DNS knows no .* no.such.host.invalid:5672"),
+        ("amqps://u:hush-hush@{at}", Unreachable, "TLS with .* failed"),
     ],
 )
-async def test_who_may_not_is_told_so(
-    rabbitmq_url: str, login: str, rest: str, kind: type[Answer], reason: str
+async def test_what_is_not_let_in_or_finds_nobody_says_so(
+    rabbitmq_url: str, url: str, kind: type, reason: str
 ) -> None:
-    destination = Destination("shop", place(rabbitmq_url, login, rest))
-    [answer] = await send(destination, make_delivery())
+    [answer] = await send(url.format(at=rabbitmq_url.rpartition("@")[2]), make_delivery())
     assert type(answer) is kind, answer
-    assert isinstance(answer, Unavailable)
     assert re.search(reason, answer.reason), answer.reason
-    assert SECRET not in answer.reason
+    assert "hush-hush" not in answer.reason
 
 
 async def test_the_password_may_be_kept_elsewhere(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     await desk.bind()
-    url = place(desk.url, "guest")
     monkeypatch.setenv("BROKER_PASSWORD", "guest")
-    destination = Destination("shop", f"{url}?exchange={desk.exchange}", auth="env:BROKER_PASSWORD")
-    assert await send(destination, make_delivery()) == [Delivered()]
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("amqp://u:hush-hush@127.0.0.1:1", "cannot connect to 127.0.0.1:1: .*refused"),
-        ("amqp://u:hush-hush@no.such.host.invalid", "DNS knows no address of no.such.host.invalid:5672"),
-        ("amqps://u:hush-hush@{place}", "TLS with .* failed"),
-    ],
-)
-async def test_where_nobody_is_nothing_is_reached(rabbitmq_url: str, url: str, reason: str) -> None:
-    at = rabbitmq_url.rpartition("@")[2]
-    [answer] = await send(Destination("shop", url.format(place=at), timeout=5), make_delivery())
-    assert isinstance(answer, Unreachable), answer
-    assert re.search(reason, answer.reason), answer.reason
-    assert SECRET not in answer.reason
+    url = f"{desk.url.replace('guest:guest', 'guest')}?exchange={desk.exchange}"
+    assert await send(url, make_delivery(), auth="env:BROKER_PASSWORD") == [Delivered()]
 
 
 async def test_of_several_hosts_one_that_answers_is_enough(desk: Desk) -> None:
     await desk.bind()
     url = desk.url.replace("@", "@127.0.0.1:1,")
-    destination = Destination("shop", f"{url}?exchange={desk.exchange}")
-    assert await send(destination, make_delivery()) == [Delivered()]
+    assert await send(f"{url}?exchange={desk.exchange}", make_delivery()) == [Delivered()]
 
 
 async def test_a_server_of_another_kind_is_unavailable() -> None:
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet(_: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example.org ESMTP ready, at your service\r\n" * 10)
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    url = f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    [answer] = await send(Destination("shop", url, timeout=1), make_delivery())
+    async with listening(greet) as receiver:
+        [answer] = await send(f"amqp://127.0.0.1:{receiver.port}", make_delivery(), timeout=1)
     assert isinstance(answer, Unavailable), answer
-    server.close()
 
 
 async def test_a_server_that_says_nothing_is_unavailable_and_can_be_left() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"amqp://127.0.0.1:{silent.getsockname()[1]}"
-        sink = open_sink(Destination("shop", url, timeout=0.3), {})
-        answers = await sink.send([make_delivery(), make_delivery()])
-        assert [type(answer) for answer in answers] == [Unavailable] * 2
-        assert isinstance(answers[0], Unavailable)
-        assert "no answer from 127.0.0.1" in answers[0].reason
-        sending = asyncio.ensure_future(sink.send([make_delivery()]))
-        await asyncio.sleep(0)
-        began = time.monotonic()
-        await sink.close()
-        assert time.monotonic() - began < 2
-        assert await sending != [Delivered()]
+        async with sink_to(f"amqp://127.0.0.1:{silent.getsockname()[1]}", timeout=0.3) as sink:
+            answers = await sink.send([make_delivery(), make_delivery()])
+            assert [type(answer) for answer in answers] == [Unavailable] * 2
+            check_refused(answers[0], Unavailable, "no answer from 127.0.0.1")
+            sending = asyncio.ensure_future(sink.send([make_delivery()]))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(sink.close(), PATIENCE)
+            assert await sending != [Delivered()]
 
 
 async def test_a_check_reaches_the_broker_and_the_exchange(desk: Desk) -> None:
-    for destination, reason in [
-        (desk.at(), None),
-        (Destination("shop", desk.url), None),
-        (desk.at(options={"exchange": "nowhere-at-all"}), "no exchange 'nowhere-at-all'"),
-        (Destination("shop", "amqp://127.0.0.1:1"), "refused"),
-    ]:
-        sink = RabbitMqSink(destination)
-        if reason is None:
-            await sink.check()
-        else:
-            with pytest.raises(Unavailable, match=reason):
-                await sink.check()
-        await sink.close()
+    assert await checked(f"{desk.url}?exchange={desk.exchange}") == "fine"
+    assert await checked(desk.url) == "fine"
+    assert "no exchange 'nowhere-at-all'" in await checked(f"{desk.url}?exchange=nowhere-at-all")
+    assert "refused" in await checked("amqp://127.0.0.1:1")
 
 
 async def test_over_tls_the_broker_is_known_by_its_certificate(desk: Desk, tmp_path: Path) -> None:
@@ -385,17 +325,15 @@ async def test_over_tls_the_broker_is_known_by_its_certificate(desk: Desk, tmp_p
     context.load_cert_chain(trusted)
     port = int(desk.url.rpartition(":")[2])
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pass_on(_: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pipe(reader, downstream), pipe(upstream, writer))
 
-    server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
-    url = f"amqps://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}?exchange={desk.exchange}"
-    assert await send(Destination("shop", f"{url}&ca={trusted}"), make_delivery()) == [Delivered()]
-    [unknown] = await send(Destination("shop", url), make_delivery())
-    assert isinstance(unknown, Unreachable), unknown
-    assert "certificate verify failed" in unknown.reason
-    server.close()
+    async with listening(pass_on, tls=context) as receiver:
+        url = f"amqps://guest:guest@127.0.0.1:{receiver.port}?exchange={desk.exchange}"
+        assert await send(f"{url}&ca={trusted}", make_delivery()) == [Delivered()]
+        [unknown] = await send(url, make_delivery())
+    check_refused(unknown, Unreachable, "certificate verify failed")
 
 
 async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -403,3 +341,135 @@ async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         while some := await reader.read(65_536):
             writer.write(some)
     writer.close()
+
+
+# --- a broker that goes away ---
+
+
+class RabbitMqPlace(Place):
+    """A queue that outlives the broker."""
+
+    duplicates = 100
+
+    def __init__(self, server: rabbitmq.Broker) -> None:
+        super().__init__(server)
+        self.queue = f"queue-{uuid4()}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.server.url}?routing_key={self.queue}"
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[Any]:
+        async with await aio_pika.connect(self.server.url) as connection:
+            yield await connection.channel()
+
+    async def declare(self) -> None:
+        async with self.channel() as channel:
+            await channel.declare_queue(self.queue, durable=True)
+
+    async def entries(self) -> list[Entry]:
+        async with self.channel() as channel:
+            messages = await read(channel, self.queue)
+        for message in messages:
+            assert message.headers["event-id"] == message.message_id
+        return [(message.headers, message.body) for message in messages]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[rabbitmq.Broker]:
+    """A server to be treated badly."""
+    with available("RabbitMQ", rabbitmq.broker()) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def place(broker: rabbitmq.Broker) -> RabbitMqPlace:
+    made = RabbitMqPlace(broker)
+    await made.declare()
+    return made
+
+
+class TestRabbitMqOutages(RelayContract):
+    async def test_a_queue_that_is_deleted_loses_nothing_that_comes_after(
+        self, place: RabbitMqPlace, database: str
+    ) -> None:
+        shop = shop_to(place.url, database)
+        shop.emit(100, keys=10)
+        async with shop.outbox.relay():
+            await await_for(lambda: shop.states() == {"delivered": 100}, "the first are delivered")
+            async with place.channel() as channel:
+                await channel.queue_delete(place.queue)
+            shop.emit(100, keys=10, first=100)
+            # The circuit opens before the error is written.
+            await await_for(
+                lambda: any("no queue is bound" in (error or "") for _, _, error in shop.rows()), "the reason"
+            )
+            await await_for(lambda: shop.circuit("broker") == "open", "the circuit opens")
+            assert shop.states() == {"delivered": 100, "pending": 100}
+            await place.declare()
+            await await_for(lambda: shop.states() == {"delivered": 200}, "the rest is delivered")
+        found = [headers["event-id"] for headers, _ in await place.entries()]
+        ids = event_ids(shop)
+        for key in range(10):
+            of_key = ids[100 + key :: 10]
+            assert list(dict.fromkeys(id_ for id_ in found if id_ in of_key)) == of_key
+        assert set(found) == set(ids[100:])
+
+    async def test_what_no_queue_is_bound_for_says_why_and_is_never_delivered(
+        self, place: RabbitMqPlace, database: str
+    ) -> None:
+        place.queue = "nobody-listens"
+        shop = shop_to(place.url, database)
+        shop.emit(3)
+        await shop.outbox.adrain()
+        assert shop.states() == {"pending": 3}
+        store = open_store(database, shop.outbox.tables)
+        admin = Admin(SqlLedger(store), shop.outbox.settings.destinations, "tester")
+        [reason] = await admin.why(UUID(event_ids(shop)[0]))
+        assert "no queue is bound" in reason.text
+        assert "'nobody-listens'" in reason.text
+        await store.close()
+
+    async def test_a_broker_that_was_away_is_used_again(self, place: RabbitMqPlace) -> None:
+        async with sink_to(place.url) as sink:
+            assert await sink.send([make_delivery()]) == [Delivered()]
+            await asyncio.to_thread(place.server.stop)
+            try:
+                answers = await sink.send([make_delivery() for _ in range(60)])
+                assert [type(answer) for answer in answers] == [Unreachable] * 60
+            finally:
+                await asyncio.to_thread(place.server.start)
+            assert await sink.send([make_delivery() for _ in range(60)]) == [Delivered()] * 60
+
+    async def test_a_broker_that_hangs_is_unavailable_and_used_again(
+        self, place: RabbitMqPlace, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with sink_to(place.url, timeout=0.5) as sink:
+            await deliver(sink)
+            with place.server.paused():
+                for _ in range(2):
+                    answers = await sink.send([make_delivery() for _ in range(60)])
+                    assert [type(answer) for answer in answers] == [Unavailable] * 60
+                sending = asyncio.ensure_future(sink.send([make_delivery()]))
+                await asyncio.sleep(0)
+                await asyncio.wait_for(sink.close(), PATIENCE)
+                assert await sending != [Delivered()]
+            await deliver(sink)
+        assert not [record for record in caplog.records if record.name.startswith("aiormq")]
+
+    async def test_a_broker_short_of_memory_says_so_and_takes_it_later(self, place: RabbitMqPlace) -> None:
+        async def low() -> bool:
+            return "low on memory" in str((await sink.send([make_delivery()]))[0])
+
+        async with sink_to(place.url, timeout=1) as sink:
+            await deliver(sink)
+            await asyncio.to_thread(place.server.control, "set_vm_memory_high_watermark", "absolute", "1")
+            try:
+                await await_for(low, "low on memory")
+                check_refused((await sink.send([make_delivery()]))[0], Unavailable, "low on memory")
+            finally:
+                await asyncio.to_thread(
+                    place.server.control, "set_vm_memory_high_watermark", "absolute", "512MB"
+                )
+            await deliver(sink)

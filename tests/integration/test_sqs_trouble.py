@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from relaybox.parts import open_sink
 from relaybox.sink import Answer
 from relaybox.sinks.sqs import SqsSink
 from relaybox.testing.sink_contract import make_delivery, type_of
-from tests.integration.amazon import Amazon, Queue, sink_at
+from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401
+from tests.integration.outages import checked
 from tests.integration.receivers import Receiver, answer, doing, listening, read_request
+from tests.integration.sinking import PATIENT, check_refused, send, sink_to
+from tests.waiting import PATIENCE
 
+# ruff: noqa: F811
 
-@pytest.fixture(scope="module")
-def amazon(moto_url: str) -> Iterator[Amazon]:
-    with Amazon(moto_url) as amazon:
-        yield amazon
+AWS = "sqs.eu-west-1.amazonaws.com"
 
 
 @pytest.fixture(autouse=True)
@@ -40,35 +42,22 @@ def nobodys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-async def send(sink: str, *deliveries: Delivery, **options: Any) -> list[Answer]:
-    opened = open_sink(Destination("shop", sink, **options), {})
-    try:
-        return list(await opened.send(deliveries))
-    finally:
-        await opened.close()
-
-
 def refusal(kind: str, status: str = "400 Bad Request") -> bytes:
     body = json.dumps({"__type": f"com.amazonaws.sqs#{kind}", "message": f"it is {kind}"}).encode()
     return answer(status, body, "content-type: application/x-amz-json-1.0")
 
 
 async def test_a_queue_that_is_missing_is_named_and_takes_messages_when_it_is_made(amazon: Amazon) -> None:
-    sink = open_sink(Destination("shop", amazon.sink("{tenant}-later")), {})
-    assert isinstance(sink, SqsSink)
-    tenant = f"t{id(sink)}"
-    delivery = make_delivery(headers=json.dumps({"tenant": tenant}))
-    [missing] = await sink.send([delivery])
-    assert isinstance(missing, Unavailable)
-    assert f"no SQS queue '{tenant}-later' in eu-west-1" in missing.reason
-
-    queue = amazon.queue(name=f"{tenant}-later")
-    assert await sink.send([delivery]) == [Delivered()]
-    amazon.sqs.delete_queue(QueueUrl=queue.url)
-    [gone] = await sink.send([delivery])
-    assert isinstance(gone, Unavailable)
-    assert f"no SQS queue '{tenant}-later'" in gone.reason
-    await sink.close()
+    async with sink_to(amazon.sink("{tenant}-later")) as sink:
+        tenant = f"t{id(sink)}"
+        delivery = make_delivery(headers=json.dumps({"tenant": tenant}))
+        [missing] = await sink.send([delivery])
+        check_refused(missing, Unavailable, f"no SQS queue '{tenant}-later' in eu-west-1")
+        queue = amazon.queue(name=f"{tenant}-later")
+        assert await sink.send([delivery]) == [Delivered()]
+        amazon.sqs.delete_queue(QueueUrl=queue.url)
+        [gone] = await sink.send([delivery])
+        check_refused(gone, Unavailable, f"no SQS queue '{tenant}-later'")
 
 
 @pytest.mark.parametrize(
@@ -131,29 +120,20 @@ async def test_a_request_that_is_refused_for_one_message_is_halved_until_it_is_f
 async def test_wrong_credentials_are_the_destinations_trouble_and_new_ones_are_found(
     amazon: Amazon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = amazon.queue()
-    sink = open_sink(Destination("shop", _chained(amazon, queue)), {})
-    [none] = await sink.send([make_delivery()])
-    assert isinstance(none, Unavailable)
-    assert "no AWS credentials" in none.reason
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
-    try:
-        _check_credentials(amazon, True)
-        [wrong] = await sink.send([make_delivery()])
-    finally:
-        _check_credentials(amazon, False)
-    assert isinstance(wrong, Unavailable)
-    assert "InvalidClientTokenId" in wrong.reason
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "right")
-    assert await sink.send([make_delivery(), make_delivery()]) == [Delivered()] * 2
-    await sink.close()
-
-
-def _chained(amazon: Amazon, queue: Queue) -> str:
-    return f"sqs:///{queue.name}?region=eu-west-1&endpoint={amazon.endpoint}"
+    url = f"sqs:///{amazon.queue().name}?region=eu-west-1&endpoint={amazon.endpoint}"
+    async with sink_to(url) as sink:
+        [none] = await sink.send([make_delivery()])
+        check_refused(none, Unavailable, "no AWS credentials")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
+        try:
+            _check_credentials(amazon, True)
+            [wrong] = await sink.send([make_delivery()])
+        finally:
+            _check_credentials(amazon, False)
+        check_refused(wrong, Unavailable, "InvalidClientTokenId")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "right")
+        assert await sink.send([make_delivery(), make_delivery()]) == [Delivered()] * 2
 
 
 def _check_credentials(amazon: Amazon, on: bool) -> None:
@@ -182,53 +162,55 @@ async def test_nobody_there_is_unreachable(amazon: Amazon) -> None:
             amazon.endpoint.replace("http:", "https:"): "TLS",
         }.items():
             [gone] = await send(sink_at(endpoint, "orders"), make_delivery())
-            assert isinstance(gone, Unreachable), gone
-            assert reason in gone.reason
+            check_refused(gone, Unreachable, reason)
 
 
-async def accepted(listener: socket.socket) -> socket.socket:
-    """The next connection, on which nothing will be said."""
-    connection, _ = await asyncio.to_thread(listener.accept)
-    return connection
+@asynccontextmanager
+async def unanswered(
+    *deliveries: Delivery, **settings: Any
+) -> AsyncIterator[tuple[Any, asyncio.Future[Any]]]:
+    """A sink and a send of it to a service that has taken the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with sink_to(
+            sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders"), **settings
+        ) as sink:
+            sending = asyncio.ensure_future(sink.send(deliveries))
+            connection, _ = await asyncio.to_thread(silent.accept)
+            with connection:
+                yield sink, sending
 
 
 async def test_a_service_that_says_nothing_is_given_up_in_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders")
-        answers = await send(url, make_delivery(), make_delivery(), timeout=0.2)
-        assert [type(one) for one in answers] == [Unavailable] * 2
-        assert "no answer" in str(answers[0])
+    async with unanswered(make_delivery(), make_delivery(), timeout=0.2) as (_, sending):
+        answers = await asyncio.wait_for(sending, PATIENCE)
+    assert [type(one) for one in answers] == [Unavailable] * 2
+    assert "no answer" in str(answers[0])
 
 
 async def test_a_sink_that_is_closed_gives_up_what_is_not_answered() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders")
-        sink = open_sink(Destination("shop", url), {})
-        sending = asyncio.ensure_future(sink.send([make_delivery()]))
-        with await accepted(silent):
-            async with asyncio.timeout(20):
-                await sink.close()
-                [closed] = await sending
+    async with unanswered(make_delivery(), **PATIENT) as (sink, sending), asyncio.timeout(PATIENCE):
+        await sink.close()
+        [closed] = await sending
     assert isinstance(closed, Retry | Unavailable)
+
+
+async def test_a_send_that_is_cancelled_ends() -> None:
+    async with unanswered(make_delivery(key="a"), make_delivery(key="a"), **PATIENT) as (_, sending):
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(sending, PATIENCE)
 
 
 async def test_a_check_reaches_the_queue_or_says_why_not(amazon: Amazon) -> None:
     queue, (arn, _) = amazon.queue(), amazon.topic()
     for path in (queue.name, "{tenant}-events", arn, f"{arn}-{{tenant}}"):
-        sink = open_sink(Destination("shop", amazon.sink(path)), {})
-        assert isinstance(sink, SqsSink)
-        await sink.check()
-        await sink.close()
+        assert await checked(amazon.sink(path)) == "fine"
     for path, endpoint, reason in [
         ("missing", amazon.endpoint, "no SQS queue 'missing'"),
         (f"{arn}-x", amazon.endpoint, "no SNS topic"),
         (queue.name, "http://127.0.0.1:1", "cannot connect"),
     ]:
-        sink = open_sink(Destination("shop", sink_at(endpoint, path)), {})
-        assert isinstance(sink, SqsSink)
-        with pytest.raises(Unavailable, match=reason):
-            await sink.check()
-        await sink.close()
+        assert reason in await checked(sink_at(endpoint, path))
 
 
 @pytest.mark.parametrize(
@@ -268,11 +250,7 @@ def test_a_url_that_is_wrong_is_an_error_that_shows_no_secret(
 @pytest.mark.parametrize(
     ("sink", "region", "endpoint"),
     [
-        (
-            "sqs://sqs.eu-west-1.amazonaws.com/123456789012/o",
-            "eu-west-1",
-            "https://sqs.eu-west-1.amazonaws.com",
-        ),
+        (f"sqs://{AWS}/123456789012/o", "eu-west-1", f"https://{AWS}"),
         ("sqs://localhost:4566/o?region=eu-west-1", "eu-west-1", "https://localhost:4566"),
         ("sqs://[::1]/o?region=eu-west-1", "eu-west-1", "https://[::1]"),
         ("sqs:///arn:aws-cn:sns:cn-north-1:123456789012:o", "cn-north-1", None),
@@ -283,15 +261,3 @@ def test_a_url_says_where(sink: str, region: str, endpoint: str | None) -> None:
     opened = open_sink(Destination("shop", sink), {})
     assert isinstance(opened, SqsSink)
     assert (opened._place.region, opened._place.endpoint) == (region, endpoint)
-
-
-async def test_a_send_that_is_cancelled_ends(amazon: Amazon) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        sink = open_sink(Destination("shop", sink_at(endpoint, "orders")), {})
-        sending = asyncio.ensure_future(sink.send([make_delivery(key="a"), make_delivery(key="a")]))
-        with await accepted(silent):
-            sending.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(sending, 20)
-        await sink.close()
