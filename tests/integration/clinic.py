@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from relaybox import Destination, Outbox, Route
 from relaybox.cli import app
-from tests.schema_snapshot import engine, run_script
+from tests.databases import engine
+from tests.schema_snapshot import run_script
 
 CONSOLE = """
 [relaybox]
@@ -42,7 +43,6 @@ class Clinic:
             unrouted="store",
             notify=False,
         )
-        self.outbox.migrate()
 
     def configure(self, options: str = "", more: str = "", text: str | None = None) -> None:
         """Write the configuration."""

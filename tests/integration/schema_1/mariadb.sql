@@ -3,7 +3,6 @@ CREATE TABLE outbox_migration (
     applied_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
     PRIMARY KEY (version)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE TABLE outbox_event (
     id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     event_id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -43,17 +42,11 @@ CREATE TABLE outbox_event (
     CONSTRAINT outbox_event_payload CHECK ((payload IS NULL) <> (payload_data IS NULL) AND (payload_data IS NULL) = (payload_encoding IS NULL)),
     CONSTRAINT outbox_event_counts CHECK (attempts >= 0 AND max_attempts >= 1 AND crashes >= 0)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE INDEX idx_outbox_event_aggregate ON outbox_event (aggregate_type, aggregate_id);
-
 CREATE INDEX idx_outbox_event_dead ON outbox_event (failed_destination, `position`);
-
 CREATE INDEX idx_outbox_event_due ON outbox_event (due_destination, next_attempt_at, `position`);
-
 CREATE INDEX idx_outbox_event_head ON outbox_event (head_destination, ordering_key, `position`);
-
 CREATE INDEX idx_outbox_event_kept ON outbox_event (destination, delivered_at);
-
 CREATE TABLE outbox_idempotency (
     event_type VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
     idempotency_key VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
@@ -61,9 +54,7 @@ CREATE TABLE outbox_idempotency (
     created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
     PRIMARY KEY (event_type, idempotency_key)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE INDEX idx_outbox_idempotency_created ON outbox_idempotency (created_at);
-
 CREATE TABLE outbox_attempt (
     delivery_id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     attempt INTEGER NOT NULL,
@@ -72,7 +63,6 @@ CREATE TABLE outbox_attempt (
     error_message TEXT NOT NULL,
     PRIMARY KEY (delivery_id, attempt)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE TABLE outbox_destination (
     name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
     paused_at DATETIME(6),
@@ -87,7 +77,6 @@ CREATE TABLE outbox_destination (
     PRIMARY KEY (name),
     CONSTRAINT outbox_destination_circuit CHECK (circuit IN ('closed', 'open', 'half_open'))
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE TABLE outbox_relay (
     name VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
     host VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
@@ -99,7 +88,6 @@ CREATE TABLE outbox_relay (
     leads_until DATETIME(6),
     PRIMARY KEY (name)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE TABLE outbox_leader (
     name VARCHAR(50) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
     relay VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
@@ -107,7 +95,6 @@ CREATE TABLE outbox_leader (
     leads_until DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
     PRIMARY KEY (name)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE TABLE outbox_audit (
     id BIGINT NOT NULL AUTO_INCREMENT,
     at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
@@ -117,9 +104,7 @@ CREATE TABLE outbox_audit (
     affected INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (id)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE INDEX idx_outbox_audit_at ON outbox_audit (at);
-
 CREATE TABLE outbox_stats (
     minute DATETIME(6) NOT NULL,
     destination VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
@@ -130,14 +115,11 @@ CREATE TABLE outbox_stats (
     lag JSON NOT NULL,
     PRIMARY KEY (minute, destination, relay)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE TABLE inbox_message (
     consumer VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
     message_id VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL,
     processed_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
     PRIMARY KEY (consumer, message_id)
 )ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
 CREATE INDEX idx_inbox_message_processed ON inbox_message (processed_at);
-
 INSERT INTO outbox_migration (version) VALUES (1);

@@ -3,7 +3,6 @@ CREATE TABLE outbox_migration (
     applied_at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
     PRIMARY KEY (version)
 );
-
 CREATE TABLE outbox_event (
     id UUID NOT NULL,
     event_id UUID NOT NULL,
@@ -41,17 +40,11 @@ CREATE TABLE outbox_event (
     CONSTRAINT outbox_event_counts CHECK (attempts >= 0 AND max_attempts >= 1 AND crashes >= 0)
 )
  WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_analyze_scale_factor = 0.02, autovacuum_analyze_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
-
 CREATE INDEX idx_outbox_event_aggregate ON outbox_event (aggregate_type, aggregate_id);
-
 CREATE INDEX idx_outbox_event_delivered ON outbox_event (destination, delivered_at) WHERE status = 'delivered';
-
 CREATE INDEX idx_outbox_event_failed ON outbox_event (destination, position) WHERE status = 'failed';
-
 CREATE INDEX idx_outbox_event_key_head ON outbox_event (destination, ordering_key, position) WHERE status IN ('pending', 'failed') AND ordering_key IS NOT NULL;
-
 CREATE INDEX idx_outbox_event_pending_next_attempt ON outbox_event (destination, next_attempt_at, position) WHERE status = 'pending';
-
 CREATE TABLE outbox_idempotency (
     event_type VARCHAR(100) COLLATE "C" NOT NULL,
     idempotency_key VARCHAR(255) COLLATE "C" NOT NULL,
@@ -59,9 +52,7 @@ CREATE TABLE outbox_idempotency (
     created_at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
     PRIMARY KEY (event_type, idempotency_key)
 );
-
 CREATE INDEX idx_outbox_idempotency_created ON outbox_idempotency (created_at);
-
 CREATE TABLE outbox_attempt (
     delivery_id UUID NOT NULL,
     attempt INTEGER NOT NULL,
@@ -70,7 +61,6 @@ CREATE TABLE outbox_attempt (
     error_message TEXT NOT NULL,
     PRIMARY KEY (delivery_id, attempt)
 );
-
 CREATE TABLE outbox_destination (
     name VARCHAR(100) COLLATE "C" NOT NULL,
     paused_at TIMESTAMP WITH TIME ZONE,
@@ -85,7 +75,6 @@ CREATE TABLE outbox_destination (
     PRIMARY KEY (name),
     CONSTRAINT outbox_destination_circuit CHECK (circuit IN ('closed', 'open', 'half_open'))
 );
-
 CREATE TABLE outbox_relay (
     name VARCHAR(200) COLLATE "C" NOT NULL,
     host VARCHAR(255) COLLATE "C" NOT NULL,
@@ -97,7 +86,6 @@ CREATE TABLE outbox_relay (
     leads_until TIMESTAMP WITH TIME ZONE,
     PRIMARY KEY (name)
 );
-
 CREATE TABLE outbox_leader (
     name VARCHAR(50) COLLATE "C" NOT NULL,
     relay VARCHAR(200) COLLATE "C" NOT NULL,
@@ -105,7 +93,6 @@ CREATE TABLE outbox_leader (
     leads_until TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
     PRIMARY KEY (name)
 );
-
 CREATE TABLE outbox_audit (
     id BIGINT GENERATED ALWAYS AS IDENTITY,
     at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
@@ -115,9 +102,7 @@ CREATE TABLE outbox_audit (
     affected INTEGER DEFAULT 0 NOT NULL,
     PRIMARY KEY (id)
 );
-
 CREATE INDEX idx_outbox_audit_at ON outbox_audit (at);
-
 CREATE TABLE outbox_stats (
     minute TIMESTAMP WITH TIME ZONE NOT NULL,
     destination VARCHAR(100) COLLATE "C" NOT NULL,
@@ -128,14 +113,11 @@ CREATE TABLE outbox_stats (
     lag JSONB NOT NULL,
     PRIMARY KEY (minute, destination, relay)
 );
-
 CREATE TABLE inbox_message (
     consumer VARCHAR(100) COLLATE "C" NOT NULL,
     message_id VARCHAR(255) COLLATE "C" NOT NULL,
     processed_at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
     PRIMARY KEY (consumer, message_id)
 );
-
 CREATE INDEX idx_inbox_message_processed ON inbox_message (processed_at);
-
 INSERT INTO outbox_migration (version) VALUES (1);

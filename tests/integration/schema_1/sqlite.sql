@@ -3,7 +3,6 @@ CREATE TABLE outbox_migration (
     applied_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now') || '000') NOT NULL,
     PRIMARY KEY (version)
 );
-
 CREATE TABLE outbox_event (
     id CHAR(32) NOT NULL,
     event_id CHAR(32) NOT NULL,
@@ -40,26 +39,17 @@ CREATE TABLE outbox_event (
     CONSTRAINT outbox_event_payload CHECK ((payload IS NULL) <> (payload_data IS NULL) AND (payload_data IS NULL) = (payload_encoding IS NULL)),
     CONSTRAINT outbox_event_counts CHECK (attempts >= 0 AND max_attempts >= 1 AND crashes >= 0)
 );
-
 CREATE INDEX idx_outbox_event_aggregate ON outbox_event (aggregate_type, aggregate_id);
-
 CREATE INDEX idx_outbox_event_delivered ON outbox_event (destination, delivered_at) WHERE status = 'delivered';
-
 CREATE INDEX idx_outbox_event_failed ON outbox_event (destination, position) WHERE status = 'failed';
-
 CREATE INDEX idx_outbox_event_key_head ON outbox_event (destination, ordering_key, position) WHERE status IN ('pending', 'failed') AND ordering_key IS NOT NULL;
-
 CREATE INDEX idx_outbox_event_pending_next_attempt ON outbox_event (destination, next_attempt_at, position) WHERE status = 'pending';
-
 CREATE TABLE "outbox_position" (id INTEGER PRIMARY KEY CHECK (id = 1), value BIGINT NOT NULL);
-
 INSERT INTO "outbox_position" (id, value) VALUES (1, 0);
-
 CREATE TRIGGER "outbox_event_position" AFTER INSERT ON "outbox_event" BEGIN
     UPDATE "outbox_position" SET value = value + 1;
     UPDATE "outbox_event" SET position = (SELECT value FROM "outbox_position") WHERE id = NEW.id;
 END;
-
 CREATE TABLE outbox_idempotency (
     event_type VARCHAR(100) NOT NULL,
     idempotency_key VARCHAR(255) NOT NULL,
@@ -67,9 +57,7 @@ CREATE TABLE outbox_idempotency (
     created_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now') || '000') NOT NULL,
     PRIMARY KEY (event_type, idempotency_key)
 );
-
 CREATE INDEX idx_outbox_idempotency_created ON outbox_idempotency (created_at);
-
 CREATE TABLE outbox_attempt (
     delivery_id CHAR(32) NOT NULL,
     attempt INTEGER NOT NULL,
@@ -78,7 +66,6 @@ CREATE TABLE outbox_attempt (
     error_message TEXT NOT NULL,
     PRIMARY KEY (delivery_id, attempt)
 );
-
 CREATE TABLE outbox_destination (
     name VARCHAR(100) NOT NULL,
     paused_at DATETIME,
@@ -93,7 +80,6 @@ CREATE TABLE outbox_destination (
     PRIMARY KEY (name),
     CONSTRAINT outbox_destination_circuit CHECK (circuit IN ('closed', 'open', 'half_open'))
 );
-
 CREATE TABLE outbox_relay (
     name VARCHAR(200) NOT NULL,
     host VARCHAR(255) NOT NULL,
@@ -105,7 +91,6 @@ CREATE TABLE outbox_relay (
     leads_until DATETIME,
     PRIMARY KEY (name)
 );
-
 CREATE TABLE outbox_leader (
     name VARCHAR(50) NOT NULL,
     relay VARCHAR(200) NOT NULL,
@@ -113,7 +98,6 @@ CREATE TABLE outbox_leader (
     leads_until DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now') || '000') NOT NULL,
     PRIMARY KEY (name)
 );
-
 CREATE TABLE outbox_audit (
     id INTEGER NOT NULL,
     at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now') || '000') NOT NULL,
@@ -123,9 +107,7 @@ CREATE TABLE outbox_audit (
     affected INTEGER DEFAULT 0 NOT NULL,
     PRIMARY KEY (id)
 );
-
 CREATE INDEX idx_outbox_audit_at ON outbox_audit (at);
-
 CREATE TABLE outbox_stats (
     minute DATETIME NOT NULL,
     destination VARCHAR(100) NOT NULL,
@@ -136,14 +118,11 @@ CREATE TABLE outbox_stats (
     lag TEXT NOT NULL,
     PRIMARY KEY (minute, destination, relay)
 );
-
 CREATE TABLE inbox_message (
     consumer VARCHAR(100) NOT NULL,
     message_id VARCHAR(255) NOT NULL,
     processed_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now') || '000') NOT NULL,
     PRIMARY KEY (consumer, message_id)
 );
-
 CREATE INDEX idx_inbox_message_processed ON inbox_message (processed_at);
-
 INSERT INTO outbox_migration (version) VALUES (1);

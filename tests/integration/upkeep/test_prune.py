@@ -46,7 +46,7 @@ async def test_old_rows_that_are_final_are_pruned_and_no_other_is(
     assert bench.ids() == {everything[name] for name in ("pending", "parked", "failed")}
 
 
-@pytest.mark.parametrize("retention", ["401d", "3650d", "36500d"])
+@pytest.mark.parametrize("retention", ["401d", "36500d"])
 async def test_what_is_not_old_enough_is_kept(
     retention: str, bench: Bench, everything: dict[str, UUID]
 ) -> None:
@@ -168,14 +168,14 @@ async def prune_discarded(upkeep: SqlUpkeep, term: int, after: UUID | None = Non
 
 
 async def test_rows_that_somebody_has_locked_are_stepped_over(bench: Bench) -> None:
-    if bench.url.drivername == "sqlite":
+    if not bench.locks_rows:
         pytest.skip("SQLite has no row locks")
     upkeep, event = bench.upkeep(), bench.tables.event
     term = await leading(upkeep)
     locked, _ = (bench.put("shop", "delivered", age=100) for _ in range(2))
     with bench.engine.begin() as connection:
         connection.execute(sa.select(event.c.id).where(event.c.id == locked).with_for_update())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await upkeep.prune_delivered(term, "shop", 0.0, None, 10) == Slice(1, None)
     assert bench.ids() == {locked}
 
@@ -200,10 +200,10 @@ async def tell_all(upkeep: SqlUpkeep, term: int) -> list[Any]:
         await upkeep.prune_delivered(term, "shop", 0.0, None, 10),
         await prune_discarded(upkeep, term),
         await upkeep.prune_orphans(term, None, 10),
-        await upkeep.prune_history(term, "idempotency", 0.0, 10),
-        await upkeep.prune_history(term, "inbox", 0.0, 10),
-        await upkeep.prune_history(term, "stats", 0.0, 10),
-        await upkeep.prune_history(term, "audit", 0.0, 10),
+        *[
+            await upkeep.prune_history(term, name, 0.0, 10)
+            for name in ("idempotency", "inbox", "stats", "audit")
+        ],
         await upkeep.sweep(term, "shop", True, None, 10),
         await upkeep.unpark(term, "shop", 10),
     ]

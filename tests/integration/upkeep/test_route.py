@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -20,25 +19,10 @@ from relaybox.errors import StoreError
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute
 from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.statements import Query
 from relaybox.stores.upkeep import ROUTED, SqlUpkeep
 from relaybox.upkeep import Router, Slice, Target, Turn, Waiting
-from tests.integration.shop import until
-from tests.integration.test_plans import (
-    BATCH,
-    IDS,
-    MYSQL_FILL,
-    MYSQL_PENDING,
-    PENDING,
-    SQLITE_FILL,
-    Mariadb,
-    Sqlite,
-    create_tables,
-    fill,
-    indexes,
-)
-from tests.integration.upkeep import test_plans as plans
 from tests.integration.upkeep.bench import Bench, go_on, leading
+from tests.waiting import await_for
 
 MAIL = Destination("mail", "console:")
 INDEX = Destination("index", "console:", ordered=True)
@@ -49,7 +33,7 @@ LEASE: dict[str, Any] = {"leased_until": FUTURE, "lease_token": uuid4(), "lease_
 
 def emit(bench: Bench, *calls: Call) -> list[UUID]:
     """Emitted by an application without routes; each in a transaction of its own."""
-    outbox = Outbox(bench.url.render_as_string(hide_password=False), unrouted="store")
+    outbox = Outbox(bench.url, unrouted="store")
     ids = []
     for call in calls:
         with bench.engine.begin() as connection:
@@ -290,7 +274,7 @@ async def test_what_an_operator_did_in_the_meantime_stands(bench: Bench, values:
 
 
 async def test_nothing_gets_ahead_of_a_row_that_somebody_has_locked(bench: Bench) -> None:
-    if bench.url.drivername == "sqlite":
+    if not bench.locks_rows:
         pytest.skip("SQLite has one writer at a time anyway")
     moved, _ = emit(bench, order(0), order(0))
     event = bench.tables.event
@@ -329,7 +313,7 @@ async def test_a_relay_that_starts_with_a_new_route_delivers_what_waited(
     emit(bench, *(order(n) for n in range(40)), order(0, "nobody.asked"))
     # Only who is woken looks again within the test's time.
     idle = {"poll_interval": "1h"}
-    outbox = Outbox(bench.url.render_as_string(hide_password=False))
+    outbox = Outbox(bench.url)
     arrived: dict[str, list[Event]] = {"mail": [], "index": []}
 
     def take(name: str) -> Callable[[Event], Any]:
@@ -341,86 +325,9 @@ async def test_a_relay_that_starts_with_a_new_route_delivers_what_waited(
     outbox.handler("order.*", name="mail", **idle)(take("mail"))
     outbox.handler("order.*", name="index", ordered=True, **idle)(take("index"))
     async with outbox.relay():
-        await until(lambda: all(len(events) == 40 for events in arrived.values()), "both got 40 events")
+        await await_for(lambda: all(len(events) == 40 for events in arrived.values()))
     for events in arrived.values():
         assert len({event.id for event in events}) == 40
     numbers = [event.payload["n"] for event in arrived["index"]]
     assert all([n for n in numbers if n % 3 == key] == list(range(key, 40, 3)) for key in range(3))
     assert [row.event_type for row in rows(bench, "")] == ["nobody.asked"]
-
-
-# Plans
-
-
-class EveryTenth:
-    """Takes one of ten, for two destinations."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def takes(self, event_type: str) -> bool:
-        self._seen += 1
-        return self._seen % 10 == 0
-
-    def targets(self, event: Waiting) -> Sequence[Target]:
-        return [Target("mail", None, 5), Target("index", "k", 5)]
-
-
-async def explained(database: Any) -> list[Any]:
-    """Three pages of unrouted rows, with how they were gone through."""
-    bench = plans.Bench(database)
-    term = await bench.lead()
-    bench.driver.take()
-    by, after = EveryTenth(), None
-    for _ in range(3):
-        step = await bench.upkeep.route(term, by, after, BATCH)
-        assert step is not None
-        assert (step.changed, step.after is not None) == (BATCH // 10, True)
-        after = step.after
-    database.close()
-    return bench.driver.take()
-
-
-@pytest.mark.parametrize("analysed", [(), ("ANALYZE",)], ids=["as it is", "analysed"])
-async def test_postgresql_with_a_hundred_thousand_unrouted_rows(
-    analysed: Iterable[str], fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database("postgresql-18")
-    tables = create_tables(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("ALTER TABLE outbox_event SET (autovacuum_enabled = off)")
-        fill(url, "", 100_000)
-        for statement in analysed:
-            connection.execute(statement)
-    seen = await explained(plans.AllTables(url, tables))
-    for one in seen:
-        assert one.largest_sort <= 2 * BATCH, one
-        for access in one.accesses:
-            assert access.how != "Seq Scan", one
-            assert access.rows <= 2 * BATCH, one
-    assert plans.indexes_of_events(seen) == {PENDING, IDS}
-
-
-async def test_mariadb_routes_by_its_indexes(fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("mariadb")
-    database = Mariadb(url, create_tables(url))
-    database.execute(Query("SET max_recursive_iterations = 1000000", ()))
-    database.execute(Query(MYSQL_FILL, (20_000, "", 0, *["pending"] * 3)))
-    database.end()
-    seen = await explained(database)
-    for one in seen:
-        for access in one.accesses:
-            assert access.how in ("const", "eq_ref", "ref", "range"), one
-    assert indexes(seen) == {MYSQL_PENDING, "PRIMARY"}
-
-
-async def test_sqlite_routes_by_its_indexes(fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("sqlite")
-    database = Sqlite(url, create_tables(url))
-    fill_sql = SQLITE_FILL.replace("n % nullif(?, 0)", "(n % nullif(?, 0))")
-    database.execute(Query(fill_sql, (20_000, "", 0, *["pending"] * 3)))
-    seen = await explained(database)
-    for one in seen:
-        for access in one.accesses:
-            assert access.how == "SEARCH", one
-    assert indexes(seen) == {PENDING, "sqlite_autoindex_outbox_event_1"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,23 +13,9 @@ from relaybox.ledger import Choice, Filter, State
 from relaybox.outcome import Delivered
 from relaybox.stores.search import Part, Search
 from relaybox.stores.steps import Steps
-from tests.integration.operated import Operated
+from tests.integration.operated import Operated, details
 
 FAILED = Filter(status="failed", destination="mail")
-KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
-
-
-@pytest.fixture(params=KINDS)
-async def outbox(
-    request: pytest.FixtureRequest, fresh_database: Callable[[str], str]
-) -> AsyncIterator[Operated]:
-    operated = Operated(fresh_database(request.param))
-    yield operated
-    await operated.close()
-
-
-def details(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 async def test_stats_count_each_state_of_each_destination(outbox: Operated) -> None:
