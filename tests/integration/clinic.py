@@ -78,6 +78,13 @@ class Clinic:
         assert re.search(title, found[0]["title"]), found
         return found[0]
 
+    def mend(self, title: str, *arguments: str) -> dict[str, str]:
+        """Do what the only finding says; then there is none."""
+        finding = self.only_finding(title, *arguments)
+        self.apply(finding["fix"])
+        assert self.findings(*arguments) == []
+        return finding
+
     def apply(self, fix: str) -> None:
         """Do what a finding says: a command of ours, or SQL."""
         if fix.startswith("relaybox "):

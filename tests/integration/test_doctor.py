@@ -93,9 +93,7 @@ def test_nothing_is_said_of_tables_with_other_names(clinic: Clinic, line: str, t
     clinic.run("migrate")
     assert clinic.findings() == []
     clinic.sql(f"ALTER TABLE {table} DROP COLUMN error_message")
-    finding = clinic.only_finding("column .*error_message is missing")
-    clinic.apply(finding["fix"])
-    assert clinic.findings() == []
+    clinic.mend("column .*error_message is missing")
 
 
 OF_TABLES = ("--only", "schema", "--only", "vacuum")
@@ -168,10 +166,8 @@ def test_old_tables_are_told_once_and_migrated(clinic: Clinic) -> None:
     for table in ("outbox_sample", "outbox_operation"):
         clinic.sql(f"DROP TABLE {table}")
     clinic.sql("DELETE FROM outbox_migration WHERE version = 2")
-    finding = clinic.only_finding("tables are at version 1, and this release needs 2")
+    finding = clinic.mend("tables are at version 1, and this release needs 2")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox migrate")
-    clinic.apply(finding["fix"])
-    assert clinic.findings() == []
 
 
 @on_each_kind
@@ -307,10 +303,8 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
         holder.execute("CREATE TEMPORARY TABLE held ()")
         assert clinic.findings() == []
         monkeypatch.setattr(transactions, "OLD", 0.0)
-        finding = clinic.only_finding("a transaction is open for")
+        finding = clinic.mend("a transaction is open for")
         assert "idle in transaction" in finding["detail"]
-        clinic.apply(finding["fix"])
-        assert clinic.findings() == []
 
 
 def test_what_a_server_of_its_own_has_is_found_and_mended(
@@ -329,9 +323,7 @@ def test_what_a_server_of_its_own_has_is_found_and_mended(
             connection.execute("INSERT INTO outbox_destination (name) VALUES ('held')")
             connection.execute("PREPARE TRANSACTION 'it''s held'")
         monkeypatch.setattr(transactions, "OLD", 0.0)
-        finding = clinic.only_finding("the transaction 'it''s held' is prepared for")
-        clinic.apply(finding["fix"])
-        assert clinic.findings() == []
+        clinic.mend("the transaction 'it''s held' is prepared for")
 
 
 def until(clinic: Clinic, titles: list[str]) -> None:
@@ -360,9 +352,7 @@ def test_an_old_transaction_is_found_and_ended_on_mariadb(
     try:
         connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
         monkeypatch.setattr(transactions, "OLD", -1.0)
-        finding = clinic.only_finding("a transaction is open for")
-        clinic.apply(finding["fix"])
-        assert clinic.findings() == []
+        clinic.mend("a transaction is open for")
     finally:
         connection.invalidate()
         connection.close()
@@ -473,11 +463,9 @@ def test_a_failed_event_that_holds_up_its_key_is_found_and_retried(clinic: Clini
 
 def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
     clinic.run("pause", "runner", "--reason", "their maintenance")
-    finding = clinic.only_finding("destination 'runner' is paused")
+    finding = clinic.mend("destination 'runner' is paused")
     assert finding["level"] == "info"
     assert "their maintenance" in finding["detail"]
-    clinic.apply(finding["fix"])
-    assert clinic.findings() == []
 
 
 @pytest.mark.parametrize(

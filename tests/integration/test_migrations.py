@@ -104,7 +104,8 @@ def test_the_first_version_is_what_was_released(dialect: Any) -> None:
         released = released.replace("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
         released = released.replace("`position`", "position").replace(" lag JSON", " `lag` JSON")
     statements = MIGRATIONS[0].statements(Outbox(dialect))
-    assert ";\n".join(statements) + ";\n" == released
+    # But for the white space: a line of a file holds several columns.
+    assert (";\n".join(statements) + ";\n").split() == released.split()
 
 
 @each_database

@@ -44,6 +44,11 @@ class Bench:
     def upkeep(self) -> SqlUpkeep:
         return SqlUpkeep(self.store())
 
+    async def leader(self, name: str = "leader") -> tuple[SqlUpkeep, int]:
+        """Upkeep that leads, and its term."""
+        upkeep = self.upkeep()
+        return upkeep, await leading(upkeep, name)
+
     def clear(self) -> None:
         with self.engine.begin() as connection:
             for field in fields(self.tables):

@@ -80,8 +80,7 @@ async def test_one_leads_until_its_lease_is_over_and_the_next_term_is_higher(ben
 
 
 async def test_who_resigns_is_followed_at_once(bench: Bench) -> None:
-    upkeep = bench.upkeep()
-    term = await leading(upkeep, "one")
+    upkeep, term = await bench.leader("one")
     await upkeep.resign("other")
     assert await upkeep.lead("other", 60.0) is None, "only the leader can resign"
     await upkeep.resign("one")

@@ -19,7 +19,7 @@ from relaybox.errors import StoreError
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute
 from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.upkeep import ROUTED, SqlUpkeep
+from relaybox.stores.upkeep import ROUTED
 from relaybox.upkeep import Router, Slice, Target, Turn, Waiting
 from tests.integration.upkeep.bench import Bench, go_on, leading
 from tests.waiting import await_for
@@ -61,14 +61,13 @@ def rows(bench: Bench, destination: str | None = None) -> list[Any]:
 
 
 async def routed(bench: Bench, by: Router | None = None, wake: Callable[..., None] = lambda _: None) -> Round:
-    upkeep = bench.upkeep()
-    job = Reroute(upkeep, by or router(), wake, MonotonicClock(), go_on)
-    return await job.round(await leading(upkeep))
+    upkeep, term = await bench.leader()
+    return await Reroute(upkeep, by or router(), wake, MonotonicClock(), go_on).round(term)
 
 
-async def walk(upkeep: SqlUpkeep, term: int, by: Router, limit: int) -> list[Slice[Turn]]:
+async def walk(bench: Bench, by: Router, limit: int) -> list[Slice[Turn]]:
     """From the beginning to the end."""
-    steps: list[Slice[Turn]] = []
+    (upkeep, term), steps = await bench.leader(), list[Slice[Turn]]()
     while not steps or steps[-1].after is not None:
         step = await upkeep.route(term, by, steps[-1].after if steps else None, limit)
         assert step is not None
@@ -133,8 +132,7 @@ async def test_an_event_goes_to_every_destination_that_takes_it_as_it_was_emitte
 
 async def test_the_order_of_each_key_is_kept_from_batch_to_batch(bench: Bench) -> None:
     emit(bench, *map(order, range(30)))
-    upkeep = bench.upkeep()
-    steps = await walk(upkeep, await leading(upkeep), router(), 7)
+    steps = await walk(bench, router(), 7)
     assert sum(step.changed for step in steps) == 30
     for name in ("index", "mail"):
         assert [row.payload["n"] for row in rows(bench, name)] == list(range(30))
@@ -172,8 +170,7 @@ async def test_what_is_ordered_waits_until_it_is_due_and_holds_up_no_key(bench: 
 async def test_what_nobody_takes_stays_and_does_not_starve_what_is_behind_it(bench: Bench) -> None:
     strangers = emit(bench, *(order(n, "nobody.asked") for n in range(12)))
     emit(bench, order(12))
-    upkeep = bench.upkeep()
-    steps = await walk(upkeep, await leading(upkeep), router(), 5)
+    steps = await walk(bench, router(), 5)
     assert [step.changed for step in steps] == [0, 0, 1]
     assert [row.event_id for row in rows(bench, "")] == strangers
     assert len(rows(bench)) == 14
@@ -193,8 +190,7 @@ async def test_events_of_one_moment_are_each_looked_at_once(bench: Bench) -> Non
         def targets(self, event: Waiting) -> Sequence[Target]:
             raise AssertionError("nobody takes it")
 
-    upkeep = bench.upkeep()
-    assert len(await walk(upkeep, await leading(upkeep), Listening(), 2)) == 5
+    assert len(await walk(bench, Listening(), 2)) == 5
     assert len(seen) == 9
 
 
@@ -228,8 +224,7 @@ async def test_a_leader_whose_term_is_over_changes_nothing(bench: Bench) -> None
 async def test_a_term_that_ends_between_looking_and_routing_changes_nothing(bench: Bench) -> None:
     emit(bench, order())
     before, leader = bench.ids(), bench.tables.leader
-    upkeep = bench.upkeep()
-    term = await leading(upkeep)
+    upkeep, term = await bench.leader()
     elected = sa.update(leader).values(term=leader.c.term + 1, relay="another")
     assert await upkeep.route(term, Meanwhile(lambda: bench.execute(elected), router()), None, 10) is None
     assert bench.ids() == before
@@ -249,8 +244,7 @@ async def test_a_batch_that_breaks_in_the_middle_leaves_everything_as_it_was(ben
             last = '"n":4' in str(event.payload).replace(" ", "")
             return [Target("mail", None, 5), Target("index", "k", 0 if last else 5)]
 
-    upkeep = bench.upkeep()
-    term = await leading(upkeep)
+    upkeep, term = await bench.leader()
     with pytest.raises(StoreError):
         await upkeep.route(term, Breaking(), None, 10)
     assert rows(bench) == before

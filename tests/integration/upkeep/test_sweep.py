@@ -93,8 +93,7 @@ async def test_a_destination_that_is_no_longer_ordered_has_nothing_parked(bench:
 
 
 async def test_a_sweep_goes_on_behind_the_rows_it_has_seen(bench: Bench) -> None:
-    upkeep = bench.upkeep()
-    term = await leading(upkeep)
+    upkeep, term = await bench.leader()
     bench.put("shop", "failed", ordering_key="blocked")
     for _ in range(3):
         bench.park("shop", "blocked")
