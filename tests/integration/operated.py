@@ -16,6 +16,7 @@ from relaybox.admin import Admin
 from relaybox.cli import app
 from relaybox.config import Destination, Settings
 from relaybox.emit.row import Call, RowBuilder
+from relaybox.journal import Operation
 from relaybox.migrations import migrate
 from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.parts import open_store
@@ -109,6 +110,11 @@ class Operated:
         query = sa.select(*columns).filter_by(**equal).order_by(event.c.position)
         with self.engine.connect() as connection:
             return connection.execute(query).all()
+
+    async def operation(self, id_: UUID) -> Operation:
+        found = await self.admin.operation(id_)
+        assert found is not None
+        return found
 
     def audit(self) -> list[tuple[str, str, Any, int]]:
         table = self.tables.audit.c

@@ -76,9 +76,7 @@ def test_the_printed_sql_gives_the_same_database_as_migrate(
 
 
 @pytest.mark.parametrize("kind", POSTGRESQL)
-def test_the_printed_sql_makes_the_schema_it_is_asked_for(
-    kind: str, relaybox: Relaybox, fresh_database: Fresh
-) -> None:
+def test_the_printed_sql_makes_the_schema(kind: str, relaybox: Relaybox, fresh_database: Fresh) -> None:
     url = fresh_database(kind)
     names = ("--schema", "Ours", "--prefix", "billing_")
     run_script(url, relaybox("sql", *names, "--database", url))
@@ -94,7 +92,7 @@ def test_the_printed_grants_are_those_of_the_dialect(relaybox: Relaybox) -> None
         assert dialect == "sqlite" or script == "\n".join(printed) + "\n"
 
 
-def test_the_database_is_the_flags_then_the_environments_then_the_files(
+def test_the_database_is_of_the_flag_then_the_environment_then_the_file(
     relaybox: Relaybox, tmp_path: Path
 ) -> None:
     def made() -> set[str]:
@@ -160,9 +158,7 @@ def test_wrong_usage_is_the_status_2(command: str, relaybox: Relaybox) -> None:
         ("migrate --prefx x", ["--prefix"]),
     ],
 )
-def test_a_slip_in_an_option_is_answered_with_the_fix(
-    command: str, hints: list[str], relaybox: Relaybox
-) -> None:
+def test_a_slip_in_an_option_gets_the_fix(command: str, hints: list[str], relaybox: Relaybox) -> None:
     error = relaybox(*command.split(), status=2).partition("Error: ")[2]
     assert all(hint in error for hint in hints)
 

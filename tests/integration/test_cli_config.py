@@ -149,9 +149,7 @@ def test_a_wrong_app_is_one_line_and_the_status_2(app: str, message: str, migrat
         ),
     ],
 )
-def test_what_a_relay_cannot_start_with_is_one_line_and_the_status_2(
-    command: str, message: str, migrated: Project
-) -> None:
+def test_what_a_relay_cannot_start_with_is_one_line(command: str, message: str, migrated: Project) -> None:
     assert_complaint(migrated, message, *command.split())
 
 
@@ -345,7 +343,7 @@ def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> Non
     ("settings", "text", "source"),
     [("", "true", "default"), ("ordered = false", "false", "relaybox.toml")],
 )
-def test_the_order_of_a_search_index_is_its_default(
+def test_a_search_index_is_ordered_by_default(
     migrated: Project, settings: str, text: str, source: str
 ) -> None:
     sink = f'sink = "meilisearch://127.0.0.1/documents"\n{settings}'

@@ -107,9 +107,7 @@ def test_what_takes_longer_than_the_patience_is_given_back(shop: Shop, project: 
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_leaves_at_once(
-    number: signal.Signals, status: int, shop: Shop, project: Project
-) -> None:
+def test_a_second_signal_ends_it(number: signal.Signals, status: int, shop: Shop, project: Project) -> None:
     shop.emit(1, first=-3600)
     with project.running("relay") as relay:
         project.until(lambda: bool(project.read("hanging")))
@@ -175,9 +173,7 @@ def test_a_drain_that_is_asked_to_stop_has_its_patience_and_no_more(shop: Shop, 
     assert (shop.leases(), shop.states()) == (0, {"pending": 1})
 
 
-def test_what_waits_without_a_reason_is_made_due_by_one_drain_and_delivered_by_the_next(
-    shop: Shop, project: Project
-) -> None:
+def test_what_waits_without_a_reason_is_made_due_by_a_drain(shop: Shop, project: Project) -> None:
     shop.emit(2, keys=2)
     with shop.engine.begin() as connection:
         connection.execute(sa.update(shop.outbox.tables.event).values(next_attempt_at=None))
@@ -227,9 +223,7 @@ def test_no_secret_appears_in_a_log(project: Project, migrated_database: Callabl
     assert "hush" not in shown
 
 
-def test_trouble_with_the_database_is_told_when_it_begins_and_when_it_is_over(
-    shop: Shop, project: Project
-) -> None:
+def test_trouble_with_the_database_is_told_when_it_begins_and_ends(shop: Shop, project: Project) -> None:
     def rename(before: str, after: str) -> None:
         with shop.engine.begin() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {before} RENAME TO {after}")

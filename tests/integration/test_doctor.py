@@ -38,7 +38,7 @@ from tests.schema_snapshot import run_script
 from tests.servers import pgbouncer, postgres18
 from tests.waiting import wait_for
 
-Migrated = Callable[[str], str]
+Make = Callable[[str], str]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clinic(request: pytest.FixtureRequest, migrated_database: Migrated, tmp_path: Path) -> Clinic:
+def clinic(request: pytest.FixtureRequest, migrated_database: Make, tmp_path: Path) -> Clinic:
     return Clinic(migrated_database(getattr(request, "param", "sqlite")), tmp_path)
 
 
@@ -145,7 +145,7 @@ DRIFT = {
 
 @pytest.mark.parametrize("kind", DRIFT)
 def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
-    kind: str, migrated_database: Migrated, tmp_path: Path
+    kind: str, migrated_database: Make, tmp_path: Path
 ) -> None:
     clinic = Clinic(migrated_database(kind), tmp_path)
     for plant, title in DRIFT[kind]:
@@ -179,9 +179,7 @@ def test_newer_tables_are_no_error(clinic: Clinic) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_missing_tables_are_told_and_made(
-    kind: str, fresh_database: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_missing_tables_are_told(kind: str, fresh_database: Make, tmp_path: Path) -> None:
     clinic = Clinic(fresh_database(kind), tmp_path)
     # On SQLite there is not even a file, and looking makes none.
     finding = clinic.only_finding("cannot be reached" if kind == "sqlite" else "the tables are missing")
@@ -228,7 +226,7 @@ def test_a_right_that_a_relay_lacks_is_named_and_granted(clinic: Clinic, roles: 
 
 
 @on_postgresql
-def test_a_viewer_is_told_what_it_could_not_see_and_finds_the_rest(
+def test_a_viewer_is_told_what_it_cannot_see_and_finds_the_rest(
     clinic: Clinic, roles: dict[str, str]
 ) -> None:
     owner = connect_as(clinic, roles["viewer"])
@@ -307,7 +305,7 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
         assert "idle in transaction" in finding["detail"]
 
 
-def test_what_a_server_of_its_own_has_is_found_and_mended(
+def test_trouble_of_the_whole_server_is_found_and_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with available("PostgreSQL 18", postgres18.server(own=["max_prepared_transactions=5"])) as url:
@@ -345,9 +343,7 @@ def test_dead_rows_are_found_and_vacuumed(clinic: Clinic, monkeypatch: pytest.Mo
 
 
 @on_mariadb
-def test_an_old_transaction_is_found_and_ended_on_mariadb(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_mariadb_an_old_transaction_is_ended(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = engine(clinic.url).connect()
     try:
         connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
@@ -359,9 +355,7 @@ def test_an_old_transaction_is_found_and_ended_on_mariadb(
 
 
 @on_postgresql
-def test_a_slot_that_nobody_reads_is_found_and_dropped(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_that_nobody_reads_is_dropped(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"slot_{uuid4().hex[:8]}"
     clinic.sql(f"SELECT pg_create_physical_replication_slot('{name}', true)")
     try:
@@ -468,6 +462,13 @@ def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
     assert "their maintenance" in finding["detail"]
 
 
+def only_sink(clinic: Clinic, text: str) -> dict[str, str]:
+    """What is wrong with the only sink of a configuration."""
+    clinic.configure(text=text)
+    [finding] = clinic.findings("--only", "sinks")
+    return finding
+
+
 @pytest.mark.parametrize(
     "sink",
     [
@@ -485,16 +486,14 @@ def test_a_sink_that_does_not_answer_is_found(clinic: Clinic, sink: str) -> None
         # Nobody listens there, and nobody else can begin to.
         place.bind(("127.0.0.1", 0))
         url = sink.format(port=place.getsockname()[1])
-        clinic.configure(text=f'[destinations.dead]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
-        [finding] = clinic.findings("--only", "sinks")
+        finding = only_sink(clinic, f'[destinations.dead]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
     assert (finding["level"], finding["title"]) == ("error", "destination 'dead' does not answer")
     assert "guest" not in json.dumps(finding)
 
 
 def test_a_sink_that_refuses_is_not_said_to_be_silent(clinic: Clinic, meilisearch_url: str) -> None:
     url = re.sub(r"//:[^@]+@", "//:wrongkey@", meilisearch_url)
-    clinic.configure(text=f'[destinations.search]\nsink = "{url}/documents"\n')
-    [finding] = clinic.findings("--only", "sinks")
+    finding = only_sink(clinic, f'[destinations.search]\nsink = "{url}/documents"\n')
     assert (finding["level"], finding["title"]) == ("error", "destination 'search' cannot be sent to")
     assert "403 Forbidden" in finding["detail"]
     assert "auth" in finding["fix"]
@@ -502,37 +501,32 @@ def test_a_sink_that_refuses_is_not_said_to_be_silent(clinic: Clinic, meilisearc
     assert "wrongkey" not in json.dumps(finding)
 
 
-def test_a_celery_broker_that_does_not_answer_is_found(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_celery_broker_that_refuses_is_found(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         celery = Celery("shop", broker=f"redis://127.0.0.1:{place.getsockname()[1]}/0", set_as_current=False)
         current = SimpleNamespace(_get_current_object=lambda: celery)
         monkeypatch.setattr("relaybox.sinks.celery.current_app", current)
-        clinic.configure(text='[destinations.work]\nsink = "celery:shop.tasks.index"\n')
-        [finding] = clinic.findings("--only", "sinks")
+        finding = only_sink(clinic, '[destinations.work]\nsink = "celery:shop.tasks.index"\n')
     assert finding["title"] == "destination 'work' does not answer"
     assert "refused" in finding["detail"]
 
 
-def test_a_celery_broker_that_says_nothing_holds_up_no_exit(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_celery_broker_holds_up_no_exit(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
     class Silent:
         main, conf = "shop", SimpleNamespace(task_always_eager=False, broker_url="amqp://nowhere")
 
         def connection_for_write(self) -> None:
-            go_on.wait()
+            go_on.wait(60)
             raise OSError("gone")
 
     current = SimpleNamespace(_get_current_object=Silent)
     monkeypatch.setattr("relaybox.sinks.celery.current_app", current)
-    clinic.configure(text='[destinations.work]\nsink = "celery:shop.tasks.index"\ntimeout = "100ms"\n')
+    silent = '[destinations.work]\nsink = "celery:shop.tasks.index"\ntimeout = "100ms"\n'
     try:
-        [finding] = clinic.findings("--only", "sinks")
+        finding = only_sink(clinic, silent)
     finally:
         go_on.set()
     assert (finding["title"], finding["detail"]) == (
@@ -553,9 +547,7 @@ def test_a_webhook_that_answers_is_well_and_gets_nothing(clinic: Clinic) -> None
 
 
 def test_an_address_that_is_not_allowed_is_told_with_the_setting(clinic: Clinic) -> None:
-    clinic.configure(text='[destinations.web]\nsink = "http://127.0.0.1:9/events"\n')
-    [finding] = clinic.findings("--only", "sinks")
-    assert "allow" in finding["fix"]
+    assert "allow" in only_sink(clinic, '[destinations.web]\nsink = "http://127.0.0.1:9/events"\n')["fix"]
 
 
 def test_a_secret_that_is_not_set_is_found_and_set(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,9 +588,7 @@ def test_settings_that_cannot_be_read_are_the_only_finding(clinic: Clinic) -> No
     assert "no_such_setting" in finding["detail"]
 
 
-def test_a_database_whose_variable_is_not_set_is_told(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_without_its_variable_is_told(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic.configure(more='database = "env:SHOP_DATABASE"')
     done = CliRunner().invoke(app, ["doctor", "--json"])
     assert done.exit_code == 1
@@ -609,9 +599,7 @@ def test_a_database_whose_variable_is_not_set_is_told(
 
 
 @on_postgresql
-def test_a_transaction_pooler_is_found_and_going_round_it_mends_it(
-    clinic: Clinic, pgbouncer_url: str
-) -> None:
+def test_a_transaction_pooler_is_found_and_can_be_gone_round(clinic: Clinic, pgbouncer_url: str) -> None:
     direct, clinic.url = clinic.url, pgbouncer.through(pgbouncer_url, clinic.url)
     finding = clinic.only_finding("a transaction pooler stands before the database")
     assert finding["level"] == "warning"

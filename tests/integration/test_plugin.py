@@ -15,6 +15,7 @@ from relaybox.testing.plugin import named_outbox
 from tests.databases import sync_url
 
 pytest_plugins = ["pytester"]
+Fresh = Callable[[str], str]
 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:
@@ -148,7 +149,7 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
 
 @pytest.fixture(params=["postgresql-18", "sqlite"])
 def project(
-    request: pytest.FixtureRequest, pytester: pytest.Pytester, migrated_database: Callable[[str], str]
+    request: pytest.FixtureRequest, pytester: pytest.Pytester, migrated_database: Fresh
 ) -> pytest.Pytester:
     url = migrated_database(request.param)
     driver = sync_url(url).render_as_string(hide_password=False)
@@ -183,7 +184,7 @@ def test_failures_are_told_in_full_and_without_our_frames(project: pytest.Pytest
 
 
 def test_the_tests_of_the_document_pass(
-    pytester: pytest.Pytester, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/test.md").read_text()
     app, *tests = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -192,9 +193,7 @@ def test_the_tests_of_the_document_pass(
     run(pytester, "-o", "pythonpath=.", "-o", "relaybox_app=shop:outbox").assert_outcomes(passed=6)
 
 
-def test_the_app_can_be_named_in_the_settings(
-    pytester: pytest.Pytester, fresh_database: Callable[[str], str]
-) -> None:
+def test_the_app_can_be_named_in_the_settings(pytester: pytest.Pytester, fresh_database: Fresh) -> None:
     pytester.makepyfile(
         myapp=f"import relaybox\noutbox = relaybox.Outbox({fresh_database('sqlite')!r})\noutbox.migrate()\n",
         test_it="def test_it(outbox):\n    outbox.refute_emitted()\n",
@@ -220,9 +219,7 @@ def test_an_app_that_is_not_there_is_refused(path: str, problem: str) -> None:
         named_outbox(path)
 
 
-def test_the_whole_project_can_be_for_real(
-    pytester: pytest.Pytester, fresh_database: Callable[[str], str]
-) -> None:
+def test_the_whole_project_can_be_for_real(pytester: pytest.Pytester, fresh_database: Fresh) -> None:
     pytester.makepyfile(
         myapp=f"""
             from relaybox import Destination, Outbox, Route

@@ -121,9 +121,7 @@ def test_an_open_transaction_is_seen_through_its_session_alone(shop: Shop, probe
     probe.refute_emitted()
 
 
-async def test_asynchronous_sessions_and_connections_are_looked_through(
-    shop: Shop, probe: OutboxProbe
-) -> None:
+async def test_asynchronous_sessions_are_looked_through(shop: Shop, probe: OutboxProbe) -> None:
     asynchronous = create_async_engine(async_url(shop.url))
     async with AsyncSession(asynchronous) as session:
         await shop.outbox.aemit(session, "Order", 1, "order.paid", {"n": 1})
@@ -262,9 +260,7 @@ def test_each_drain_without_backoff_is_one_more_attempt(shop: Shop, probe: Outbo
     assert probe.assert_emitted()[0].statuses == {"search": "failed"}
 
 
-def test_a_circuit_that_opened_is_told_of_and_can_be_passed_or_cleared(
-    shop: Shop, probe: OutboxProbe
-) -> None:
+def test_an_open_circuit_is_told_of_and_can_be_passed_or_cleared(shop: Shop, probe: OutboxProbe) -> None:
     shop.emit(*range(8), destinations=["search"])
     probe.fail_next("search", 503, times=5)
     drained = probe.drain()

@@ -281,9 +281,7 @@ def test_a_running_process_takes_a_changed_file_over(database: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("value", ["-1", "101", '"ten"', "true", "33.333"])
-def test_config_check_names_what_is_wrong(
-    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_check_names_the_fault(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "sqlite:///outbox.db", value)
     complaint = relaybox("config", "check", status=2)

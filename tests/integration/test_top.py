@@ -121,9 +121,7 @@ def opened() -> Iterator[Open]:
 
 
 @pytest.mark.parametrize("clinic", KINDS, indirect=True)
-def test_one_frame_is_printed_where_there_is_no_terminal(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_one_frame_is_printed(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     clinic.emit()
     clinic.run("relay", "--once")
@@ -174,7 +172,7 @@ def test_a_destination_is_paused_and_resumed_after_a_question(clinic: Clinic, op
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_the_terminal_is_as_before(
+def test_a_signal_ends_it_and_restores_the_terminal(
     clinic: Clinic, opened: Open, number: signal.Signals
 ) -> None:
     terminal = opened(clinic)
@@ -201,9 +199,7 @@ def test_a_dumb_terminal_gets_one_frame(clinic: Clinic, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("clinic", ["postgresql-18"], indirect=True)
-def test_a_database_that_goes_away_is_told_and_tried_again(
-    clinic: Clinic, opened: Open, postgres18_url: str
-) -> None:
+def test_a_lost_database_is_told_and_tried_again(clinic: Clinic, opened: Open, postgres18_url: str) -> None:
     name = sa.make_url(clinic.url).database
     terminal = opened(clinic, "--interval", "200ms")
     terminal.until("runner")

@@ -278,7 +278,7 @@ async def test_bulk_work_goes_in_batches_and_reports(
     assert {row.status for row in outbox.rows()} == {"pending"}
 
 
-async def test_a_row_that_fails_again_at_once_is_not_retried_twice(
+async def test_a_row_that_fails_again_is_not_retried_twice(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relaybox.actions.BATCH", 2)

@@ -23,7 +23,7 @@ from tests.trips import counted
 from tests.waiting import await_for
 
 on_each_kind = pytest.mark.parametrize("outbox", KINDS, indirect=True)
-MigratedDatabase = Callable[[str], str]
+Migrated = Callable[[str], str]
 
 
 @on_each_kind
@@ -94,7 +94,7 @@ async def running(outbox: Outbox, monitor: Monitor) -> AsyncIterator[Any]:
 
 
 async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_one_row(
-    migrated_database: MigratedDatabase,
+    migrated_database: Migrated,
 ) -> None:
     graves = Destination("graves", "console:")
     outbox = Outbox(
@@ -122,7 +122,7 @@ async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_on
 
 
 async def test_relays_one_after_the_other_leave_one_where_it_cannot_be_sent(
-    migrated_database: MigratedDatabase,
+    migrated_database: Migrated,
 ) -> None:
     url = migrated_database("sqlite")
     place = Destination("runner", "console:")
@@ -137,7 +137,7 @@ async def test_relays_one_after_the_other_leave_one_where_it_cannot_be_sent(
         assert len((await admin.events(Filter())).entries) == 1
 
 
-async def test_a_circuit_that_nobody_waits_for_is_no_reason(migrated_database: MigratedDatabase) -> None:
+async def test_a_circuit_that_nobody_waits_for_is_no_reason(migrated_database: Migrated) -> None:
     dead = Destination("web", "http://127.0.0.1:1/", allow=["127.0.0.0/8"])
     outbox = Outbox(migrated_database("sqlite"), destinations=[dead])
     monitor = Monitor(outbox)

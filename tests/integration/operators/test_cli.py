@@ -348,9 +348,7 @@ def states(event: UUID) -> dict[str, str]:
 
 @pytest.mark.parametrize("verb", ["retry", "discard"])
 @pytest.mark.parametrize("command", [("why",), ("events", "show")])
-def test_following_the_advice_for_one_delivery_touches_no_other(
-    command: tuple[str, ...], verb: str, url: str
-) -> None:
+def test_the_advice_for_one_delivery_touches_no_other(command: tuple[str, ...], verb: str, url: str) -> None:
     event = on(url, one_failed_of_three)
     advice = re.search(rf"`relaybox ({verb} .*?)`", relaybox(*command, event))
     assert advice is not None
@@ -440,9 +438,7 @@ def test_bulk_work_asks_on_a_terminal(
     assert len(json.loads(relaybox("events", "list", "--status", "failed", "--json"))["events"]) == left
 
 
-def test_a_terminal_gets_a_table_without_colours_where_they_are_unwanted(
-    url: str, terminal: tuple[int, int]
-) -> None:
+def test_a_terminal_gets_a_table_without_colours_on_request(url: str, terminal: tuple[int, int]) -> None:
     on(url, in_every_state)
     ours, theirs = terminal
     command = [*RELAYBOX, "status"]

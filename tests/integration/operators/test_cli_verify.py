@@ -173,9 +173,7 @@ def test_a_replay_is_recorded_once_more(url: str) -> None:
     assert kinds(verify("shop", a, b, a, a)) == [("duplicate", a)]
 
 
-def test_an_earlier_event_that_failed_may_be_missing_only_where_it_is_skipped(
-    url: str, tmp_path: Path
-) -> None:
+def test_an_earlier_event_that_failed_may_be_missing_where_it_is_skipped(url: str, tmp_path: Path) -> None:
     async def prepare(outbox: Operated) -> str:
         _, second = outbox.emit("shop", key="k"), outbox.emit("shop", key="k")
         claim = await outbox.claim("shop")
@@ -303,7 +301,7 @@ def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str
         (b"a" * (17 * 1024 * 1024), "recorded, line 1: it is longer than 16,777,216 bytes"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(
+def test_an_unreadable_record_is_told_with_its_line(
     url: str, tmp_path: Path, content: bytes, complaint: str
 ) -> None:
     [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))

@@ -233,14 +233,12 @@ async def test_a_test_event_goes_its_way_like_any_other(outbox: Operated, destin
 async def test_an_operation_is_on_record_until_it_ends(outbox: Operated) -> None:
     journal, id_, other = outbox.ledger, uuid4(), uuid4()
     await journal.begin(id_, "retry", "ann", {"filter": {"status": "failed"}}, Counted(7, True))
-    found = await outbox.admin.operation(id_)
-    assert found is not None
+    found = await outbox.operation(id_)
     assert (found.state, found.total, found.capped, found.done) == ("running", 7, True, 0)
     assert (found.action, found.actor, found.details) == ("retry", "ann", {"filter": {"status": "failed"}})
     assert await journal.advance(id_, 3, 1)
     await journal.finish(id_, "done", 6, 1)
-    found = await outbox.admin.operation(id_)
-    assert found is not None
+    found = await outbox.operation(id_)
     assert (found.state, found.done, found.skipped, found.error) == ("done", 6, 1, None)
     assert found.finished_at is not None
     assert not await outbox.admin.cancel(id_)
@@ -255,8 +253,7 @@ async def test_an_operation_that_was_cancelled_learns_of_it_and_stays_so(outbox:
     assert await outbox.admin.cancel(id_)
     assert not await journal.advance(id_, 3, 0)
     await journal.finish(id_, "done", 4, 0)
-    found = await outbox.admin.operation(id_)
-    assert found is not None
+    found = await outbox.operation(id_)
     assert (found.state, found.total, found.done) == ("cancelled", None, 4)
     assert [action for _, action, _, _ in outbox.audit()] == ["cancel"]
 

@@ -42,9 +42,7 @@ async def test_a_beat_sees_who_was_seen_by_the_databases_clock(bench: Bench) -> 
     assert set(bench.column(bench.tables.relay.c.name)) == {"a", "b"}
 
 
-async def test_a_relay_that_leaves_is_gone_at_once_and_one_not_seen_for_a_day_is_forgotten(
-    bench: Bench,
-) -> None:
+async def test_a_relay_that_leaves_is_gone_and_one_not_seen_for_a_day_is_forgotten(bench: Bench) -> None:
     upkeep = bench.upkeep()
     await upkeep.beat(member("a"), LIVE)
     await upkeep.beat(member("b"), LIVE)

@@ -47,9 +47,7 @@ async def test_old_rows_that_are_final_are_pruned_and_no_other_is(
 
 
 @pytest.mark.parametrize("retention", ["401d", "3650d", "36500d"])
-async def test_what_is_not_old_enough_is_kept(
-    retention: str, bench: Bench, everything: dict[str, UUID]
-) -> None:
+async def test_what_is_too_young_is_kept(retention: str, bench: Bench, everything: dict[str, UUID]) -> None:
     upkeep = bench.upkeep()
     destination = Destination("shop", "console:", retention=retention)
     assert (await prune(upkeep, destination)(await leading(upkeep))).changed == 0

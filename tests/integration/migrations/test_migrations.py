@@ -21,7 +21,7 @@ from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
 from relaybox.schema import LONGEST_PREFIX, VERSION, make_tables
 from relaybox.setting import mask_url
-from tests.databases import EVERY_KIND, POSTGRESQL
+from tests.databases import POSTGRESQL
 from tests.schema_snapshot import engine, snapshot, transaction
 
 PROCESSES = 8
@@ -37,10 +37,21 @@ HOSTILE = ['a"; drop table x;--', "a`b", "a b", "1a", "a'", "ä", "a.b", "x" * 4
 ALL = [migration.number for migration in MIGRATIONS]
 SCHEMA_1 = Path(__file__).parent / "schema_1"
 
-each_database = pytest.mark.parametrize("kind", EVERY_KIND)
 each_dialect = pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
+on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
+on_mariadb = pytest.mark.parametrize("kind", ["mariadb"])
 on_postgresql = pytest.mark.parametrize("kind", POSTGRESQL)
 Fresh = Callable[[str], str]
+
+
+@pytest.fixture
+def first(kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database as the first release made it."""
+    url = fresh_database(kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        assert migrate(url) == [1]
+    return url
 
 
 def dialect_of(kind: str) -> Any:
@@ -59,11 +70,7 @@ def all_tables() -> sa.MetaData:
     return metadata
 
 
-@each_database
-def test_migrating_again_does_nothing_and_a_newer_database_is_left_alone(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_migrating_again_does_nothing_and_a_newer_database_is_left_alone(url: str) -> None:
     assert migrate(url) == ALL
     before = snapshot(url)
     assert migrate(url) == []
@@ -76,11 +83,7 @@ def test_migrating_again_does_nothing_and_a_newer_database_is_left_alone(
     check(url)
 
 
-@each_database
-def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(url: str) -> None:
     command = [sys.executable, "-c", MIGRATE_ON_SIGNAL, url]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(PROCESSES)]  # type: ignore[call-overload]
@@ -108,68 +111,38 @@ def test_the_first_version_is_what_was_released(dialect: Any) -> None:
     assert (";\n".join(statements) + ";\n").split() == released.split()
 
 
-@each_database
-def test_an_outbox_of_the_first_version_becomes_the_same_as_a_new_one(
-    kind: str, fresh_database: Fresh, migrated_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, new = first_version(kind, fresh_database, monkeypatch), migrated_database(kind)
+def test_an_outbox_of_the_first_version_becomes_the_same_as_a_new_one(first: str, migrated: str) -> None:
     with pytest.raises(SchemaError, match="at version 1 and this release needs 2: run `relaybox migrate`"):
-        check(url)
-    assert migrate(url) == [2]
-    assert snapshot(url) == snapshot(new)
-    check(url)
+        check(first)
+    assert migrate(first) == [2]
+    assert snapshot(first) == snapshot(migrated)
+    check(first)
 
 
-@each_database
-def test_metadata_create_all_brings_the_first_version_up_to_date(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = first_version(kind, fresh_database, monkeypatch)
-    with transaction(url) as connection:
+def test_metadata_create_all_brings_the_first_version_up_to_date(first: str) -> None:
+    with transaction(first) as connection:
         all_tables().create_all(connection)
-    check(url)
-    assert migrate(url) == []
+    check(first)
+    assert migrate(first) == []
 
 
-@each_database
-def test_an_outbox_of_the_first_version_can_be_taken_away(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = snapshot(fresh_database(kind))
-    url = first_version(kind, fresh_database, monkeypatch)
-    execute_all(url, migrations.drop(Outbox(dialect_of(kind))))
-    assert snapshot(url) == empty
+def test_an_outbox_of_the_first_version_can_be_taken_away(kind: str, first: str, url: str) -> None:
+    execute_all(first, migrations.drop(Outbox(dialect_of(kind))))
+    assert snapshot(first) == snapshot(url)
 
 
-def first_version(kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database as the first release made it."""
-    url = fresh_database(kind)
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        assert migrate(url) == [1]
-    return url
-
-
-@each_database
-def test_the_next_version_is_applied_on_top_of_the_last(
-    kind: str, migrated_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = migrated_database(kind)
+def test_the_next_version_is_applied_on_top_of_this(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_next_version(monkeypatch)
     needed = f"at version {VERSION} and this release needs {VERSION + 1}: run `relaybox migrate`"
     with pytest.raises(SchemaError, match=needed):
-        check(url)
-    assert migrate(url) == [VERSION + 1]
-    assert migrate(url) == []
-    check(url)
-    assert "note" in columns(url, "outbox_relay")
+        check(migrated)
+    assert migrate(migrated) == [VERSION + 1]
+    assert migrate(migrated) == []
+    check(migrated)
+    assert "note" in columns(migrated, "outbox_relay")
 
 
-@each_database
-def test_an_empty_database_gets_every_version(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database(kind)
+def test_an_empty_database_gets_every_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_next_version(monkeypatch)
     assert migrate(url) == [*ALL, VERSION + 1]
     assert "note" in columns(url, "outbox_relay")
@@ -207,20 +180,14 @@ def test_on_mariadb_a_migration_that_was_cut_short_anywhere_is_completed(fresh_d
         assert current_version(url) == VERSION
 
 
-def test_on_mariadb_a_later_version_that_was_cut_short_is_completed(
-    migrated_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = migrated_database("mariadb")
+@on_mariadb
+def test_a_later_version_cut_short_is_completed(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_next_version(monkeypatch)
-    execute_all(url, ["ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)"])
-    assert migrate(url) == [VERSION + 1]
+    execute_all(migrated, ["ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)"])
+    assert migrate(migrated) == [VERSION + 1]
 
 
-@each_database
-def test_somebody_elses_table_of_the_same_name_is_an_error_and_not_taken_over(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_somebody_elses_table_of_the_same_name_is_an_error_and_not_taken_over(kind: str, url: str) -> None:
     execute_all(url, ["CREATE TABLE inbox_message (theirs INTEGER)"])
     before = snapshot(url)
     with pytest.raises(StoreError, match="already exists"):
@@ -231,16 +198,12 @@ def test_somebody_elses_table_of_the_same_name_is_an_error_and_not_taken_over(
         assert snapshot(url) == before, "where DDL is transactional, nothing is left"
 
 
-@each_database
-def test_metadata_create_all_gives_the_same_database_and_drop_all_leaves_nothing(
-    kind: str, fresh_database: Fresh, migrated_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_metadata_creates_the_same_database_and_drops_all_of_it(url: str, migrated: str) -> None:
     empty, metadata = snapshot(url), all_tables()
     with transaction(url) as connection:
         metadata.create_all(connection)
         metadata.create_all(connection)
-    assert snapshot(url) == snapshot(migrated_database(kind))
+    assert snapshot(url) == snapshot(migrated)
     check(url)
     assert migrate(url) == []
     with transaction(url) as connection:
@@ -252,26 +215,20 @@ def test_metadata_create_all_gives_the_same_database_and_drop_all_leaves_nothing
     assert snapshot(url) == empty
 
 
-@each_database
-def test_the_snapshot_sees_a_column_a_default_an_index_and_a_constraint(
-    kind: str, migrated_database: Fresh
-) -> None:
-    url = migrated_database(kind)
-    seen = [snapshot(url)]
+def test_the_snapshot_sees_a_column_a_default_an_index_and_a_constraint(kind: str, migrated: str) -> None:
+    seen = [snapshot(migrated)]
     for change in (
         "ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)",
         "ALTER TABLE outbox_relay ADD COLUMN other VARCHAR(10) DEFAULT 'x'",
         "DROP INDEX idx_outbox_audit_at" + (" ON outbox_audit" if kind == "mariadb" else ""),
         "ALTER TABLE outbox_relay ADD COLUMN third INTEGER CHECK (third > 0)",
     ):
-        execute_all(url, [change])
-        seen.append(snapshot(url))
+        execute_all(migrated, [change])
+        seen.append(snapshot(migrated))
     assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
 
 
-@each_database
-def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
+def test_two_outboxes_of_different_prefixes_live_side_by_side(url: str) -> None:
     longest = "P" * LONGEST_PREFIX
     for prefix in ("", "billing_", longest, "select"):
         with pytest.raises(SchemaError, match="the tables are missing: run `relaybox migrate`"):
@@ -283,8 +240,7 @@ def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_d
 
 
 @on_postgresql
-def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
+def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(url: str) -> None:
     assert migrate(url, schema="Outbox") == ALL
     assert migrate(url, schema="Outbox") == []
     check(url, schema="Outbox")
@@ -294,10 +250,7 @@ def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(kind: str, f
 
 
 @on_postgresql
-def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(url: str) -> None:
     role = f"owner_of_{sa.make_url(url).database}"
     execute_all(url, [f"CREATE ROLE {role} LOGIN", f"CREATE SCHEMA ours AUTHORIZATION {role}"])
     try:
@@ -329,10 +282,7 @@ def test_a_user_without_the_right_to_migrate_is_told_who_has_it(kind: str, fresh
 @pytest.mark.parametrize(
     ("kind", "said"), [("postgresql-18", "syntax error"), ("mariadb", "error in your SQL")]
 )
-def test_what_the_database_said_is_told_without_what_the_driver_adds(
-    kind: str, said: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_what_the_database_said_is_told_without_what_the_driver_adds(said: str, url: str) -> None:
     with pytest.raises(StoreError, match=said) as error, connect.connected(url) as execute:
         execute("SELEKT 1")
     reason = str(error.value).removeprefix(f"{mask_url(url)}: ")
@@ -387,17 +337,16 @@ def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database
         execute_all(url, [f"DROP DATABASE {name}"])
 
 
-def test_on_sqlite_a_schema_is_refused(fresh_database: Fresh) -> None:
+@on_sqlite
+def test_on_sqlite_a_schema_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="schema = 'x': SQLite has no schemas"):
-        migrate(fresh_database("sqlite"), schema="x")
+        migrate(url, schema="x")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("setting", ["schema", "prefix"])
 @each_dialect
-def test_a_name_that_is_no_name_is_refused_before_anything_is_asked(
-    dialect: Any, setting: str, name: str
-) -> None:
+def test_a_name_that_is_no_name_is_refused_at_once(dialect: Any, setting: str, name: str) -> None:
     arguments: dict[str, Any] = {setting: name}
     with pytest.raises(ConfigError, match=f"{setting} = "):
         ddl(dialect, **arguments)
@@ -448,19 +397,16 @@ def test_a_missing_driver_says_what_to_install(
         migrate(url)
 
 
-def test_on_mariadb_it_runs_inside_a_running_loop_too(fresh_database: Fresh) -> None:
-    url = fresh_database("mariadb")
-
+@on_mariadb
+def test_on_mariadb_it_runs_inside_a_running_loop_too(url: str) -> None:
     async def main() -> list[int]:
         return migrate(url)
 
     assert asyncio.run(main()) == ALL
 
 
-def test_on_mariadb_a_migration_that_waits_too_long_for_another_gives_up(
-    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database("mariadb")
+@on_mariadb
+def test_a_migration_gives_up_waiting_for_another(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "PATIENCE", 0)
     with engine(url).connect() as other:
         other.exec_driver_sql("SELECT GET_LOCK(CONCAT('relaybox.', MD5(DATABASE())), 0)")
@@ -474,10 +420,8 @@ def test_a_sqlite_file_that_does_not_exist_is_not_made_by_looking_at_it(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sqlite_migration_waits_for_another_writer(
-    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database("sqlite")
+@on_sqlite
+def test_a_sqlite_migration_waits_for_another_writer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "BUSY", 0.05)
     with connect.connected(url) as execute:
         execute("BEGIN IMMEDIATE")
@@ -486,9 +430,8 @@ def test_a_sqlite_migration_waits_for_another_writer(
     assert migrate(url) == ALL
 
 
-@each_database
-def test_the_server_says_its_dialect(kind: str, fresh_database: Fresh) -> None:
-    assert migrations.server_dialect(fresh_database(kind)) == dialect_of(kind)
+def test_the_server_says_its_dialect(kind: str, url: str) -> None:
+    assert migrations.server_dialect(url) == dialect_of(kind)
 
 
 def test_the_tables_of_mysql_and_mariadb_differ_in_their_collation_only() -> None:
