@@ -122,6 +122,10 @@ class Operated:
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(query)]  # type: ignore[misc]
 
+    def done(self) -> list[tuple[str, str, int]]:
+        """Who did what to how many rows."""
+        return [(actor, action, affected) for actor, action, _, affected in self.audit()]
+
     def change(self, id_: UUID, **values: Any) -> None:
         event = self.tables.event
         with self.engine.begin() as connection:

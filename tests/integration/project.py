@@ -52,11 +52,7 @@ class Project:
             (self.directory / "log").open("wb") as log,
             (self.directory / "out").open("wb") as out,
             subprocess.Popen(
-                [*COMMAND, *arguments],
-                cwd=self.directory,
-                env=self.environment | env,
-                stdout=out,
-                stderr=log,
+                [*COMMAND, *arguments], cwd=self.directory, env=self.environment | env, stdout=out, stderr=log
             ) as process,
         ):
             try:

@@ -340,8 +340,7 @@ def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "text", "source"),
-    [("", "true", "default"), ("ordered = false", "false", "relaybox.toml")],
+    ("settings", "text", "source"), [("", "true", "default"), ("ordered = false", "false", "relaybox.toml")]
 )
 def test_a_search_index_is_ordered_by_default(
     migrated: Project, settings: str, text: str, source: str

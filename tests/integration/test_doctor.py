@@ -85,8 +85,7 @@ def test_nothing_is_written(clinic: Clinic) -> None:
 
 @on_postgresql
 @pytest.mark.parametrize(
-    ("line", "table"),
-    [('schema = "ours"', "ours.outbox_event"), ('prefix = "shop_"', "shop_outbox_event")],
+    ("line", "table"), [('schema = "ours"', "ours.outbox_event"), ('prefix = "shop_"', "shop_outbox_event")]
 )
 def test_nothing_is_said_of_tables_with_other_names(clinic: Clinic, line: str, table: str) -> None:
     clinic.configure(more=line)
@@ -399,17 +398,13 @@ def test_a_server_that_is_too_old_is_told(dialect: str, old: list[str], new: lis
 
 
 @on_each_kind
-def test_events_for_a_destination_that_is_gone_are_found_and_moved(clinic: Clinic) -> None:
+def test_events_for_no_destination_and_of_no_route_are_found_and_moved(clinic: Clinic) -> None:
     clinic.emit(destinations=["gone"])
     finding = clinic.only_finding("1 event waits for 'gone', which is no destination")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox move gone runner")
     clinic.apply(finding["fix"])
     clinic.run("drain")
     assert clinic.findings() == []
-
-
-@on_each_kind
-def test_events_that_no_route_takes_are_found_and_moved(clinic: Clinic) -> None:
     clinic.emit("invoice.sent")
     finding = clinic.only_finding("1 event waits for a route")
     assert "invoice.sent" in finding["detail"]
@@ -571,7 +566,7 @@ def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: P
     sys.modules.pop(name, None)
 
 
-def test_a_setting_that_argues_and_a_destination_without_a_route_are_told(clinic: Clinic) -> None:
+def test_settings_that_argue_or_lack_a_route_or_cannot_be_read_are_told(clinic: Clinic) -> None:
     clinic.configure('lease = "5s"\ntimeout = "30s"')
     finding = clinic.only_finding("a setting of destination 'runner'")
     assert finding["level"] == "warning"
@@ -580,12 +575,8 @@ def test_a_setting_that_argues_and_a_destination_without_a_route_are_told(clinic
     assert clinic.only_finding("gets no events by itself")["level"] == "info"
     clinic.configure(text="")
     assert clinic.only_finding("no destinations are configured")["level"] == "error"
-
-
-def test_settings_that_cannot_be_read_are_the_only_finding(clinic: Clinic) -> None:
     clinic.configure('no_such_setting = "1"')
-    finding = clinic.only_finding("the settings cannot be read")
-    assert "no_such_setting" in finding["detail"]
+    assert "no_such_setting" in clinic.only_finding("the settings cannot be read")["detail"]
 
 
 def test_a_database_without_its_variable_is_told(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,8 +662,7 @@ def test_findings_are_printed_for_people(clinic: Clinic) -> None:
     assert lines[2].startswith("         fix: CREATE INDEX idx_outbox_event_failed ON outbox_event")
     assert "info     no relay runs, and 1 event is due (relays)" in lines
     assert lines[-1] == "1 error, 1 note (13 checks)"
-
-
-def test_text_of_others_moves_no_cursor(clinic: Clinic) -> None:
     clinic.run("pause", "runner", "--reason", "\x1b[2Jgone")
-    assert "\x1b" not in clinic.run("doctor")
+    text = clinic.run("doctor", status=1)
+    assert "gone" in text
+    assert "\x1b" not in text, "text of others moves no cursor"

@@ -193,9 +193,9 @@ def test_the_tests_of_the_document_pass(
     run(pytester, "-o", "pythonpath=.", "-o", "relaybox_app=shop:outbox").assert_outcomes(passed=6)
 
 
-def test_the_app_can_be_named_in_the_settings(pytester: pytest.Pytester, fresh_database: Fresh) -> None:
+def test_the_app_can_be_named_in_the_settings(pytester: pytest.Pytester, migrated_database: Fresh) -> None:
     pytester.makepyfile(
-        myapp=f"import relaybox\noutbox = relaybox.Outbox({fresh_database('sqlite')!r})\noutbox.migrate()\n",
+        myapp=f"import relaybox\noutbox = relaybox.Outbox({migrated_database('sqlite')!r})\n",
         test_it="def test_it(outbox):\n    outbox.refute_emitted()\n",
     )
     run(pytester, "-o", "pythonpath=.", "-o", "relaybox_app=myapp:outbox").assert_outcomes(passed=1)
@@ -219,13 +219,12 @@ def test_an_app_that_is_not_there_is_refused(path: str, problem: str) -> None:
         named_outbox(path)
 
 
-def test_the_whole_project_can_be_for_real(pytester: pytest.Pytester, fresh_database: Fresh) -> None:
+def test_the_whole_project_can_be_for_real(pytester: pytest.Pytester, migrated_database: Fresh) -> None:
     pytester.makepyfile(
         myapp=f"""
             from relaybox import Destination, Outbox, Route
-            outbox = Outbox({fresh_database("sqlite")!r}, destinations=[Destination("screen", "console:")],
+            outbox = Outbox({migrated_database("sqlite")!r}, destinations=[Destination("screen", "console:")],
                             routes=[Route("*", to="screen")])
-            outbox.migrate()
         """,
         test_it="""
             import sqlalchemy as sa

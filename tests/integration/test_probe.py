@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,9 +90,7 @@ def test_what_an_open_transaction_emitted_before_the_test_does_not_count(shop: S
         shop.outbox.emit(session, "Order", 1, "order.paid", {})
         if shop.is_sqlite:
             # Its clock has milliseconds.
-            moment = session.scalars(sa.text("SELECT strftime('%f', 'now')")).one()
-            while session.scalars(sa.text("SELECT strftime('%f', 'now')")).one() == moment:
-                pass
+            time.sleep(0.002)
         probe = OutboxProbe(shop.outbox)
         shop.outbox.emit(session, "Order", 2, "order.paid", {})
         [event] = probe.assert_emitted(session=session)
@@ -318,13 +317,12 @@ def test_what_is_deleted_on_delivery_is_hinted_at(migrated_database: Migrated) -
 def test_slips_are_refused(shop: Shop, probe: OutboxProbe) -> None:
     with pytest.raises(UnknownDestination, match="no destination is called 'serach'; did you mean 'search'"):
         probe.fail_next("serach", 503)
-    for slip in (
-        lambda: probe.refute_emitted(destination="serach"),
-        lambda: probe.sent("serach"),
-        lambda: OutboxProbe(shop.outbox, real=["serach"]),
-    ):
-        with pytest.raises(UnknownDestination):
-            slip()
+    with pytest.raises(UnknownDestination):
+        probe.refute_emitted(destination="serach")
+    with pytest.raises(UnknownDestination):
+        probe.sent("serach")
+    with pytest.raises(UnknownDestination):
+        OutboxProbe(shop.outbox, real=["serach"])
     for trouble in (200, 99, 1000, True):
         with pytest.raises(ConfigError, match="is no HTTP status of a failure, such as 503"):
             probe.fail_next("search", trouble)

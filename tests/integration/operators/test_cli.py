@@ -61,7 +61,7 @@ async def in_every_state(outbox: Operated) -> dict[str, UUID]:
     await outbox.store.settle([Settlement(claim.deliveries[0], Failed("broken"))])
     await outbox.store.release(claim.deliveries[1:])
     ids["sending"] = outbox.emit("shop", key="s")
-    await outbox.claim("shop")
+    await outbox.claim("shop", lease=3600)
     ids["paused"] = outbox.emit("spare")
     await outbox.admin.pause("spare", "maintenance")
     ids["circuit_open"] = outbox.emit("web")
@@ -124,7 +124,7 @@ def test_why_says_whether_a_relay_is_there(url: str) -> None:
     assert re.search(r"when a relay runs, but the last was seen at [-0-9]{10} ", relaybox("why", event))
 
     async def beat(outbox: Operated) -> None:
-        outbox.beat("new")
+        outbox.beat("new", ago=-600)
 
     on(url, beat)
     assert relaybox("why", event).endswith("is claimed by the next relay that has room.\n")
@@ -341,9 +341,8 @@ async def one_failed_of_three(outbox: Operated) -> UUID:
 
 
 def states(event: UUID) -> dict[str, str]:
-    return {
-        one["destination"]: one["state"] for one in json.loads(relaybox("events", "show", event, "--json"))
-    }
+    shown = json.loads(relaybox("events", "show", event, "--json"))
+    return {one["destination"]: one["state"] for one in shown}
 
 
 @pytest.mark.parametrize("verb", ["retry", "discard"])

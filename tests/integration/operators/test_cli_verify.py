@@ -312,16 +312,12 @@ def test_an_unreadable_record_is_told_with_its_line(
     assert len(told) < 400
 
 
-def test_a_text_may_begin_with_a_mark_and_end_its_lines_as_windows_does(url: str, tmp_path: Path) -> None:
+def test_standard_input_is_a_file_too_and_a_text_may_be_as_windows_writes_it(url: str) -> None:
     a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
-    (tmp_path / "recorded").write_bytes(b"\xef\xbb\xbf" + f'{a}\r\n\r\n"{b}"'.encode())
-    assert "nothing is amiss" in relaybox("mail", "recorded")
-
-
-def test_standard_input_is_a_file_too(url: str) -> None:
-    ids = on(url, lambda outbox: delivered(outbox, "mail", 3))
-    assert "nothing is amiss" in relaybox("mail", "-", input="\n".join(ids))
+    assert "nothing is amiss" in relaybox("mail", "-", input=f"{a}\n{b}")
     assert "standard input, line 1: 'x' is no event id" in relaybox("mail", "-", input="x", status=2)
+    Path("recorded").write_bytes(b"\xef\xbb\xbf" + f'{a}\r\n\r\n"{b}"'.encode())
+    assert "nothing is amiss" in relaybox("mail", "recorded")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ Backlog: TypeAlias = Iterable[tuple[str, int, int, str]]
 """Of each part: the destination, the number of rows, the number of keys (0: none), the status."""
 
 
+INSERT = """INSERT INTO outbox_event (
+    id, event_id, destination, aggregate_type, aggregate_id, event_type, payload, headers, ordering_key,
+    idempotency_key, status, next_attempt_at, delivered_at)"""
+
+
 class Access(NamedTuple):
     """One place in a plan where a table is read."""
 
@@ -72,7 +77,8 @@ class Database:
     """What bounds a search in an index."""
     OWN: ClassVar[set[str]] = {IDS}
     """By which a row is found that is changed once it was chosen."""
-    FILL: ClassVar[str]
+    ROWS: ClassVar[str]
+    """Selects the rows of a backlog's part, by its four values, the status thrice."""
     steps: StoreSteps
     _connection: Any
 
@@ -85,10 +91,6 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
 
     def explain(self, query: Query) -> Explained:
         raise NotImplementedError
@@ -104,7 +106,7 @@ class Database:
 
     def fill(self, backlog: Backlog) -> None:
         for destination, rows, keys, status in backlog:
-            self.execute(Query(self.FILL, (rows, destination, keys, status, status, status)))
+            self.execute(Query(INSERT + self.ROWS, (rows, destination, keys, status, status, status)))
         self._connection.commit()
 
     def fill_all(self, rows: int) -> None:
@@ -161,9 +163,7 @@ class Postgres(Database):
     }
     BOUNDS: ClassVar = {PENDING: "destination", HEADS: "ordering_key", IDS: "(id = "}
     OWN: ClassVar = set()
-    FILL = """
-        INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type,
-            payload, headers, ordering_key, idempotency_key, status, next_attempt_at, delivered_at)
+    ROWS = """
         WITH wanted AS (SELECT %s::int AS rows, %s::text AS destination, %s::int AS keys)
         SELECT id, id, destination, 'Order', (n %% 1000)::text, 'order.paid', '{}', '{}',
             'key ' || n %% nullif(keys, 0), n::text, %s::text,
@@ -192,7 +192,7 @@ class Postgres(Database):
     def fill(self, backlog: Backlog) -> None:
         with psycopg.connect(self.url) as connection:
             for destination, rows, keys, status in backlog:
-                connection.execute(self.FILL, (rows, destination, keys, status, status, status))
+                connection.execute(INSERT + self.ROWS, (rows, destination, keys, status, status, status))
 
     def sql(self, *statements: str) -> None:
         for statement in statements:
@@ -248,9 +248,7 @@ class Mariadb(Database):
         "PRIMARY": IDS,
     }
     BOUNDS: ClassVar = {PENDING: "due_destination", HEADS: "head_destination ordering_key", IDS: "id"}
-    FILL = """
-        INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type,
-            payload, headers, ordering_key, idempotency_key, status, next_attempt_at, delivered_at)
+    ROWS = """
         WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < %s)
         SELECT LOWER(REPLACE(UUID(), '-', '')), LOWER(REPLACE(UUID(), '-', '')), %s, 'Order', n, 'order.paid',
             '{}', '{}', CONCAT('key ', MOD(n, NULLIF(%s, 0))), n, %s,
@@ -308,9 +306,7 @@ class Sqlite(Database):
     HOW = ("SEARCH",)
     INDEXES: ClassVar = {**Postgres.INDEXES, "sqlite_autoindex_outbox_event_1": IDS}
     BOUNDS: ClassVar = {PENDING: "destination=?", HEADS: "destination=? AND ordering_key=?", IDS: "id=?"}
-    FILL = """
-        INSERT INTO outbox_event (id, event_id, destination, aggregate_type, aggregate_id, event_type,
-            payload, headers, ordering_key, idempotency_key, status, next_attempt_at, delivered_at)
+    ROWS = """
         WITH numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)
         SELECT lower(hex(randomblob(16))), lower(hex(randomblob(16))), ?, 'Order', n, 'order.paid',
             '{}', '{}', 'key ' || (n % nullif(?, 0)), n, ?,

@@ -7,6 +7,7 @@ looks at; no clock is involved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
 
@@ -32,18 +33,13 @@ SELECT id, id, '{destination}', 'Order', n::text, 'order.paid', '{{}}', '{{}}',
 FROM (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 100000) AS n) AS numbers"""
 
 
-class Cost(dict[str, list[Explained]]):
-    """The statements of a claim of each destination, explained."""
-
-    @property
-    def buffers(self) -> dict[str, int]:
-        """Pages that each claim looks at."""
-        return {name: sum(one.buffers for one in explained) for name, explained in self.items()}
+Cost: TypeAlias = dict[str, list[Explained]]
+"""The statements of a claim of each destination, explained."""
 
 
 def claim(database: Database) -> Cost:
     """Claim a batch of each destination, as the session of a relay would."""
-    cost = Cost()
+    cost: Cost = {}
     for name, want in WANTS.items():
         claimed, cost[name] = database.watch(database.steps.claim(want))
         assert (len(claimed.deliveries), claimed.parked) == (BATCH, 0)
@@ -62,7 +58,7 @@ def assert_the_same(database: Database, cost: Cost, empty: Cost) -> None:
     for name, explained in cost.items():
         database.assert_bounded(explained)
         assert indexes(explained) == ({PENDING} if name == "plain" else {PENDING, HEADS})
-        pages, at_first = cost.buffers[name], empty.buffers[name]
+        pages, at_first = (sum(one.buffers for one in of[name]) for of in (cost, empty))
         # Deeper indexes: the head and the run of each of a hundred keys are looked up one by one.
         most = 1.6 if name == "keys" else 1.2
         assert pages <= most * at_first, f"{name}: {pages} pages; {at_first} where there is nothing else"

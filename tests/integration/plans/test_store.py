@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.outcome import Delivered, Failed, Released, Retried
 from relaybox.store import Claim, DeadLetter, Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import (
@@ -25,11 +24,7 @@ from tests.integration.plans.explaining import (
 Open = Callable[..., Database]
 
 
-def mixed(deliveries: Iterable[Delivery]) -> list[Settlement]:
-    """Every outcome there is, in turns."""
-    outcomes: list[Outcome] = [Delivered(), Delivered(keep=False), Retried(60.0, "busy"), Failed("refused")]
-    outcomes.append(Released())
-    return [Settlement(delivery, outcomes[at % 5]) for at, delivery in enumerate(deliveries)]
+OUTCOMES = (Delivered(), Delivered(keep=False), Retried(60.0, "busy"), Failed("refused"), Released())
 
 
 class Seen(NamedTuple):
@@ -56,7 +51,7 @@ def work(database: Database) -> Seen:
     assert nothing == Claim(parked=BATCH)
     lost, extend = watch(steps.extend(held, 60.0))
     assert not lost
-    outcomes = mixed(held)
+    outcomes = [Settlement(delivery, OUTCOMES[at % 5]) for at, delivery in enumerate(held)]
     lost, settle = watch(steps.settle(outcomes, "block", DeadLetter("grave")))
     assert not lost
     _, go_on = watch(steps.go_on(steps.to_go_on(outcomes), "block"))

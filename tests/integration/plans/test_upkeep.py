@@ -20,6 +20,7 @@ from tests.integration.plans.explaining import (
     each_database,
     indexes,
 )
+from tests.integration.upkeep.bench import some
 
 Open = Callable[..., Database]
 PARK = "UPDATE outbox_event SET next_attempt_at = NULL WHERE status = 'pending' AND destination <> 'plain'"
@@ -36,9 +37,7 @@ class Bench:
         self.upkeep = SqlUpkeep(SqlStore(database.steps, self.driver))
 
     async def lead(self) -> int:
-        term = await self.upkeep.lead("me", 3600.0)
-        assert term is not None
-        return term
+        return some(await self.upkeep.lead("me", 3600.0))
 
     async def do_all(self) -> dict[str, list[Explained]]:
         """Everything that is led, with how it was done."""
@@ -48,27 +47,19 @@ class Bench:
         assert "keys" in await upkeep.kept()
         seen["kept"] = take()
         assert await upkeep.prune_delivered(term, "keys", 86_400.0, None, BATCH) == Slice(0, None)
-        pruned = await upkeep.prune_delivered(term, "keys", 0.0, None, BATCH)
-        assert pruned is not None
+        pruned = some(await upkeep.prune_delivered(term, "keys", 0.0, None, BATCH))
         assert pruned.changed == BATCH
         await upkeep.prune_delivered(term, "keys", 0.0, pruned.after, BATCH)
         seen["delivered"] = take()
-        walked = await upkeep.prune_discarded(term, lambda _: 0.0, None, BATCH)
-        assert walked is not None
+        walked = some(await upkeep.prune_discarded(term, lambda _: 0.0, None, BATCH))
         assert walked.after is not None
         await upkeep.prune_discarded(term, lambda _: 0.0, walked.after, BATCH)
         seen["discarded"] = take()
-        walked = await upkeep.prune_orphans(term, None, BATCH)
-        assert walked is not None
-        assert walked.changed > 0
+        assert some(await upkeep.prune_orphans(term, None, BATCH)).changed > 0
         seen["orphans"] = take()
         # One key, whose head failed: nothing to do. Many keys, each with a head to make due.
-        blocked = await upkeep.sweep(term, "one", True, None, BATCH)
-        assert blocked is not None
-        assert blocked.changed == 0
-        swept = await upkeep.sweep(term, "keys", True, None, BATCH)
-        assert swept is not None
-        assert swept.changed == BATCH
+        assert some(await upkeep.sweep(term, "one", True, None, BATCH)).changed == 0
+        assert some(await upkeep.sweep(term, "keys", True, None, BATCH)).changed == BATCH
         seen["sweep"] = take()
         assert await upkeep.unpark(term, "one", BATCH) == BATCH
         seen["unpark"] = take()
@@ -158,8 +149,7 @@ async def test_unrouted_rows_are_gone_through_by_indexes(kind: str, analysed: bo
     bench.driver.take()
     by, after = EveryTenth(), None
     for _ in range(3):
-        step = await bench.upkeep.route(term, by, after, BATCH)
-        assert step is not None
+        step = some(await bench.upkeep.route(term, by, after, BATCH))
         assert (step.changed, step.after is not None) == (BATCH // 10, True)
         after = step.after
     seen = bench.driver.take()

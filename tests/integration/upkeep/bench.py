@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
@@ -16,7 +16,8 @@ from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Member
 from tests.databases import sync_url
 
-LIVE = 6.0
+T = TypeVar("T")
+LIVE = 60.0
 DAY = 86_400.0
 LONG_AGO = 400 * DAY
 
@@ -113,6 +114,10 @@ async def go_on(seconds: float) -> bool:
 
 
 async def leading(upkeep: SqlUpkeep, name: str = "leader") -> int:
-    term = await upkeep.lead(name, 60.0)
-    assert term is not None
-    return term
+    return some(await upkeep.lead(name, 60.0))
+
+
+def some(result: T | None) -> T:
+    """What was done by the leader: it is not None."""
+    assert result is not None
+    return result

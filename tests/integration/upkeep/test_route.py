@@ -21,13 +21,14 @@ from relaybox.maintenance.route import Reroute
 from relaybox.relay.clock import MonotonicClock
 from relaybox.stores.upkeep import ROUTED
 from relaybox.upkeep import Router, Slice, Target, Turn, Waiting
-from tests.integration.upkeep.bench import Bench, go_on, leading
+from tests.integration.upkeep.bench import Bench, go_on, leading, some
 from tests.waiting import await_for
 
 MAIL = Destination("mail", "console:")
 INDEX = Destination("index", "console:", ordered=True)
 BOTH = Route("order.*", to=("index", "mail"))
 FUTURE = datetime.now(UTC).replace(microsecond=123_000) + timedelta(hours=1)
+OFF = {"status": "discarded", "next_attempt_at": None}
 LEASE: dict[str, Any] = {"leased_until": FUTURE, "lease_token": uuid4(), "lease_owner": "r"}
 
 
@@ -69,8 +70,7 @@ async def walk(bench: Bench, by: Router, limit: int) -> list[Slice[Turn]]:
     """From the beginning to the end."""
     (upkeep, term), steps = await bench.leader(), list[Slice[Turn]]()
     while not steps or steps[-1].after is not None:
-        step = await upkeep.route(term, by, steps[-1].after if steps else None, limit)
-        assert step is not None
+        step = some(await upkeep.route(term, by, steps[-1].after if steps else None, limit))
         steps.append(step)
     return steps
 
@@ -253,12 +253,7 @@ async def test_a_batch_that_breaks_in_the_middle_leaves_everything_as_it_was(ben
     assert Counter(row.destination for row in rows(bench)) == {"mail": 5, "index": 5}
 
 
-DISCARDED = {"status": "discarded", "next_attempt_at": None}
-
-
-@pytest.mark.parametrize(
-    "values", [{"destination": "other"}, DISCARDED, LEASE], ids=["moved", "off", "leased"]
-)
+@pytest.mark.parametrize("values", [{"destination": "other"}, OFF, LEASE], ids=["moved", "off", "leased"])
 async def test_what_an_operator_did_in_the_meantime_stands(bench: Bench, values: dict[str, Any]) -> None:
     touched, free = emit(bench, order(0), order(1))
     event = bench.tables.event

@@ -16,7 +16,7 @@ from relaybox.relay.clock import MonotonicClock
 from relaybox.store import Settlement, Want
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Slice
-from tests.integration.upkeep.bench import Bench, go_on, leading
+from tests.integration.upkeep.bench import Bench, go_on, leading, some
 from tests.waiting import await_for
 
 
@@ -58,16 +58,12 @@ async def test_rows_behind_a_head_that_is_busy_stay_parked(bench: Bench) -> None
     assert bench.parked() == before
 
 
-async def test_a_parked_head_whose_lease_ran_out_is_made_due(bench: Bench) -> None:
-    bench.park("shop", "k", leased_until=datetime.now(UTC) - timedelta(seconds=1), **LEASED)
-    assert await swept(bench, ORDERED) == 1
-
-
-async def test_what_is_delivered_or_discarded_is_no_head(bench: Bench) -> None:
+async def test_a_parked_head_is_made_due_after_its_lease_and_behind_what_is_final(bench: Bench) -> None:
+    bench.park("shop", "leased", leased_until=datetime.now(UTC) - timedelta(seconds=1), **LEASED)
     for status in ("delivered", "discarded"):
-        bench.put("shop", status, ordering_key="k")
-    bench.park("shop", "k")
-    assert await swept(bench, ORDERED) == 1
+        bench.put("shop", status, ordering_key="final")
+    bench.park("shop", "final")
+    assert await swept(bench, ORDERED) == 2
 
 
 async def test_where_failed_events_no_longer_block_the_next_of_their_key_is_made_due(bench: Bench) -> None:
@@ -98,8 +94,7 @@ async def test_a_sweep_goes_on_behind_the_rows_it_has_seen(bench: Bench) -> None
     for _ in range(3):
         bench.park("shop", "blocked")
     bench.park("shop", "free")
-    first = await upkeep.sweep(term, "shop", True, None, 2)
-    assert first is not None
+    first = some(await upkeep.sweep(term, "shop", True, None, 2))
     assert first.changed == 0
     assert await upkeep.sweep(term, "shop", True, first.after, 3) == Slice(1, None)
 
@@ -126,8 +121,7 @@ async def test_nobody_follows_a_leader_in_the_middle_of_what_it_does(bench: Benc
     upkeep, other, destination = bench.upkeep(), bench.upkeep(), bench.tables.destination
     bench.execute(sa.insert(destination).values(name="shop"))
     # Long enough for the sweep to begin on a busy machine.
-    term = await upkeep.lead("one", 2.0)
-    assert term is not None
+    term = some(await upkeep.lead("one", 2.0))
     with bench.engine.begin() as connection:
         connection.execute(sa.select(destination.c.name).with_for_update())
         sweeping = asyncio.create_task(upkeep.sweep(term, "shop", True, None, 10))
