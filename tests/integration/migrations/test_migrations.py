@@ -24,7 +24,7 @@ from relaybox.setting import mask_url
 from tests.databases import POSTGRESQL
 from tests.schema_snapshot import engine, snapshot, transaction
 
-PROCESSES = 8
+PROCESSES = 4
 MIGRATE_ON_SIGNAL = """
 import json, sys
 from relaybox.migrations import migrate
@@ -85,8 +85,8 @@ def test_migrating_again_does_nothing_and_a_newer_database_is_left_alone(url: st
 
 def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(url: str) -> None:
     command = [sys.executable, "-c", MIGRATE_ON_SIGNAL, url]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(PROCESSES)]  # type: ignore[call-overload]
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(PROCESSES)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -321,8 +321,8 @@ def test_a_url_that_sqlalchemy_refuses_is_a_wrong_setting() -> None:
     assert "hush" not in str(error.value)
 
 
-def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database: Fresh) -> None:
-    url = fresh_database("mariadb")
+@on_mariadb
+def test_on_mariadb_a_schema_is_another_database_which_must_exist(url: str) -> None:
     name = f"other_{uuid4().hex[:8]}"
     with pytest.raises(StoreError, match=f"Unknown database '{name}'"):
         migrate(url, schema=name)

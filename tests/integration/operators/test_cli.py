@@ -207,12 +207,9 @@ COMMANDS = [("status",), ("why", UUID(int=1)), ("events", "list"), ("retry", "--
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_missing_tables_are_one_line_with_the_database_and_the_fix(
-    command: tuple[object, ...],
-    here: None,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[object, ...], here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = fresh_database("sqlite")
+    url = "sqlite:///empty.db"
     monkeypatch.setenv("RELAYBOX_DATABASE", url)
     missing = "the tables are missing: run `relaybox migrate`\n"
     assert relaybox(*command, status=2) == f"relaybox: {url}: {missing}"
