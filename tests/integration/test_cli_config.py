@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from relaybox.migrations import migrate
 from tests.integration.project import Project
 from tests.integration.shop import Shop
 
@@ -59,10 +59,10 @@ def assert_complaint(project: Project, message: str, *arguments: str) -> None:
 
 
 @pytest.fixture
-def migrated(project: Project) -> Project:
+def migrated(project: Project, migrated_database: Callable[[str], str]) -> Project:
     """With an application, and tables in ``relaybox.db``."""
     project.write("shop.py", APP)
-    migrate(f"sqlite:///{project.directory}/relaybox.db")
+    shutil.copy(migrated_database("sqlite").removeprefix("sqlite:///"), project.directory / "relaybox.db")
     return project
 
 
