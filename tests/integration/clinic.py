@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from relaybox import Destination, Outbox, Route
 from relaybox.cli import app
-from tests.schema_snapshot import engine, run_script
+from tests.databases import engine
+from tests.schema_snapshot import run_script
 
 CONSOLE = """
 [relaybox]
@@ -42,7 +43,6 @@ class Clinic:
             unrouted="store",
             notify=False,
         )
-        self.outbox.migrate()
 
     def configure(self, options: str = "", more: str = "", text: str | None = None) -> None:
         """Write the configuration."""
@@ -77,6 +77,13 @@ class Clinic:
         assert len(found) == 1, found
         assert re.search(title, found[0]["title"]), found
         return found[0]
+
+    def mend(self, title: str, *arguments: str) -> dict[str, str]:
+        """Do what the only finding says; then there is none."""
+        finding = self.only_finding(title, *arguments)
+        self.apply(finding["fix"])
+        assert self.findings(*arguments) == []
+        return finding
 
     def apply(self, fix: str) -> None:
         """Do what a finding says: a command of ours, or SQL."""

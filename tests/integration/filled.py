@@ -9,19 +9,16 @@ import sqlalchemy as sa
 from relaybox.schema import Tables, make_tables
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.statements import INSERTED, Statements
-
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+from tests.databases import engine
 
 
 def create_tables(url: str) -> tuple[sa.Engine, Tables]:
-    parts = sa.make_url(url)
-    engine = sa.create_engine(parts.set(drivername=DRIVERS[parts.drivername]), poolclass=sa.NullPool)
-    metadata = sa.MetaData()
+    made, metadata = engine(url), sa.MetaData()
     tables = make_tables(metadata)
-    metadata.create_all(engine)
-    with engine.begin() as connection:
+    metadata.create_all(made)
+    with made.begin() as connection:
         connection.execute(sa.insert(tables.destination), [{"name": "plain"}, {"name": "keys"}])
-    return engine, tables
+    return made, tables
 
 
 def emit(engine: sa.Engine, tables: Tables, count: int) -> None:

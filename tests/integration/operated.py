@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from relaybox.admin import Admin
+from relaybox.cli import app
 from relaybox.config import Destination, Settings
 from relaybox.emit.row import Call, RowBuilder
+from relaybox.journal import Operation
 from relaybox.migrations import migrate
 from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.parts import open_store
@@ -21,8 +26,9 @@ from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.ledger import SqlLedger
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Statements
+from tests.databases import sync_url
 
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+T = TypeVar("T")
 DESTINATIONS = (
     Destination("shop", "console:", ordered=True),
     Destination("mail", "console:"),
@@ -45,8 +51,7 @@ class Operated:
         self.url = url
         migrate(url)
         self.tables: Tables = make_tables(sa.MetaData())
-        parts = sa.make_url(url)
-        self.engine = sa.create_engine(parts.set(drivername=DRIVERS[parts.drivername]))
+        self.engine = sa.create_engine(sync_url(url))
         with self.engine.connect() as connection:
             self.dialect = DIALECTS[connection.dialect.name]
         style = "qmark" if self.dialect.name == "sqlite" else "format"
@@ -106,11 +111,20 @@ class Operated:
         with self.engine.connect() as connection:
             return connection.execute(query).all()
 
+    async def operation(self, id_: UUID) -> Operation:
+        found = await self.admin.operation(id_)
+        assert found is not None
+        return found
+
     def audit(self) -> list[tuple[str, str, Any, int]]:
         table = self.tables.audit.c
         query = sa.select(table.actor, table.action, table.details, table.affected).order_by(table.id)
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(query)]  # type: ignore[misc]
+
+    def done(self) -> list[tuple[str, str, int]]:
+        """Who did what to how many rows."""
+        return [(actor, action, affected) for actor, action, _, affected in self.audit()]
 
     def change(self, id_: UUID, **values: Any) -> None:
         event = self.tables.event
@@ -126,3 +140,28 @@ class Operated:
 
     async def kinds(self, id_: UUID) -> list[str]:
         return [reason.kind for reason in await self.admin.why(id_)]
+
+
+def details(value: Any) -> Any:
+    """Read the JSON that some databases give as text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def on(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
+    """Work on the outbox from beside a command."""
+
+    async def start() -> T:
+        outbox = Operated(url)
+        try:
+            return await work(outbox)
+        finally:
+            await outbox.close()
+
+    return asyncio.run(start())
+
+
+def relaybox(*arguments: object, status: int = 0, **options: Any) -> str:
+    """Run a command in this process; what it printed, or, with another status than 0, its complaint."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+    assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
+    return done.stderr if status else done.stdout

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 60.0
+from tests.waiting import wait_for
+
 OURS = ("RELAYBOX_DATABASE", "RELAYBOX_CONFIG", "DATABASE_URL", "NO_COLOR")
 COMMAND = (sys.executable, "-m", "relaybox")
 
@@ -52,11 +52,7 @@ class Project:
             (self.directory / "log").open("wb") as log,
             (self.directory / "out").open("wb") as out,
             subprocess.Popen(
-                [*COMMAND, *arguments],
-                cwd=self.directory,
-                env=self.environment | env,
-                stdout=out,
-                stderr=log,
+                [*COMMAND, *arguments], cwd=self.directory, env=self.environment | env, stdout=out, stderr=log
             ) as process,
         ):
             try:
@@ -66,7 +62,4 @@ class Project:
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Wait for a condition; the log says why it does not come."""
-        deadline = time.monotonic() + PATIENCE
-        while not reached():
-            assert time.monotonic() < deadline, self.read("log")
-            time.sleep(0.02)
+        wait_for(reached, lambda: self.read("log"))

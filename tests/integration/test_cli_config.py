@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from relaybox.migrations import migrate
 from tests.integration.project import Project
 from tests.integration.shop import Shop
 
@@ -39,107 +39,91 @@ to = "runner"
 """
 
 
+CONSOLE = TOML.format(settings='sink = "console:"')
+SHOWN_ERRORS = "import sys; from relaybox import cli; sys.stderr = sys.stdout; cli.main()"
+"""Runs the command with its complaints on standard output."""
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+def assert_complaint(project: Project, message: str, *arguments: str) -> None:
+    """Run a command that complains in one line, without a secret."""
+    said = project.run(*arguments, status=2)
+    assert said.startswith(f"relaybox: {message}")
+    assert said.count("\n") == 1
+    assert "hush" not in said
+    assert "127.0.0.1:1" not in said or "start it, or choose another with --database" in said
+
+
 @pytest.fixture
-def migrated(project: Project) -> Project:
+def migrated(project: Project, migrated_database: Callable[[str], str]) -> Project:
     """With an application, and tables in ``relaybox.db``."""
     project.write("shop.py", APP)
-    migrate(f"sqlite:///{project.directory}/relaybox.db")
+    shutil.copy(migrated_database("sqlite").removeprefix("sqlite:///"), project.directory / "relaybox.db")
     return project
+
+
+FAILED = "cannot be imported: "
+RELAY = "relay --app shop:outbox --database"
+DEFAULT = "sqlite:///relaybox.db"
+LOOPBACK = "127.0.0.1 is a loopback address; add it to allow of destination 'runner' if events may go there"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('sink = "console:"\ntimeout = "soon"', "destination 'runner': timeout = 'soon': write a duration"),
-        ('sink = "console:"\ntimout = "1s"', "destination 'runner' has no setting 'timout'; did you mean"),
-        (
-            'sink = "htps://example.org"',
-            "destination 'runner': sink has no known scheme: 'htps'; did you mean",
-        ),
-        ('sink = "https:///events"', "destination 'runner': sink = 'https:///events': name a host"),
-        (
-            'sink = "https://me:hush@[::1/x"',
-            "destination 'runner': sink = 'https://***@[::1/x' is not a valid",
-        ),
-        (
-            'sink = "opensearch:///documents"',
-            "destination 'runner': sink = 'opensearch:///documents': write host:port",
-        ),
+        ('sink = "console:"\ntimeout = "soon"', ": timeout = 'soon': write a duration"),
+        ('sink = "console:"\ntimout = "1s"', " has no setting 'timout'; did you mean"),
+        ('sink = "htps://example.org"', ": sink has no known scheme: 'htps'; did you mean"),
+        ('sink = "https:///events"', ": sink = 'https:///events': name a host"),
+        ('sink = "https://me:hush@[::1/x"', ": sink = 'https://***@[::1/x' is not a valid"),
+        ('sink = "opensearch:///documents"', ": sink = 'opensearch:///documents': write host:port"),
         (
             'sink = "https://example.org"\nsecret = "env:NOWHERE"',
-            "destination 'runner': secret: env:NOWHERE is missing or empty; set the variable NOWHERE",
+            ": secret: env:NOWHERE is missing or empty; set the variable NOWHERE",
         ),
         (
             'sink = "console:"\nauth = "file:nowhere"',
-            "destination 'runner': auth: file:nowhere is missing or empty; write the secret into nowhere",
+            ": auth: file:nowhere is missing or empty; write the secret into nowhere",
         ),
-        (
-            'sink = "http://me:hush@127.0.0.1:9911/"',
-            "destination 'runner': sink = 'http://***@127.0.0.1:9911/': 127.0.0.1 is a loopback address; "
-            "add it to allow of destination 'runner' if events may go there",
-        ),
+        ('sink = "http://me:hush@127.0.0.1:99/"', f": sink = 'http://***@127.0.0.1:99/': {LOOPBACK}"),
         (
             'sink = "https://[::ffff:10.0.0.7]/"\nallow = ["127.0.0.0/8"]',
-            "destination 'runner': sink = 'https://[::ffff:10.0.0.7]/': ",
+            ": sink = 'https://[::ffff:10.0.0.7]/': ",
         ),
         (
             'sink = "handler:nowhere:on_order"',
-            "destination 'runner': sink = 'handler:nowhere:on_order': there is no module 'nowhere' in ",
+            ": sink = 'handler:nowhere:on_order': there is no module 'nowhere' in ",
         ),
         (
             'sink = "handler:shop:on_ordr"',
-            "destination 'runner': sink = 'handler:shop:on_ordr': shop has no 'on_ordr'; did you mean",
+            ": sink = 'handler:shop:on_ordr': shop has no 'on_ordr'; did you mean",
         ),
-        (
-            'sink = "handler:shop:number"',
-            "destination 'runner': sink = 'handler:shop:number': it is no function",
-        ),
-        (
-            'sink = "handler:"',
-            "destination 'runner': sink = 'handler:': it is not module:name; write handler:",
-        ),
+        ('sink = "handler:shop:number"', ": sink = 'handler:shop:number': it is no function"),
+        ('sink = "handler:"', ": sink = 'handler:': it is not module:name; write handler:"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_the_status_2(settings: str, message: str, migrated: Project) -> None:
     migrated.write("relaybox.toml", TOML.format(settings=settings))
-    said = migrated.run("relay", status=2)
-    assert said.startswith(f"relaybox: {message}")
-    assert said.count("\n") == 1
-    assert "hush" not in said
+    assert_complaint(migrated, f"destination 'runner'{message}", "relay")
 
 
 @pytest.mark.parametrize(
     ("app", "message"),
     [
-        (
-            "shop",
-            "app = 'shop': it is not module:name; write where the application's Outbox is, such as --app",
-        ),
-        ("shopp:outbox", "app = 'shopp:outbox': there is no module 'shopp' in "),
-        ("shop:outbux", "app = 'shop:outbux': shop has no 'outbux'; did you mean 'outbox'?"),
-        ("shop:number", "app = 'shop:number': it is no Outbox but of type int; "),
-        ("shop:on_order", "app = 'shop:on_order': it is no Outbox but a function that needs arguments; "),
-        ("shop:fail", "app = 'shop:fail': the call failed: RuntimeError: no such tenant (shop.py, line 11)"),
-        (
-            "needy:outbox",
-            "app = 'needy:outbox': needy cannot be imported: ModuleNotFoundError: No module named 'absent' "
-            "(needy.py, line 1)",
-        ),
-        (
-            "wrong:outbox",
-            "app = 'wrong:outbox': wrong cannot be imported: ConfigError: database = 'oracle://***@host/db': "
-            "write one of",
-        ),
-        ("broken:outbox", "app = 'broken:outbox': broken cannot be imported: SyntaxError: "),
-        (
-            "leaves:outbox",
-            "app = 'leaves:outbox': leaves cannot be imported: SystemExit: 3 (leaves.py, line 2)",
-        ),
+        ("shop", "it is not module:name; write where the application's Outbox is, such as --app"),
+        ("shopp:outbox", "there is no module 'shopp' in "),
+        ("shop:outbux", "shop has no 'outbux'; did you mean 'outbox'?"),
+        ("shop:number", "it is no Outbox but of type int; "),
+        ("shop:on_order", "it is no Outbox but a function that needs arguments; "),
+        ("shop:fail", "the call failed: RuntimeError: no such tenant (shop.py, line 11)"),
+        ("needy:outbox", f"needy {FAILED}ModuleNotFoundError: No module named 'absent' (needy.py, line 1)"),
+        ("wrong:outbox", f"wrong {FAILED}ConfigError: database = 'oracle://***@host/db': write one of"),
+        ("broken:outbox", f"broken {FAILED}SyntaxError: "),
+        ("leaves:outbox", f"leaves {FAILED}SystemExit: 3 (leaves.py, line 2)"),
     ],
 )
 def test_a_wrong_app_is_one_line_and_the_status_2(app: str, message: str, migrated: Project) -> None:
@@ -147,62 +131,46 @@ def test_a_wrong_app_is_one_line_and_the_status_2(app: str, message: str, migrat
     migrated.write("broken.py", "outbox = = 1\n")
     migrated.write("wrong.py", "from relaybox import Outbox\noutbox = Outbox('oracle://me:hush@host/db')\n")
     migrated.write("leaves.py", "import sys\nsys.exit(3)\n")
-    said = migrated.run("relay", "--app", app, status=2)
-    assert said.startswith(f"relaybox: {message}")
-    assert said.count("\n") == 1
-    assert "hush" not in said
+    assert_complaint(migrated, f"app = '{app}': {message}", "relay", "--app", app)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
-        (("relay",), "no destinations are configured: add a [destinations.NAME] table to relaybox.toml, or "),
-        (("drain",), "no destinations are configured: "),
-        (("relay", "--patience", "soon"), "--patience = 'soon': write a duration"),
+        ("relay", "no destinations are configured: add a [destinations.NAME] table to relaybox.toml, or "),
+        ("drain", "no destinations are configured: "),
+        ("relay --patience soon", "--patience = 'soon': write a duration"),
+        (f"{RELAY} postgresql://me:hush@127.0.0.1:1/db", "postgresql://***@127.0.0.1:1/db: "),
+        (f"{RELAY} mysql://me:hush@127.0.0.1:1/db", "mysql://***@127.0.0.1:1/db: "),
+        (f"{RELAY} sqlite:///other.db", "sqlite:///other.db: the tables are missing: run `relaybox migrate`"),
         (
-            ("relay", "--app", "shop:outbox", "--database", "postgresql://me:hush@127.0.0.1:1/db"),
-            "postgresql://***@127.0.0.1:1/db: ",
-        ),
-        (
-            ("relay", "--app", "shop:outbox", "--database", "mysql://me:hush@127.0.0.1:1/db"),
-            "mysql://***@127.0.0.1:1/db: ",
-        ),
-        (
-            ("relay", "--app", "shop:outbox", "--database", "sqlite:///other.db"),
-            "sqlite:///other.db: the tables are missing: run `relaybox migrate`",
-        ),
-        (
-            ("relay", "--app", "shop:outbox", "--database", "sqlite://"),
+            f"{RELAY} sqlite://",
             "database = 'sqlite://': it is in memory, where no other process sees it; name a file",
         ),
     ],
 )
-def test_what_a_relay_cannot_start_with_is_one_line_and_the_status_2(
-    arguments: tuple[str, ...], message: str, migrated: Project
-) -> None:
-    said = migrated.run(*arguments, status=2)
-    assert said.startswith(f"relaybox: {message}")
-    assert said.count("\n") == 1
-    assert "hush" not in said
-    assert "127.0.0.1:1" not in said or "start it, or choose another with --database" in said
+def test_what_a_relay_cannot_start_with_is_one_line(command: str, message: str, migrated: Project) -> None:
+    assert_complaint(migrated, message, *command.split())
 
 
 @pytest.mark.parametrize(
-    ("package", "settings", "message"),
+    ("package", "sink", "database", "message"),
     [
-        ("aiohttp", 'sink = "https://x.org"', "destination 'runner': aiohttp is not installed: pip install"),
-        ("psycopg", 'sink = "console:"', "psycopg is not installed: pip install 'relaybox[postgres]'"),
+        ("aiohttp", "https://x.org", DEFAULT, "destination 'runner': aiohttp is not installed: pip install"),
+        (
+            "psycopg",
+            "console:",
+            "postgresql://h/db",
+            "psycopg is not installed: pip install 'relaybox[postgres]'",
+        ),
     ],
 )
 def test_a_missing_extra_is_named_with_its_fix(
-    package: str, settings: str, message: str, migrated: Project
+    package: str, sink: str, database: str, message: str, migrated: Project
 ) -> None:
-    migrated.write("relaybox.toml", TOML.format(settings=settings))
+    migrated.write("relaybox.toml", TOML.format(settings=f'sink = "{sink}"'))
     migrated.write(f"{package}.py", f"raise ModuleNotFoundError('none', name='{package}')\n")
-    database = "postgresql://127.0.0.1:1/db" if package == "psycopg" else "sqlite:///relaybox.db"
-    said = migrated.run("relay", "--database", database, status=2)
-    assert said.startswith(f"relaybox: {message}")
-    assert said.count("\n") == 1
+    assert_complaint(migrated, message, "relay", "--database", database)
 
 
 @pytest.mark.parametrize("kind", ["postgresql-18", "sqlite"])
@@ -210,7 +178,7 @@ def test_tables_that_are_missing_or_older_are_named_with_the_fix(
     kind: str, project: Project, fresh_database: Callable[[str], str]
 ) -> None:
     url = fresh_database(kind)
-    project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
+    project.write("relaybox.toml", CONSOLE)
     assert "the tables are missing: run `relaybox migrate`" in project.run(
         "relay", "--database", url, status=2
     )
@@ -223,11 +191,9 @@ def test_tables_that_are_missing_or_older_are_named_with_the_fix(
 
 def test_a_doubtful_setting_is_a_line_and_no_error(migrated: Project) -> None:
     migrated.write("relaybox.toml", TOML.format(settings='sink = "console:"\nlease = "10s"'))
-    code = "import sys; from relaybox import cli; sys.stderr = sys.stdout; cli.main()"
-    said = migrated.run("drain", command=(sys.executable, "-c", code)).splitlines()
-    assert said[0].startswith(
-        "relaybox: warning: destination 'runner': lease 10s is shorter than timeout 30s"
-    )
+    said = migrated.run("drain", command=(sys.executable, "-c", SHOWN_ERRORS)).splitlines()
+    warning = "relaybox: warning: destination 'runner': lease 10s is shorter than timeout 30s"
+    assert said[0].startswith(warning)
     assert said[1].startswith("DESTINATION")
 
 
@@ -271,7 +237,7 @@ def test_check_says_so_where_the_application_does_not_read_the_file(
 ) -> None:
     given = "'sqlite:///relaybox.db', destinations=[Destination('mine', 'console:')]"
     migrated.write("fixed.py", f"from relaybox import Destination, Outbox\noutbox = Outbox({given})\n")
-    named = TOML.format(settings='sink = "console:"')
+    named = CONSOLE
     migrated.write("relaybox.toml", f'[relaybox]\napp = "fixed:outbox"\n{named}')
     said = migrated.run("config", "check", *arguments).splitlines()
     unread = "app fixed:outbox, whose Outbox is given a database and so reads no settings of relaybox.toml"
@@ -374,18 +340,15 @@ def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "shown"),
-    [
-        ("", {"text": "true", "source": "default"}),
-        ("ordered = false", {"text": "false", "source": "relaybox.toml"}),
-    ],
+    ("settings", "text", "source"), [("", "true", "default"), ("ordered = false", "false", "relaybox.toml")]
 )
-def test_the_order_of_a_search_index_is_its_default(
-    migrated: Project, settings: str, shown: dict[str, str]
+def test_a_search_index_is_ordered_by_default(
+    migrated: Project, settings: str, text: str, source: str
 ) -> None:
     sink = f'sink = "meilisearch://127.0.0.1/documents"\n{settings}'
     migrated.write("relaybox.toml", TOML.format(settings=sink))
-    assert json.loads(migrated.run("config", "show", "--json"))["destinations.runner"]["ordered"] == shown
+    shown = json.loads(migrated.run("config", "show", "--json"))["destinations.runner"]["ordered"]
+    assert shown == {"text": text, "source": source}
 
 
 def test_check_tells_all_that_is_wrong(project: Project) -> None:
@@ -395,15 +358,10 @@ def test_check_tells_all_that_is_wrong(project: Project) -> None:
         + '[destinations.well]\nsink = "console:"\n[destinations.ill]\nsink = "handler:nowhere:x"\n',
     )
     wrong = project.run("config", "check", status=2).splitlines()
-    assert [line.split()[:2] for line in wrong] == [
-        ["wrong", "runner"],
-        ["wrong", "ill"],
-        ["wrong", "database"],
-    ]
-    code = "import sys; from relaybox import cli; sys.stderr = sys.stdout; cli.main()"
+    assert [line.split()[:2] for line in wrong] == [["wrong", one] for one in ("runner", "ill", "database")]
     project.run("migrate")
-    project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
-    well = json.loads(project.run("config", "check", "--json", command=(sys.executable, "-c", code)))
+    project.write("relaybox.toml", CONSOLE)
+    well = json.loads(project.run("config", "check", "--json", command=(sys.executable, "-c", SHOWN_ERRORS)))
     assert well["ok"]
     assert [one["what"] for one in well["checks"]] == ["settings", "runner", "database"]
     project.write("relaybox.toml", "[relaybox\n")
@@ -424,13 +382,11 @@ def test_check_lets_names_and_addresses_pass_that_may_be_sent_to(settings: str, 
 
 
 def test_the_default_database_is_named_as_such_where_its_tables_are_missing(project: Project) -> None:
-    project.write("relaybox.toml", TOML.format(settings='sink = "console:"'))
+    project.write("relaybox.toml", CONSOLE)
     said = project.run("relay", status=2)
-    assert said.startswith(
-        "relaybox: sqlite:///relaybox.db (the default; choose with --app or --database): the tables"
-    )
-    named = project.run("drain", "--database", "sqlite:///relaybox.db", status=2)
-    assert named.startswith("relaybox: sqlite:///relaybox.db: the tables are missing")
+    assert said.startswith(f"relaybox: {DEFAULT} (the default; choose with --app or --database): the tables")
+    named = project.run("drain", "--database", DEFAULT, status=2)
+    assert named.startswith(f"relaybox: {DEFAULT}: the tables are missing")
 
 
 def test_check_notes_a_destination_that_no_route_leads_to(migrated: Project) -> None:

@@ -1,18 +1,19 @@
-"""``relaybox relay`` and ``drain``: real processes, their logs, and how they end."""
+"""``relaybox relay``, ``drain`` and ``prune``: real processes, their logs, and how they end."""
 
 from __future__ import annotations
 
 import json
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Route
+from tests.databases import KINDS
 from tests.integration.project import Project
 from tests.integration.shop import Shop
 
@@ -22,7 +23,9 @@ from relaybox import Event, Outbox, Reject, Retry
 
 outbox = Outbox()
 
-@outbox.handler("order.*", name="on_order", ordered=True, poll_interval="50ms", backoff={"base": "50ms"})
+SOON = {"poll_interval": "50ms", "backoff": {"base": "50ms"}}
+
+@outbox.handler("order.*", name="on_order", ordered=True, retention="1d", **SOON)
 def on_order(event: Event) -> None:
     number = event.payload["n"]
     if number < 0:
@@ -36,6 +39,7 @@ def on_order(event: Event) -> None:
     with open("arrived", "a") as file:
         file.write(f"{number}\\n")
 """
+on_each_kind = pytest.mark.parametrize("shop", KINDS, indirect=True)
 START = "relaybox 0.1.0 relays from "
 LEVELS = ("info   ", "warning", "error  ")
 
@@ -49,10 +53,10 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture(params=["postgresql-18", "sqlite"])
 def shop(
-    request: pytest.FixtureRequest, project: Project, fresh_database: Callable[[str], str]
+    request: pytest.FixtureRequest, project: Project, migrated_database: Callable[[str], str]
 ) -> Iterator[Shop]:
     """What emits, into the database that the project's relay reads."""
-    url = fresh_database(request.param)
+    url = migrated_database(request.param)
     project.write("relaybox.toml", f'[relaybox]\ndatabase = "{url}"\napp = "shop:outbox"\n')
     shop = Shop(url)
     shop.outbox.handler("order.*", name="on_order", ordered=True)(print)
@@ -93,7 +97,7 @@ def test_what_is_being_sent_is_waited_for(shop: Shop, project: Project) -> None:
 
 
 def test_what_takes_longer_than_the_patience_is_given_back(shop: Shop, project: Project) -> None:
-    shop.emit(1, first=-60)
+    shop.emit(1, first=-3600)
     with project.running("relay", "--patience", "100ms") as relay:
         project.until(lambda: bool(project.read("hanging")))
         relay.send_signal(signal.SIGTERM)
@@ -103,18 +107,15 @@ def test_what_takes_longer_than_the_patience_is_given_back(shop: Shop, project: 
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_leaves_at_once(
-    number: signal.Signals, status: int, shop: Shop, project: Project
-) -> None:
-    shop.emit(1, first=-60)
+def test_a_second_signal_ends_it(number: signal.Signals, status: int, shop: Shop, project: Project) -> None:
+    shop.emit(1, first=-3600)
     with project.running("relay") as relay:
         project.until(lambda: bool(project.read("hanging")))
         relay.send_signal(signal.SIGTERM)
         project.until(lambda: "stopping (SIGTERM)" in project.read("log"))
         relay.send_signal(number)
-        began = time.monotonic()
+        # The event hangs for longer than that.
         assert relay.wait(60) == status
-        assert time.monotonic() - began < 5
     assert f"left at once ({number.name})" in project.read("log")
     assert shop.leases() == 1
 
@@ -163,19 +164,16 @@ def test_drain_delivers_what_is_due_and_says_what_it_did(shop: Shop, project: Pr
 
 
 def test_a_drain_that_is_asked_to_stop_has_its_patience_and_no_more(shop: Shop, project: Project) -> None:
-    shop.emit(1, first=-60)
+    shop.emit(1, first=-3600)
     with project.running("drain", "--patience", "100ms") as drain:
         project.until(lambda: bool(project.read("hanging")))
         drain.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        assert drain.wait(60) == 1
-        assert time.monotonic() - began < 5
+        # By default it would wait 30 s.
+        assert drain.wait(25) == 1
     assert (shop.leases(), shop.states()) == (0, {"pending": 1})
 
 
-def test_what_waits_without_a_reason_is_made_due_by_one_drain_and_delivered_by_the_next(
-    shop: Shop, project: Project
-) -> None:
+def test_what_waits_without_a_reason_is_made_due_by_a_drain(shop: Shop, project: Project) -> None:
     shop.emit(2, keys=2)
     with shop.engine.begin() as connection:
         connection.execute(sa.update(shop.outbox.tables.event).values(next_attempt_at=None))
@@ -184,18 +182,13 @@ def test_what_waits_without_a_reason_is_made_due_by_one_drain_and_delivered_by_t
     assert shop.states() == {"delivered": 2}
 
 
-def test_drain_says_what_is_held_up(shop: Shop, project: Project) -> None:
+def test_an_operators_pause_is_told_by_a_drain_and_seen_in_the_log(shop: Shop, project: Project) -> None:
     shop.emit(1)
     project.run("pause", "on_order", "--reason", "maintenance")
     assert "on_order: paused: maintenance\n" in project.run("drain")
     assert json.loads(project.run("drain", "--json"))["destinations"]["on_order"]["held"] == "paused"
     assert shop.states() == {"pending": 1}
-
-
-def test_an_operators_pause_is_seen_in_the_log(shop: Shop, project: Project) -> None:
     with project.running("relay") as relay:
-        project.until(lambda: START in project.read("log"))
-        project.run("pause", "on_order", "--reason", "maintenance")
         project.until(lambda: "on_order  paused: maintenance; go on with" in project.read("log"))
         project.run("resume", "on_order")
         project.until(lambda: "on_order  resumed after " in project.read("log"))
@@ -203,8 +196,8 @@ def test_an_operators_pause_is_seen_in_the_log(shop: Shop, project: Project) -> 
         assert relay.wait(60) == 0
 
 
-def test_no_secret_appears_in_a_log(project: Project, fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("sqlite")
+def test_no_secret_appears_in_a_log(project: Project, migrated_database: Callable[[str], str]) -> None:
+    url = migrated_database("sqlite")
     project.write(
         "relaybox.toml",
         f'[relaybox]\ndatabase = "{url}"\n[destinations.runner]\n'
@@ -225,9 +218,7 @@ def test_no_secret_appears_in_a_log(project: Project, fresh_database: Callable[[
     assert "hush" not in shown
 
 
-def test_trouble_with_the_database_is_told_when_it_begins_and_when_it_is_over(
-    shop: Shop, project: Project
-) -> None:
+def test_trouble_with_the_database_is_told_when_it_begins_and_ends(shop: Shop, project: Project) -> None:
     def rename(before: str, after: str) -> None:
         with shop.engine.begin() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {before} RENAME TO {after}")
@@ -243,3 +234,45 @@ def test_trouble_with_the_database_is_told_when_it_begins_and_when_it_is_over(
         relay.terminate()
         assert relay.wait(60) == 0
     assert project.read("log").count("database  cannot claim") == 1
+
+
+@on_each_kind
+def test_what_was_kept_long_enough_is_removed(shop: Shop, project: Project) -> None:
+    event = shop.outbox.tables.event
+    shop.emit(3)
+    project.run("drain")
+    assert project.run("prune") == "removed 0\n"
+    with shop.engine.begin() as connection:
+        oldest = sa.select(sa.func.min(event.c.position)).scalar_subquery()
+        first = connection.scalar(sa.select(event.c.id).where(event.c.position == oldest))
+        long_ago = sa.text("'2020-01-01 00:00:00'")
+        connection.execute(event.update().where(event.c.id == first).values(delivered_at=long_ago))
+    assert json.loads(project.run("prune", "--json")) == {"removed": 1}
+    assert shop.states() == {"delivered": 2}
+
+
+@on_each_kind
+def test_the_inbox_forgets_what_is_older_than_its_window(shop: Shop, project: Project) -> None:
+    inbox, toml = shop.outbox.tables.inbox, project.read("relaybox.toml")
+    project.write("relaybox.toml", toml.replace("[relaybox]", '[relaybox]\ninbox_window = "2h"'))
+    with shop.engine.begin() as connection:
+        for hours in (1, 3):
+            values = {"consumer": "billing", "message_id": str(hours)}
+            then = datetime.now(UTC) - timedelta(hours=hours)
+            connection.execute(inbox.insert().values(**values, processed_at=then))
+    assert project.run("prune") == "removed 1\n"
+    with shop.engine.connect() as connection:
+        assert list(connection.scalars(sa.select(inbox.c.message_id))) == ["1"]
+
+
+@on_each_kind
+def test_while_a_relay_leads_it_is_the_relays_to_prune(shop: Shop, project: Project) -> None:
+    leader = shop.outbox.tables.leader
+
+    def leads() -> bool:
+        with shop.engine.connect() as connection:
+            return bool(connection.scalar(sa.select(sa.func.count()).select_from(leader)))
+
+    with project.running("relay"):
+        project.until(leads)
+        assert project.run("prune") == "a relay leads, and sees to it\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +32,13 @@ from relaybox.doctor.database import outdated
 from relaybox.doctor.privileges import parse_grants
 from relaybox.grants import grants
 from tests.conftest import available
+from tests.databases import EVERY_KIND, KINDS, engine
 from tests.integration.clinic import Clinic
 from tests.schema_snapshot import run_script
 from tests.servers import pgbouncer, postgres18
+from tests.waiting import wait_for
 
-KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
+Make = Callable[[str], str]
 
 
 @pytest.fixture(autouse=True)
@@ -47,23 +50,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clinic(request: pytest.FixtureRequest, fresh_database: Callable[[str], str], tmp_path: Path) -> Clinic:
-    return Clinic(fresh_database(getattr(request, "param", "sqlite")), tmp_path)
+def clinic(request: pytest.FixtureRequest, migrated_database: Make, tmp_path: Path) -> Clinic:
+    return Clinic(migrated_database(getattr(request, "param", "sqlite")), tmp_path)
 
 
-on_every_database = pytest.mark.parametrize("clinic", KINDS, indirect=True)
-on_each_kind = pytest.mark.parametrize("clinic", ["postgresql-18", "mariadb", "sqlite"], indirect=True)
+on_every_database = pytest.mark.parametrize("clinic", EVERY_KIND, indirect=True)
+on_each_kind = pytest.mark.parametrize("clinic", KINDS, indirect=True)
 on_postgresql = pytest.mark.parametrize("clinic", ["postgresql-18"], indirect=True)
+on_mariadb = pytest.mark.parametrize("clinic", ["mariadb"], indirect=True)
 
 
 @on_every_database
-def test_nothing_is_said_of_a_healthy_set_up(clinic: Clinic) -> None:
+def test_nothing_is_said_of_a_healthy_set_up_before_and_after_it_has_delivered(clinic: Clinic) -> None:
     assert clinic.findings() == []
     assert clinic.run("doctor") == "nothing found (13 checks)\n"
-
-
-@on_every_database
-def test_nothing_is_said_of_one_that_has_delivered(clinic: Clinic) -> None:
     clinic.emit()
     clinic.run("drain")
     assert clinic.findings() == []
@@ -83,36 +83,28 @@ def test_nothing_is_written(clinic: Clinic) -> None:
     assert not all(written)
 
 
-@pytest.mark.parametrize("schema", [None, "ours"])
-def test_nothing_is_said_of_tables_with_other_names(
-    fresh_database: Callable[[str], str], tmp_path: Path, schema: str | None
-) -> None:
-    clinic = Clinic(fresh_database("postgresql-18"), tmp_path)
-    line = f'schema = "{schema}"' if schema else 'prefix = "shop_"'
+@on_postgresql
+@pytest.mark.parametrize(
+    ("line", "table"), [('schema = "ours"', "ours.outbox_event"), ('prefix = "shop_"', "shop_outbox_event")]
+)
+def test_nothing_is_said_of_tables_with_other_names(clinic: Clinic, line: str, table: str) -> None:
     clinic.configure(more=line)
     clinic.run("migrate")
     assert clinic.findings() == []
-    table = f"{schema}.outbox_event" if schema else "shop_outbox_event"
     clinic.sql(f"ALTER TABLE {table} DROP COLUMN error_message")
-    finding = clinic.only_finding("column .*error_message is missing")
-    clinic.apply(finding["fix"])
-    assert clinic.findings() == []
+    clinic.mend("column .*error_message is missing")
 
 
 OF_TABLES = ("--only", "schema", "--only", "vacuum")
+INVALID = """UPDATE pg_index SET indisvalid = false
+    WHERE indexrelid = 'idx_outbox_event_pending_next_attempt'::regclass"""
+ANOTHER = """DROP INDEX idx_outbox_event_key_head;
+    CREATE INDEX idx_outbox_event_key_head ON outbox_event (ordering_key)"""
 DRIFT = {
     "postgresql-18": [
         ("DROP INDEX idx_outbox_event_failed", "index idx_outbox_event_failed is missing"),
-        (
-            "UPDATE pg_index SET indisvalid = false "
-            "WHERE indexrelid = 'idx_outbox_event_pending_next_attempt'::regclass",
-            "index idx_outbox_event_pending_next_attempt is invalid",
-        ),
-        (
-            "DROP INDEX idx_outbox_event_key_head;"
-            "CREATE INDEX idx_outbox_event_key_head ON outbox_event (ordering_key)",
-            "index idx_outbox_event_key_head is another one",
-        ),
+        (INVALID, "index idx_outbox_event_pending_next_attempt is invalid"),
+        (ANOTHER, "index idx_outbox_event_key_head is another one"),
         ("ALTER TABLE outbox_event ALTER max_attempts TYPE bigint", "max_attempts has another type"),
         ('ALTER TABLE outbox_event ALTER status TYPE varchar(20) COLLATE "POSIX"', "another collation"),
         ("ALTER TABLE outbox_event ALTER event_id DROP NOT NULL", "event_id may be null"),
@@ -142,11 +134,7 @@ DRIFT = {
     ],
     "sqlite": [
         ("DROP INDEX idx_outbox_event_failed", "index idx_outbox_event_failed is missing"),
-        (
-            "DROP INDEX idx_outbox_event_key_head;"
-            "CREATE INDEX idx_outbox_event_key_head ON outbox_event (ordering_key)",
-            "index idx_outbox_event_key_head is another one",
-        ),
+        (ANOTHER, "index idx_outbox_event_key_head is another one"),
         ("DROP TRIGGER outbox_event_position", "trigger outbox_event_position is missing"),
         ("ALTER TABLE outbox_event DROP COLUMN error_message", "column .*error_message is missing"),
         ("DROP TABLE outbox_stats", "table outbox_stats is missing"),
@@ -156,9 +144,9 @@ DRIFT = {
 
 @pytest.mark.parametrize("kind", DRIFT)
 def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
-    kind: str, fresh_database: Callable[[str], str], tmp_path: Path
+    kind: str, migrated_database: Make, tmp_path: Path
 ) -> None:
-    clinic = Clinic(fresh_database(kind), tmp_path)
+    clinic = Clinic(migrated_database(kind), tmp_path)
     for plant, title in DRIFT[kind]:
         for statement in plant.split(";"):
             clinic.sql(statement)
@@ -177,10 +165,8 @@ def test_old_tables_are_told_once_and_migrated(clinic: Clinic) -> None:
     for table in ("outbox_sample", "outbox_operation"):
         clinic.sql(f"DROP TABLE {table}")
     clinic.sql("DELETE FROM outbox_migration WHERE version = 2")
-    finding = clinic.only_finding("tables are at version 1, and this release needs 2")
+    finding = clinic.mend("tables are at version 1, and this release needs 2")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox migrate")
-    clinic.apply(finding["fix"])
-    assert clinic.findings() == []
 
 
 @on_each_kind
@@ -191,12 +177,9 @@ def test_newer_tables_are_no_error(clinic: Clinic) -> None:
     assert finding["level"] == "info"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_missing_tables_are_told_and_made(
-    kind: str, fresh_database: Callable[[str], str], tmp_path: Path
-) -> None:
-    clinic = Clinic(fresh_database("sqlite"), tmp_path)
-    clinic.url = fresh_database(kind)
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_missing_tables_are_told(kind: str, fresh_database: Make, tmp_path: Path) -> None:
+    clinic = Clinic(fresh_database(kind), tmp_path)
     # On SQLite there is not even a file, and looking makes none.
     finding = clinic.only_finding("cannot be reached" if kind == "sqlite" else "the tables are missing")
     assert "relaybox migrate" in finding["fix"]
@@ -206,11 +189,15 @@ def test_missing_tables_are_told_and_made(
     assert clinic.findings() == []
 
 
-@pytest.fixture
-def roles(clinic: Clinic) -> Iterator[dict[str, str]]:
+def named_roles() -> dict[str, str]:
     """The roles of ``relaybox sql --grants``, under names of their own."""
     mark = uuid4().hex[:8]
-    roles = {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+    return {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+
+
+@pytest.fixture
+def roles(clinic: Clinic) -> Iterator[dict[str, str]]:
+    roles = named_roles()
     run_script(clinic.url, ";".join(grants("postgresql", **roles)))
     run_script(clinic.url, ";".join(f"ALTER ROLE {name} LOGIN" for name in roles.values()))
     owner = clinic.url
@@ -238,7 +225,7 @@ def test_a_right_that_a_relay_lacks_is_named_and_granted(clinic: Clinic, roles: 
 
 
 @on_postgresql
-def test_a_viewer_is_told_what_it_could_not_see_and_finds_the_rest(
+def test_a_viewer_is_told_what_it_cannot_see_and_finds_the_rest(
     clinic: Clinic, roles: dict[str, str]
 ) -> None:
     owner = connect_as(clinic, roles["viewer"])
@@ -262,10 +249,9 @@ def test_an_emitters_role_is_told_all_that_it_lacks(clinic: Clinic, roles: dict[
     assert {"destinations", "payloads", "relays"} <= {one["check"] for one in document["unseen"]}
 
 
-@pytest.mark.parametrize("clinic", ["mariadb"], indirect=True)
+@on_mariadb
 def test_the_roles_of_mariadb_see_as_much_as_they_need(clinic: Clinic) -> None:
-    mark, owner = uuid4().hex[:8], clinic.url
-    roles = {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+    roles, owner = named_roles(), clinic.url
     users = {role: f"user_{name}@'127.0.0.1'" for role, name in roles.items()}
     run_script(owner, ";".join(grants("mariadb", **roles)))
     for role, user in users.items():
@@ -314,17 +300,16 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
         holder.execute("CREATE TEMPORARY TABLE held ()")
         assert clinic.findings() == []
         monkeypatch.setattr(transactions, "OLD", 0.0)
-        finding = clinic.only_finding("a transaction is open for")
+        finding = clinic.mend("a transaction is open for")
         assert "idle in transaction" in finding["detail"]
-        clinic.apply(finding["fix"])
-        assert clinic.findings() == []
 
 
-def test_what_a_server_of_its_own_has_is_found_and_mended(
+def test_trouble_of_the_whole_server_is_found_and_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with available("PostgreSQL 18", postgres18.server(own=["max_prepared_transactions=5"])) as url:
         clinic = Clinic(url, tmp_path)
+        clinic.run("migrate")
         clinic.sql("ALTER SYSTEM SET autovacuum = off")
         clinic.sql("SELECT pg_reload_conf()")
         until(clinic, ["autovacuum is off on this server"])
@@ -335,16 +320,12 @@ def test_what_a_server_of_its_own_has_is_found_and_mended(
             connection.execute("INSERT INTO outbox_destination (name) VALUES ('held')")
             connection.execute("PREPARE TRANSACTION 'it''s held'")
         monkeypatch.setattr(transactions, "OLD", 0.0)
-        finding = clinic.only_finding("the transaction 'it''s held' is prepared for")
-        clinic.apply(finding["fix"])
-        assert clinic.findings() == []
+        clinic.mend("the transaction 'it''s held' is prepared for")
 
 
 def until(clinic: Clinic, titles: list[str]) -> None:
     """Look until a server has read its settings."""
-    deadline = time.monotonic() + 20
-    while (found := [finding["title"] for finding in clinic.findings()]) != titles:
-        assert time.monotonic() < deadline, found
+    wait_for(lambda: [finding["title"] for finding in clinic.findings()] == titles, f"only {titles}")
 
 
 @on_postgresql
@@ -355,32 +336,25 @@ def test_dead_rows_are_found_and_vacuumed(clinic: Clinic, monkeypatch: pytest.Mo
         clinic.change(error_message="x")
     assert clinic.findings() == []
     monkeypatch.setattr(vacuum, "DEAD", 3)
-    found = clinic.only_finding("outbox_event has [0-9]+ dead rows", "--only", "vacuum")
-    clinic.apply(found["fix"])
-    assert clinic.findings("--only", "vacuum") == []
+    # A session that ends writes its statistics a moment later.
+    wait_for(lambda: clinic.findings("--only", "vacuum"))
+    clinic.mend("outbox_event has [0-9]+ dead rows", "--only", "vacuum")
 
 
-@pytest.mark.parametrize("clinic", ["mariadb"], indirect=True)
-def test_an_old_transaction_is_found_and_ended_on_mariadb(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = sa.create_engine(sa.make_url(clinic.url).set(drivername="mysql+pymysql"), poolclass=sa.NullPool)
-    connection = engine.connect()
+@on_mariadb
+def test_on_mariadb_an_old_transaction_is_ended(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = engine(clinic.url).connect()
     try:
         connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
         monkeypatch.setattr(transactions, "OLD", -1.0)
-        finding = clinic.only_finding("a transaction is open for")
-        clinic.apply(finding["fix"])
-        assert clinic.findings() == []
+        clinic.mend("a transaction is open for")
     finally:
         connection.invalidate()
         connection.close()
 
 
 @on_postgresql
-def test_a_slot_that_nobody_reads_is_found_and_dropped(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_that_nobody_reads_is_dropped(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"slot_{uuid4().hex[:8]}"
     clinic.sql(f"SELECT pg_create_physical_replication_slot('{name}', true)")
     try:
@@ -410,38 +384,27 @@ def test_what_the_database_sets_for_transactions_is_told_and_reset(clinic: Clini
 
 
 @pytest.mark.parametrize(
-    ("dialect", "version", "old"),
+    ("dialect", "old", "new"),
     [
-        ("postgresql", "12.22 (Debian)", True),
-        ("postgresql", "13.1", False),
-        ("postgresql", "18.0", False),
-        ("mariadb", "5.5.5-10.5.9-MariaDB", True),
-        ("mariadb", "10.11.6-MariaDB", False),
-        ("mariadb", "12.0.2-MariaDB", False),
-        ("mysql", "5.7.44", True),
-        ("mysql", "8.0.36", False),
-        ("sqlite", "3.34.1", True),
-        ("sqlite", "3.46.0", False),
+        ("postgresql", ["12.22 (Debian)"], ["13.1", "18.0"]),
+        ("mariadb", ["5.5.5-10.5.9-MariaDB"], ["10.11.6-MariaDB", "12.0.2-MariaDB"]),
+        ("mysql", ["5.7.44"], ["8.0.36"]),
+        ("sqlite", ["3.34.1"], ["3.46.0"]),
     ],
 )
-def test_a_server_that_is_too_old_is_told(dialect: str, version: str, old: bool) -> None:
-    finding = outdated(dialect, version)
-    assert (finding is not None) is old
-    assert finding is None or finding.level == "error"
+def test_a_server_that_is_too_old_is_told(dialect: str, old: list[str], new: list[str]) -> None:
+    assert [finding and finding.level for finding in (outdated(dialect, one) for one in old)] == ["error"]
+    assert not any(outdated(dialect, version) for version in new)
 
 
 @on_each_kind
-def test_events_for_a_destination_that_is_gone_are_found_and_moved(clinic: Clinic) -> None:
+def test_events_for_no_destination_and_of_no_route_are_found_and_moved(clinic: Clinic) -> None:
     clinic.emit(destinations=["gone"])
     finding = clinic.only_finding("1 event waits for 'gone', which is no destination")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox move gone runner")
     clinic.apply(finding["fix"])
     clinic.run("drain")
     assert clinic.findings() == []
-
-
-@on_each_kind
-def test_events_that_no_route_takes_are_found_and_moved(clinic: Clinic) -> None:
     clinic.emit("invoice.sent")
     finding = clinic.only_finding("1 event waits for a route")
     assert "invoice.sent" in finding["detail"]
@@ -478,9 +441,7 @@ def test_a_failed_event_that_holds_up_its_key_is_found_and_retried(clinic: Clini
     clinic.emit()
     clinic.change(status="failed", next_attempt_at=None, attempts=5, error_message="422")
     clinic.emit()
-    event = clinic.outbox.tables.event
-    with sa.create_engine(_sync(clinic.url)).begin() as connection:
-        connection.execute(sa.update(event).where(event.c.status == "pending").values(next_attempt_at=None))
+    clinic.sql("UPDATE outbox_event SET next_attempt_at = NULL WHERE status = 'pending'")
     finding = clinic.only_finding("1 event failed for 'runner', and what is behind in the order waits")
     assert (finding["level"], finding["fix"]) == ("warning", "relaybox retry --destination runner")
     clinic.apply(finding["fix"])
@@ -489,19 +450,18 @@ def test_a_failed_event_that_holds_up_its_key_is_found_and_retried(clinic: Clini
     assert clinic.findings() == []
 
 
-def _sync(url: str) -> sa.URL:
-    drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-    parsed = sa.make_url(url)
-    return parsed.set(drivername=drivers.get(parsed.drivername, parsed.drivername))
-
-
 def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
     clinic.run("pause", "runner", "--reason", "their maintenance")
-    finding = clinic.only_finding("destination 'runner' is paused")
+    finding = clinic.mend("destination 'runner' is paused")
     assert finding["level"] == "info"
     assert "their maintenance" in finding["detail"]
-    clinic.apply(finding["fix"])
-    assert clinic.findings() == []
+
+
+def only_sink(clinic: Clinic, text: str) -> dict[str, str]:
+    """What is wrong with the only sink of a configuration."""
+    clinic.configure(text=text)
+    [finding] = clinic.findings("--only", "sinks")
+    return finding
 
 
 @pytest.mark.parametrize(
@@ -516,23 +476,19 @@ def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
         "algolia://:guest@APPLICATION/documents?host=127.0.0.1:{port}&tls=false",
     ],
 )
-def test_a_sink_that_does_not_answer_is_found_within_seconds(clinic: Clinic, sink: str) -> None:
+def test_a_sink_that_does_not_answer_is_found(clinic: Clinic, sink: str) -> None:
     with socket.socket() as place:
         # Nobody listens there, and nobody else can begin to.
         place.bind(("127.0.0.1", 0))
         url = sink.format(port=place.getsockname()[1])
-        clinic.configure(text=f'[destinations.dead]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
-        begun = time.monotonic()
-        [finding] = clinic.findings("--only", "sinks")
-        assert time.monotonic() - begun < 10
+        finding = only_sink(clinic, f'[destinations.dead]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
     assert (finding["level"], finding["title"]) == ("error", "destination 'dead' does not answer")
     assert "guest" not in json.dumps(finding)
 
 
 def test_a_sink_that_refuses_is_not_said_to_be_silent(clinic: Clinic, meilisearch_url: str) -> None:
     url = re.sub(r"//:[^@]+@", "//:wrongkey@", meilisearch_url)
-    clinic.configure(text=f'[destinations.search]\nsink = "{url}/documents"\n')
-    [finding] = clinic.findings("--only", "sinks")
+    finding = only_sink(clinic, f'[destinations.search]\nsink = "{url}/documents"\n')
     assert (finding["level"], finding["title"]) == ("error", "destination 'search' cannot be sent to")
     assert "403 Forbidden" in finding["detail"]
     assert "auth" in finding["fix"]
@@ -540,23 +496,18 @@ def test_a_sink_that_refuses_is_not_said_to_be_silent(clinic: Clinic, meilisearc
     assert "wrongkey" not in json.dumps(finding)
 
 
-def test_a_celery_broker_that_does_not_answer_is_found(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_celery_broker_that_refuses_is_found(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         celery = Celery("shop", broker=f"redis://127.0.0.1:{place.getsockname()[1]}/0", set_as_current=False)
         current = SimpleNamespace(_get_current_object=lambda: celery)
         monkeypatch.setattr("relaybox.sinks.celery.current_app", current)
-        clinic.configure(text='[destinations.work]\nsink = "celery:shop.tasks.index"\n')
-        [finding] = clinic.findings("--only", "sinks")
+        finding = only_sink(clinic, '[destinations.work]\nsink = "celery:shop.tasks.index"\n')
     assert finding["title"] == "destination 'work' does not answer"
     assert "refused" in finding["detail"]
 
 
-def test_a_celery_broker_that_says_nothing_holds_up_no_exit(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_celery_broker_holds_up_no_exit(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
     class Silent:
@@ -568,11 +519,9 @@ def test_a_celery_broker_that_says_nothing_holds_up_no_exit(
 
     current = SimpleNamespace(_get_current_object=Silent)
     monkeypatch.setattr("relaybox.sinks.celery.current_app", current)
-    clinic.configure(text='[destinations.work]\nsink = "celery:shop.tasks.index"\ntimeout = "100ms"\n')
-    begun = time.monotonic()
+    silent = '[destinations.work]\nsink = "celery:shop.tasks.index"\ntimeout = "100ms"\n'
     try:
-        [finding] = clinic.findings("--only", "sinks")
-        assert time.monotonic() - begun < 10
+        finding = only_sink(clinic, silent)
     finally:
         go_on.set()
     assert (finding["title"], finding["detail"]) == (
@@ -586,16 +535,14 @@ def test_a_webhook_that_answers_is_well_and_gets_nothing(clinic: Clinic) -> None
         url = f"http://127.0.0.1:{server.getsockname()[1]}/events"
         clinic.configure(text=f'[destinations.web]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
         assert clinic.findings("--only", "sinks") == []
-        server.settimeout(10)
+        server.settimeout(60)
         connection, _ = server.accept()
         with connection:
             assert connection.recv(100) == b""
 
 
 def test_an_address_that_is_not_allowed_is_told_with_the_setting(clinic: Clinic) -> None:
-    clinic.configure(text='[destinations.web]\nsink = "http://127.0.0.1:9/events"\n')
-    [finding] = clinic.findings("--only", "sinks")
-    assert "allow" in finding["fix"]
+    assert "allow" in only_sink(clinic, '[destinations.web]\nsink = "http://127.0.0.1:9/events"\n')["fix"]
 
 
 def test_a_secret_that_is_not_set_is_found_and_set(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,7 +566,7 @@ def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: P
     sys.modules.pop(name, None)
 
 
-def test_a_setting_that_argues_and_a_destination_without_a_route_are_told(clinic: Clinic) -> None:
+def test_settings_that_argue_or_lack_a_route_or_cannot_be_read_are_told(clinic: Clinic) -> None:
     clinic.configure('lease = "5s"\ntimeout = "30s"')
     finding = clinic.only_finding("a setting of destination 'runner'")
     assert finding["level"] == "warning"
@@ -628,17 +575,11 @@ def test_a_setting_that_argues_and_a_destination_without_a_route_are_told(clinic
     assert clinic.only_finding("gets no events by itself")["level"] == "info"
     clinic.configure(text="")
     assert clinic.only_finding("no destinations are configured")["level"] == "error"
-
-
-def test_settings_that_cannot_be_read_are_the_only_finding(clinic: Clinic) -> None:
     clinic.configure('no_such_setting = "1"')
-    finding = clinic.only_finding("the settings cannot be read")
-    assert "no_such_setting" in finding["detail"]
+    assert "no_such_setting" in clinic.only_finding("the settings cannot be read")["detail"]
 
 
-def test_a_database_whose_variable_is_not_set_is_told(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_without_its_variable_is_told(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic.configure(more='database = "env:SHOP_DATABASE"')
     done = CliRunner().invoke(app, ["doctor", "--json"])
     assert done.exit_code == 1
@@ -648,10 +589,8 @@ def test_a_database_whose_variable_is_not_set_is_told(
     assert CliRunner().invoke(app, ["doctor"]).stdout == "nothing found (13 checks)\n"
 
 
-def test_a_transaction_pooler_is_found_and_going_round_it_mends_it(
-    fresh_database: Callable[[str], str], pgbouncer_url: str, tmp_path: Path
-) -> None:
-    clinic = Clinic(fresh_database("postgresql-18"), tmp_path)
+@on_postgresql
+def test_a_transaction_pooler_is_found_and_can_be_gone_round(clinic: Clinic, pgbouncer_url: str) -> None:
     direct, clinic.url = clinic.url, pgbouncer.through(pgbouncer_url, clinic.url)
     finding = clinic.only_finding("a transaction pooler stands before the database")
     assert finding["level"] == "warning"
@@ -663,30 +602,23 @@ def test_a_transaction_pooler_is_found_and_going_round_it_mends_it(
     assert clinic.findings() == []
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
-@pytest.mark.parametrize(("ahead", "level"), [(60.0, "warning"), (-3600.0, "error"), (0.0, None)])
-async def test_a_clock_that_is_wrong_is_found(
-    kind: str, ahead: float, level: str | None, fresh_database: Callable[[str], str], tmp_path: Path
-) -> None:
-    clinic = Clinic(fresh_database(kind), tmp_path)
-    report = await examine(clinic.outbox.settings, {}, only=["clock"], clock=lambda: time.time() + ahead)
-    assert [finding.level for finding in report.findings] == ([level] if level else [])
-    assert all("timedatectl" in finding.fix for finding in report.findings)
+@on_each_kind
+async def test_a_clock_that_is_wrong_is_found(clinic: Clinic) -> None:
+    for ahead, level in ((60.0, ["warning"]), (-3600.0, ["error"]), (0.0, [])):
+        shown = partial(lambda by: time.time() + by, ahead)
+        report = await examine(clinic.outbox.settings, {}, only=["clock"], clock=shown)
+        assert [finding.level for finding in report.findings] == level
+        assert all("timedatectl" in finding.fix for finding in report.findings)
 
 
-def test_a_database_that_is_away_is_told_and_the_sinks_are_looked_at_all_the_same(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_is_away_is_told_and_the_sinks_are_looked_at_all_the_same(clinic: Clinic) -> None:
     clinic.configure('secret = "env:RUNNER_SECRET"')
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         for scheme in ("postgresql", "mysql"):
             clinic.url = f"{scheme}://u:hunter2@127.0.0.1:{place.getsockname()[1]}/db"
             titles = [finding["title"] for finding in clinic.findings()]
-            assert titles == [
-                "destination 'runner' cannot be sent to",
-                "the database cannot be reached",
-            ]
+            assert titles == ["destination 'runner' cannot be sent to", "the database cannot be reached"]
             assert "hunter2" not in clinic.run("doctor", status=1)
 
 
@@ -705,11 +637,11 @@ async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: p
     changed = {"database": breaks, "isolation": hangs}
     checks = [replace(one, run=changed.get(one.name, one.run)) for one in module.CHECKS]
     monkeypatch.setattr(module, "CHECKS", tuple(checks))
-    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    monkeypatch.setattr(module, "PATIENCE", 2.0)
     report = await examine(clinic.outbox.settings, {}, skip=["settings"])
     assert [(one.check, one.reason) for one in report.unseen] == [
         ("database", "ZeroDivisionError: of a check"),
-        ("isolation", "no answer within 0.5 s"),
+        ("isolation", "no answer within 2 s"),
     ]
     titles = {finding.title for finding in report.findings}
     assert titles == {"a title", "the index idx_outbox_event_failed is missing"}
@@ -730,8 +662,7 @@ def test_findings_are_printed_for_people(clinic: Clinic) -> None:
     assert lines[2].startswith("         fix: CREATE INDEX idx_outbox_event_failed ON outbox_event")
     assert "info     no relay runs, and 1 event is due (relays)" in lines
     assert lines[-1] == "1 error, 1 note (13 checks)"
-
-
-def test_text_of_others_moves_no_cursor(clinic: Clinic) -> None:
     clinic.run("pause", "runner", "--reason", "\x1b[2Jgone")
-    assert "\x1b" not in clinic.run("doctor")
+    text = clinic.run("doctor", status=1)
+    assert "gone" in text
+    assert "\x1b" not in text, "text of others moves no cursor"

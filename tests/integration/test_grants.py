@@ -19,17 +19,19 @@ from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.grants import grants
 from relaybox.migrations import DialectName, check, migrate
 from relaybox.outcome import Delivered, Failed, Retried
+from relaybox.parts import open_store
 from relaybox.schema import Tables, make_tables
 from relaybox.store import Settlement, Want
-from relaybox.stores import mysql, postgres
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.ledger import SqlLedger
 from relaybox.stores.samples import SqlSamples
+from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Sample
 from tests.conftest import available
-from tests.schema_snapshot import engine, run_script
+from tests.databases import POSTGRESQL, engine
+from tests.schema_snapshot import run_script
 from tests.servers import fresh, mariadb
 
 ROLES = ("emitter", "relay", "viewer")
@@ -95,7 +97,7 @@ def granting_mariadb() -> Iterator[str]:
             yield url
 
 
-@pytest.fixture(params=["postgresql-18", "postgresql-15", "postgresql-18 in a schema", "mariadb"])
+@pytest.fixture(params=[*POSTGRESQL, "postgresql-18 in a schema", "mariadb"])
 def database(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Database]:
     if request.param == "mariadb":
         with fresh.database(request.getfixturevalue("granting_mariadb")) as url:
@@ -193,30 +195,11 @@ def single_privileges(grant: str, role: str) -> Iterator[tuple[str, str]]:
         yield privilege, str(match and match[2])
 
 
-async def test_the_relay_claims_and_settles(database: Database) -> None:
+async def test_the_relay_samples_operates_claims_and_settles(database: Database) -> None:
     for key in "123":
         database.emit(key)
-    module: Any = postgres if database.dialect == "postgresql" else mysql
-    store = module.open_store(database.logins["relay"], database.tables)
-    try:
-        claim = await store.claim(Want("d", "a relay", ordered=True))
-        assert len(claim.deliveries) == 3
-        assert await store.extend(claim.deliveries, 60) == frozenset()
-        outcomes = (Delivered(), Retried(0, "again"), Failed("never"))
-        settlements = [Settlement(*pair) for pair in zip(claim.deliveries, outcomes, strict=True)]
-        assert await store.settle(settlements) == frozenset()
-        claim = await store.claim(Want("d", "a relay"))
-        assert await store.settle([Settlement(claim.deliveries[0], Delivered(keep=False))]) == frozenset()
-    finally:
-        await store.close()
-    check(database.logins["relay"], schema=database.schema)
-
-
-async def test_the_relay_samples_and_operates(database: Database) -> None:
-    for key in "123":
-        database.emit(key)
-    module: Any = postgres if database.dialect == "postgresql" else mysql
-    store = module.open_store(database.logins["relay"], database.tables)
+    store = open_store(database.logins["relay"], database.tables)
+    assert isinstance(store, SqlStore)
     try:
         samples, ledger = SqlSamples(store), SqlLedger(store)
         assert (await samples.measure("d", 10)).pending == 3
@@ -228,8 +211,17 @@ async def test_the_relay_samples_and_operates(database: Database) -> None:
         id_ = uuid4()
         await ledger.begin(id_, "retry", "ann", {}, None)
         assert await ledger.cancel(id_)
+        claim = await store.claim(Want("d", "a relay", ordered=True))
+        assert len(claim.deliveries) == 3
+        assert await store.extend(claim.deliveries, 60) == frozenset()
+        outcomes = (Delivered(), Retried(0, "again"), Failed("never"))
+        settlements = [Settlement(*pair) for pair in zip(claim.deliveries, outcomes, strict=True)]
+        assert await store.settle(settlements) == frozenset()
+        claim = await store.claim(Want("d", "a relay"))
+        assert await store.settle([Settlement(claim.deliveries[0], Delivered(keep=False))]) == frozenset()
     finally:
         await store.close()
+    check(database.logins["relay"], schema=database.schema)
 
 
 def test_the_relay_may_not_change_the_schema_or_its_version(database: Database) -> None:
@@ -261,11 +253,6 @@ def test_the_statements_may_be_repeated(database: Database) -> None:
     script = ";".join(grants(database.dialect, schema=database.schema, **database.roles))
     run_script(database.url, script)
     run_script(database.url, script)
-
-
-def test_sqlite_has_no_roles() -> None:
-    (line,) = grants("sqlite")
-    assert line.startswith("-- SQLite has no roles")
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])

@@ -10,13 +10,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from relaybox.testing.plugin import named_outbox
+from tests.databases import sync_url
 
 pytest_plugins = ["pytester"]
-
-DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite"}
+Fresh = Callable[[str], str]
 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:
@@ -24,19 +23,19 @@ def test_pytest_finds_the_plugin_by_itself() -> None:
     assert found.value == "relaybox.testing.plugin"
 
 
+def python(script: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", script], text=True)
+
+
 def test_the_plugin_costs_other_projects_nothing() -> None:
     script = "import pytest, sys; before = set(sys.modules); import relaybox.testing.plugin; "
-    script += "print(*sorted(set(sys.modules) - before))"
-    loaded = set(subprocess.check_output([sys.executable, "-c", script], text=True).split())
-    assert loaded == {"relaybox", "relaybox.testing", "relaybox.testing.plugin"}
+    loaded = python(f"{script}print(*sorted(set(sys.modules) - before))").split()
+    assert loaded == ["relaybox", "relaybox.testing", "relaybox.testing.plugin"]
 
 
 def test_statuses_need_no_http_client() -> None:
-    script = "import sys; sys.modules['aiohttp'] = None; "
-    script += "from relaybox.testing.rehearsal import failure; print(repr(failure(503)))"
-    assert subprocess.check_output([sys.executable, "-c", script], text=True) == (
-        "Unavailable('503 Service Unavailable')\n"
-    )
+    script = "import sys; sys.modules['aiohttp'] = None; from relaybox.testing.rehearsal import failure; "
+    assert python(f"{script}print(repr(failure(503)))") == "Unavailable('503 Service Unavailable')\n"
 
 
 CONFTEST = """
@@ -150,14 +149,11 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
 
 @pytest.fixture(params=["postgresql-18", "sqlite"])
 def project(
-    request: pytest.FixtureRequest, pytester: pytest.Pytester, fresh_database: Callable[[str], str]
+    request: pytest.FixtureRequest, pytester: pytest.Pytester, migrated_database: Fresh
 ) -> pytest.Pytester:
-    url = sa.make_url(fresh_database(request.param))
-    driver = url.set(drivername=DRIVERS[url.drivername])
-    conftest = CONFTEST.format(
-        url=url.render_as_string(hide_password=False), driver=driver.render_as_string(hide_password=False)
-    )
-    pytester.makeconftest(conftest)
+    url = migrated_database(request.param)
+    driver = sync_url(url).render_as_string(hide_password=False)
+    pytester.makeconftest(CONFTEST.format(url=url, driver=driver))
     return pytester
 
 
@@ -188,7 +184,7 @@ def test_failures_are_told_in_full_and_without_our_frames(project: pytest.Pytest
 
 
 def test_the_tests_of_the_document_pass(
-    pytester: pytest.Pytester, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/test.md").read_text()
     app, *tests = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -197,11 +193,9 @@ def test_the_tests_of_the_document_pass(
     run(pytester, "-o", "pythonpath=.", "-o", "relaybox_app=shop:outbox").assert_outcomes(passed=6)
 
 
-def test_the_app_can_be_named_in_the_settings(
-    pytester: pytest.Pytester, fresh_database: Callable[[str], str]
-) -> None:
+def test_the_app_can_be_named_in_the_settings(pytester: pytest.Pytester, migrated_database: Fresh) -> None:
     pytester.makepyfile(
-        myapp=f"import relaybox\noutbox = relaybox.Outbox({fresh_database('sqlite')!r})\noutbox.migrate()\n",
+        myapp=f"import relaybox\noutbox = relaybox.Outbox({migrated_database('sqlite')!r})\n",
         test_it="def test_it(outbox):\n    outbox.refute_emitted()\n",
     )
     run(pytester, "-o", "pythonpath=.", "-o", "relaybox_app=myapp:outbox").assert_outcomes(passed=1)
@@ -213,10 +207,7 @@ def test_the_app_can_be_named_in_the_settings(
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        (
-            "relaybox:outbox",
-            "relaybox_app = 'relaybox:outbox': module 'relaybox' has no attribute 'outbox'; ",
-        ),
+        ("relaybox:outbox", "'relaybox:outbox': module 'relaybox' has no attribute 'outbox'; "),
         ("relaybocks:outbox", "No module named 'relaybocks'; write `relaybox_app ="),
         ("relaybox", "has no attribute ''; write"),
         (":outbox", "Empty module name; write"),
@@ -228,15 +219,12 @@ def test_an_app_that_is_not_there_is_refused(path: str, problem: str) -> None:
         named_outbox(path)
 
 
-def test_the_whole_project_can_be_for_real(
-    pytester: pytest.Pytester, fresh_database: Callable[[str], str]
-) -> None:
+def test_the_whole_project_can_be_for_real(pytester: pytest.Pytester, migrated_database: Fresh) -> None:
     pytester.makepyfile(
         myapp=f"""
             from relaybox import Destination, Outbox, Route
-            outbox = Outbox({fresh_database("sqlite")!r}, destinations=[Destination("screen", "console:")],
+            outbox = Outbox({migrated_database("sqlite")!r}, destinations=[Destination("screen", "console:")],
                             routes=[Route("*", to="screen")])
-            outbox.migrate()
         """,
         test_it="""
             import sqlalchemy as sa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,27 +15,28 @@ from relaybox import Destination, Event, EventSource, Outbox, Reject, Retry, Rou
 from relaybox.errors import ConfigError, StoreError, UnknownDestination, UnsupportedConnection
 from relaybox.testing.probe import OutboxProbe
 from relaybox.testing.rehearsal import Drained
+from tests.databases import KINDS, async_url, engine
 
-SYNC = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
-ASYNC = {"postgresql": "postgresql+asyncpg", "mysql": "mariadb+asyncmy", "sqlite": "sqlite+aiosqlite"}
+on_sqlite = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
+Migrated = Callable[[str], str]
 SLOW: dict[str, Any] = {"backoff": {"base": "1h", "cap": "1h"}}
 
 
 class Shop:
-    """An outbox with a webhook and a function, and the database it is in."""
+    """An outbox with a webhook, whose options are ``search``, and a function; and its database."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, *others: Destination, **search: Any) -> None:
         self.outbox = Outbox(
             database,
-            destinations=[Destination("search", "https://search.example/index", **SLOW)],
+            destinations=[Destination("search", "https://search.example/index", **SLOW | search), *others],
             routes=[Route("*", to="search")],
         )
-        self.outbox.migrate()
         self.handled: list[Event] = []
         self.outbox.handler("order.*", name="on_order", **SLOW)(self.handled.append)
-        self.url = sa.make_url(database)
-        self.engine = sa.create_engine(self.url.set(drivername=SYNC[self.url.drivername]))
-        if self.url.drivername == "sqlite":
+        self.url = database
+        self.engine = engine(database)
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        if self.is_sqlite:
             # Left to itself, the driver begins no transaction before a savepoint.
             sa.event.listen(self.engine, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
             sa.event.listen(self.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
@@ -45,30 +47,14 @@ class Shop:
                 self.outbox.emit(session, "Order", id_, type_, {"n": id_}, **options)
 
 
-@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite"])
-def shop(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Shop]:
-    shop = Shop(fresh_database(request.param))
-    yield shop
-    shop.engine.dispose()
-
-
-@pytest.fixture
-def lite(fresh_database: Callable[[str], str]) -> Iterator[Shop]:
-    shop = Shop(fresh_database("sqlite"))
-    yield shop
-    shop.engine.dispose()
+@pytest.fixture(params=KINDS)
+def shop(request: pytest.FixtureRequest, migrated_database: Migrated) -> Shop:
+    return Shop(migrated_database(request.param))
 
 
 @pytest.fixture
 def probe(shop: Shop) -> Iterator[OutboxProbe]:
     probe = OutboxProbe(shop.outbox)
-    with probe.installed():
-        yield probe
-
-
-@pytest.fixture
-def lite_probe(lite: Shop) -> Iterator[OutboxProbe]:
-    probe = OutboxProbe(lite.outbox)
     with probe.installed():
         yield probe
 
@@ -102,11 +88,9 @@ def test_only_what_the_test_itself_emitted_counts(shop: Shop) -> None:
 def test_what_an_open_transaction_emitted_before_the_test_does_not_count(shop: Shop) -> None:
     with Session(shop.engine) as session:
         shop.outbox.emit(session, "Order", 1, "order.paid", {})
-        if shop.url.drivername == "sqlite":
+        if shop.is_sqlite:
             # Its clock has milliseconds.
-            moment = session.scalars(sa.text("SELECT strftime('%f', 'now')")).one()
-            while session.scalars(sa.text("SELECT strftime('%f', 'now')")).one() == moment:
-                pass
+            time.sleep(0.002)
         probe = OutboxProbe(shop.outbox)
         shop.outbox.emit(session, "Order", 2, "order.paid", {})
         [event] = probe.assert_emitted(session=session)
@@ -136,11 +120,9 @@ def test_an_open_transaction_is_seen_through_its_session_alone(shop: Shop, probe
     probe.refute_emitted()
 
 
-async def test_asynchronous_sessions_and_connections_are_looked_through(
-    shop: Shop, probe: OutboxProbe
-) -> None:
-    engine = create_async_engine(shop.url.set(drivername=ASYNC[shop.url.drivername]))
-    async with AsyncSession(engine) as session:
+async def test_asynchronous_sessions_are_looked_through(shop: Shop, probe: OutboxProbe) -> None:
+    asynchronous = create_async_engine(async_url(shop.url))
+    async with AsyncSession(asynchronous) as session:
         await shop.outbox.aemit(session, "Order", 1, "order.paid", {"n": 1})
         await probe.aassert_emitted("order.paid", session=session, aggregate_id=1)
         await probe.aassert_emitted("order.paid", session=await session.connection())
@@ -153,7 +135,7 @@ async def test_asynchronous_sessions_and_connections_are_looked_through(
         with pytest.raises(UnsupportedConnection, match="AsyncSession is asynchronous: await the twin"):
             probe.assert_emitted(session=session)
         await session.commit()
-    await engine.dispose()
+    await asynchronous.dispose()
     await probe.aassert_emitted("order.paid")
     probe.assert_emitted("order.paid")
     with pytest.raises(UnsupportedConnection, match="Session is synchronous: call the twin without"):
@@ -176,21 +158,11 @@ def test_recorded_events_are_seen_because_the_session_is_flushed(shop: Shop, pro
         probe.assert_emitted("order.placed", aggregate_id=1, session=session)
 
 
-def test_copies_that_nobody_emitted_do_not_count(fresh_database: Callable[[str], str]) -> None:
-    outbox = Outbox(
-        fresh_database("sqlite"),
-        destinations=[
-            Destination("search", "https://search.example", dead_letter="grave"),
-            Destination("grave", "https://grave.example"),
-        ],
-        routes=[Route("*", to="search")],
-    )
-    outbox.migrate()
-    probe = OutboxProbe(outbox)
-    engine = sa.create_engine(outbox.settings.database)
-    with engine.begin() as connection:
-        outbox.emit(connection, "Order", 1, "order.paid", {})
-    engine.dispose()
+def test_copies_that_nobody_emitted_do_not_count(migrated_database: Migrated) -> None:
+    grave = Destination("grave", "https://grave.example")
+    shop = Shop(migrated_database("sqlite"), grave, dead_letter="grave")
+    probe = OutboxProbe(shop.outbox)
+    shop.emit(1, destinations=["search"])
     probe.fail_next("search", Reject("no"))
     with probe.installed():
         assert probe.drain().failed == 1
@@ -231,13 +203,14 @@ async def test_every_relay_of_the_outbox_sends_as_the_test_says(shop: Shop, prob
     assert await probe.adrain(ignore_backoff=True) == Drained(delivered=1)
 
 
-def test_afterwards_the_outbox_is_as_it_was(lite: Shop) -> None:
-    probe = OutboxProbe(lite.outbox)
-    with probe.installed():
-        assert lite.outbox._sink_of is not None
-    assert lite.outbox._sink_of is None
+@on_sqlite
+def test_afterwards_the_outbox_is_as_it_was(shop: Shop) -> None:
+    with OutboxProbe(shop.outbox).installed():
+        assert shop.outbox._sink_of is not None
+    assert shop.outbox._sink_of is None
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("trouble", "drained", "error"),
     [
@@ -255,14 +228,14 @@ def test_afterwards_the_outbox_is_as_it_was(lite: Shop) -> None:
 )
 @pytest.mark.parametrize("destination", ["search", "on_order"])
 def test_a_delivery_fails_as_told(
-    lite: Shop, lite_probe: OutboxProbe, destination: str, trouble: Any, drained: Drained, error: str
+    shop: Shop, probe: OutboxProbe, destination: str, trouble: Any, drained: Drained, error: str
 ) -> None:
-    lite.emit(1, destinations=[destination])
-    lite_probe.fail_next(destination, trouble)
-    assert lite_probe.drain() == drained
-    assert lite_probe.sent(destination) == []
-    event = lite.outbox.tables.event.c
-    with lite.engine.connect() as connection:
+    shop.emit(1, destinations=[destination])
+    probe.fail_next(destination, trouble)
+    assert probe.drain() == drained
+    assert probe.sent(destination) == []
+    event = shop.outbox.tables.event.c
+    with shop.engine.connect() as connection:
         assert connection.scalars(sa.select(event.error_message)).one().startswith(error)
 
 
@@ -286,9 +259,7 @@ def test_each_drain_without_backoff_is_one_more_attempt(shop: Shop, probe: Outbo
     assert probe.assert_emitted()[0].statuses == {"search": "failed"}
 
 
-def test_a_circuit_that_opened_is_told_of_and_can_be_passed_or_cleared(
-    shop: Shop, probe: OutboxProbe
-) -> None:
+def test_an_open_circuit_is_told_of_and_can_be_passed_or_cleared(shop: Shop, probe: OutboxProbe) -> None:
     shop.emit(*range(8), destinations=["search"])
     probe.fail_next("search", 503, times=5)
     drained = probe.drain()
@@ -315,85 +286,75 @@ async def test_clear_is_for_asynchronous_tests_too(shop: Shop, probe: OutboxProb
     assert shop.outbox.migrate() == []
 
 
-def test_a_function_can_be_captured_instead_of_called(lite: Shop, lite_probe: OutboxProbe) -> None:
-    sink = lite_probe.capture("on_order")
-    lite.emit(1)
-    assert lite_probe.drain().delivered == 2
+@on_sqlite
+def test_a_function_can_be_captured_instead_of_called(shop: Shop, probe: OutboxProbe) -> None:
+    sink = probe.capture("on_order")
+    shop.emit(1)
+    assert probe.drain().delivered == 2
     assert [event.payload for event in sink.events] == [{"n": 1}]
-    assert lite.handled == []
-    assert lite_probe.capture("search").events == lite_probe.sent("search")
+    assert shop.handled == []
+    assert probe.capture("search").events == probe.sent("search")
 
 
-def test_a_drain_that_found_nothing_says_what_it_cannot_see(lite: Shop, lite_probe: OutboxProbe) -> None:
-    drained = lite_probe.drain()
+@on_sqlite
+def test_a_drain_that_found_nothing_says_what_it_cannot_see(shop: Shop, probe: OutboxProbe) -> None:
+    drained = probe.drain()
     assert (drained.delivered, drained.retried, drained.failed) == (0, 0, 0)
     assert "does not see what an open transaction emitted: commit it first" in drained.note
 
 
-def test_what_is_deleted_on_delivery_is_hinted_at(fresh_database: Callable[[str], str]) -> None:
-    outbox = Outbox(
-        fresh_database("sqlite"),
-        destinations=[Destination("search", "https://search.example", retention=0)],
-        routes=[Route("*", to="search")],
-    )
-    outbox.migrate()
-    probe = OutboxProbe(outbox)
-    engine = sa.create_engine(outbox.settings.database)
-    with probe.installed(), engine.begin() as connection:
-        outbox.emit(connection, "Order", 1, "order.paid", {})
-    engine.dispose()
+def test_what_is_deleted_on_delivery_is_hinted_at(migrated_database: Migrated) -> None:
+    shop = Shop(migrated_database("sqlite"), retention=0)
+    probe = OutboxProbe(shop.outbox)
+    shop.emit(1, destinations=["search"])
     with probe.installed():
         probe.drain()
     with pytest.raises(AssertionError, match=r"look before drain\(\), or at outbox.sent\('search'\)"):
         probe.assert_emitted("order.paid")
 
 
-def test_slips_are_refused(lite: Shop, lite_probe: OutboxProbe) -> None:
+@on_sqlite
+def test_slips_are_refused(shop: Shop, probe: OutboxProbe) -> None:
     with pytest.raises(UnknownDestination, match="no destination is called 'serach'; did you mean 'search'"):
-        lite_probe.fail_next("serach", 503)
+        probe.fail_next("serach", 503)
     with pytest.raises(UnknownDestination):
-        lite_probe.refute_emitted(destination="serach")
+        probe.refute_emitted(destination="serach")
     with pytest.raises(UnknownDestination):
-        lite_probe.sent("serach")
+        probe.sent("serach")
     with pytest.raises(UnknownDestination):
-        OutboxProbe(lite.outbox, real=["serach"])
+        OutboxProbe(shop.outbox, real=["serach"])
     for trouble in (200, 99, 1000, True):
         with pytest.raises(ConfigError, match="is no HTTP status of a failure, such as 503"):
-            lite_probe.fail_next("search", trouble)
+            probe.fail_next("search", trouble)
     with pytest.raises(ConfigError, match="'503' is neither an HTTP status nor an exception"):
-        lite_probe.fail_next("search", "503")  # type: ignore[arg-type]
+        probe.fail_next("search", "503")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="times=0: give 1 or more"):
-        lite_probe.fail_next("search", 503, times=0)
+        probe.fail_next("search", 503, times=0)
     with pytest.raises(TypeError, match="aggregateid"):
-        lite_probe.assert_emitted("order.paid", aggregateid=1)  # type: ignore[call-arg]
+        probe.assert_emitted("order.paid", aggregateid=1)  # type: ignore[call-arg]
 
 
 def test_a_database_in_memory_is_looked_at_through_the_session() -> None:
-    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
-    outbox = Outbox(
-        "sqlite://",
-        destinations=[Destination("search", "https://s.example")],
-        routes=[Route("*", to="search")],
-    )
-    outbox.tables.event.metadata.create_all(engine)
+    memory = engine("sqlite://", poolclass=sa.StaticPool)
+    outbox = Shop("sqlite://").outbox
+    outbox.tables.event.metadata.create_all(memory)
     probe = OutboxProbe(outbox)
-    with Session(engine) as session:
+    with Session(memory) as session:
         outbox.emit(session, "Order", 1, "order.paid", {})
         probe.assert_emitted("order.paid", session=session)
         for look in (probe.assert_emitted, probe.drain, probe.clear):
             with pytest.raises(ConfigError, match="in memory, where no other connection sees it"):
                 look()  # type: ignore[operator]
-    engine.dispose()
+    memory.dispose()
 
 
-def test_a_locked_file_is_explained(
-    lite: Shop, lite_probe: OutboxProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@on_sqlite
+def test_a_locked_file_is_explained(shop: Shop, probe: OutboxProbe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relaybox.stores.sqlite.PATIENCE", 0.1)
     monkeypatch.setattr("relaybox.connect.BUSY", 0.1)
-    with Session(lite.engine) as session:
-        lite.outbox.emit(session, "Order", 1, "order.paid", {})
-        for call in (lite_probe.drain, lite_probe.clear):
+    with Session(shop.engine) as session:
+        shop.outbox.emit(session, "Order", 1, "order.paid", {})
+        for call in (probe.drain, probe.clear):
             with pytest.raises(StoreError, match="locked") as raised:
                 call()
             assert "commit it, or roll it back" in raised.value.__notes__[0]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox
 from relaybox.migrations import MIGRATIONS, migrate
-from tests.schema_snapshot import engine
-
-KINDS = ["postgresql-18", "mariadb", "sqlite"]
-SECONDS = 30.0
+from tests.databases import KINDS, engine
+from tests.waiting import await_for
 
 each_database = pytest.mark.parametrize("kind", KINDS)
 
@@ -37,19 +34,10 @@ def emit(outbox: Outbox, url: str) -> None:
         outbox.emit(connection, "Order", 1, "order.paid", {}, destinations=["mail"])
 
 
-async def until(answer: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(SECONDS):
-        while True:
-            if found := answer():
-                return found
-            await asyncio.sleep(0.02)
-
-
 @each_database
-async def test_a_relay_samples_while_it_leads(kind: str, fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database(kind)
+async def test_a_relay_samples_while_it_leads(kind: str, migrated_database: Callable[[str], str]) -> None:
+    url = migrated_database(kind)
     outbox = outbox_of(url, asyncio.Queue())
-    outbox.migrate()
     emit(outbox, url)
 
     def sampled() -> set[str]:
@@ -57,7 +45,7 @@ async def test_a_relay_samples_while_it_leads(kind: str, fresh_database: Callabl
             return set(connection.scalars(sa.select(outbox.tables.sample.c.destination)))
 
     async with outbox.relay():
-        assert await until(sampled) == {"", "mail"}
+        assert await await_for(sampled) == {"", "mail"}
     async with outbox.admin() as admin:
         points = (await admin.series(1)).points
     assert any(point.pending is not None for point in points)
@@ -83,9 +71,8 @@ async def test_on_the_tables_of_the_first_version_a_relay_delivers_and_says_what
 
     with caplog.at_level(logging.WARNING):
         async with outbox.relay():
-            [message] = await until(said)
-            async with asyncio.timeout(SECONDS):
-                await taken.get()
+            [message] = await await_for(said)
+            await asyncio.wait_for(taken.get(), 60)
     assert "older than this version needs" in message
     assert "run `relaybox migrate`" in message
     assert len(said()) == 1

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from relaybox.outcome import Delivered
 from relaybox.schema import Tables
 from relaybox.store import Settlement, Want
-from relaybox.stores.dialects import POSTGRESQL
+from relaybox.stores import dialects
 from relaybox.stores.statements import Statements
 from relaybox.stores.steps import OneStatement, Steps, StoreSteps
+from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 
-POSTGRES = ["postgresql-18", "postgresql-15"]
 EVENTS = 1_000
 
 
@@ -38,8 +38,8 @@ class Session:
     """One connection on which steps are run, and what they did to the table."""
 
     def __init__(self, url: str, tables: Tables) -> None:
-        self._statements = Statements(tables, POSTGRESQL, "format")
-        self.steps = StoreSteps(self._statements, POSTGRESQL, OneStatement(self._statements))
+        self._statements = Statements(tables, dialects.POSTGRESQL, "format")
+        self.steps = StoreSteps(self._statements, dialects.POSTGRESQL, OneStatement(self._statements))
         self.connection = psycopg.connect(url, autocommit=True)
         self.connection.adapters.register_loader("jsonb", psycopg.types.string.TextLoader)
 
@@ -127,7 +127,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "deleted"])
 @pytest.mark.parametrize("want", [PLAIN, KEYS], ids=["unordered", "ordered"])
-@pytest.mark.parametrize("kind", POSTGRES)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 def test_what_an_event_does_to_the_table_and_the_log(
     kind: str,
     want: Want,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
 
-from relaybox.schema import Tables
-from relaybox.stores import mysql, postgres, sqlite
+from relaybox.parts import open_store
+from relaybox.schema import make_tables
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Member
+from tests.databases import sync_url
 
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
-LIVE = 6.0
+T = TypeVar("T")
+LIVE = 60.0
 DAY = 86_400.0
 LONG_AGO = 400 * DAY
 
@@ -23,30 +25,36 @@ LONG_AGO = 400 * DAY
 class Bench:
     """One database, looked at from beside the upkeep."""
 
-    def __init__(self, url: sa.URL, tables: Tables) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.tables = tables
-        self.engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
+        self.tables = make_tables(sa.MetaData())
+        self.engine = sa.create_engine(sync_url(url))
         self.stores: list[SqlStore] = []
 
+    @property
+    def locks_rows(self) -> bool:
+        """Whether two can write at a time, to different rows."""
+        return self.engine.dialect.name != "sqlite"
+
     def store(self) -> SqlStore:
-        if self.url.drivername == "sqlite":
-            store = sqlite.open_store(str(self.url.database), self.tables)
-        else:
-            module = {"postgresql": postgres, "mysql": mysql}[self.url.drivername]
-            store = module.open_store(self.url.render_as_string(hide_password=False), self.tables)
+        store = open_store(self.url, self.tables)
+        assert isinstance(store, SqlStore)
         self.stores.append(store)
         return store
 
     def upkeep(self) -> SqlUpkeep:
         return SqlUpkeep(self.store())
 
+    async def leader(self, name: str = "leader") -> tuple[SqlUpkeep, int]:
+        """Upkeep that leads, and its term."""
+        upkeep = self.upkeep()
+        return upkeep, await leading(upkeep, name)
+
     def clear(self) -> None:
-        tables = self.tables
-        every = (tables.event, tables.attempt, tables.idempotency, tables.destination)
         with self.engine.begin() as connection:
-            for table in (*every, tables.relay, tables.leader, tables.stats, tables.audit, tables.inbox):
-                connection.execute(sa.delete(table))
+            for field in fields(self.tables):
+                if field.name != "migration":
+                    connection.execute(sa.delete(getattr(self.tables, field.name)))
 
     def put(self, destination: str, status: str = "pending", *, age: float = 0, **values: Any) -> UUID:
         """One row; ``age`` seconds ago it was made, and became what it is."""
@@ -58,8 +66,7 @@ class Bench:
             "next_attempt_at": then if status == "pending" else None,
             "delivered_at": then if status == "delivered" else None,
         }  # fmt: skip
-        with self.engine.begin() as connection:
-            connection.execute(sa.insert(self.tables.event).values(**row | values))
+        self.execute(sa.insert(self.tables.event).values(**row | values))
         return id_
 
     def park(self, destination: str, key: str, **values: Any) -> UUID:
@@ -67,8 +74,7 @@ class Bench:
 
     def attempt(self, delivery: UUID) -> None:
         values = {"delivery_id": delivery, "attempt": 1, "relay": "r", "error_message": "e"}
-        with self.engine.begin() as connection:
-            connection.execute(sa.insert(self.tables.attempt).values(**values))
+        self.execute(sa.insert(self.tables.attempt).values(**values))
 
     def execute(self, statement: Any) -> None:
         with self.engine.begin() as connection:
@@ -108,6 +114,10 @@ async def go_on(seconds: float) -> bool:
 
 
 async def leading(upkeep: SqlUpkeep, name: str = "leader") -> int:
-    term = await upkeep.lead(name, 60.0)
-    assert term is not None
-    return term
+    return some(await upkeep.lead(name, 60.0))
+
+
+def some(result: T | None) -> T:
+    """What was done by the leader: it is not None."""
+    assert result is not None
+    return result

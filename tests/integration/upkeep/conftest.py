@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-import sqlalchemy as sa
 
 from relaybox.migrations import migrate
-from relaybox.schema import make_tables
+from tests.databases import EVERY_KIND
 from tests.integration.upkeep.bench import Bench
 
 
-@pytest.fixture(scope="module", params=["postgresql-18", "postgresql-15", "mariadb", "sqlite"])
+@pytest.fixture(scope="module", params=EVERY_KIND)
 def database(request: pytest.FixtureRequest, module_database: Callable[[str], str]) -> Iterator[Bench]:
     url = module_database(request.param)
     migrate(url)
-    bench = Bench(sa.make_url(url), make_tables(sa.MetaData()))
+    bench = Bench(url)
     yield bench
     bench.engine.dispose()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -20,36 +19,22 @@ from relaybox.errors import StoreError
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute
 from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.statements import Query
-from relaybox.stores.upkeep import ROUTED, SqlUpkeep
+from relaybox.stores.upkeep import ROUTED
 from relaybox.upkeep import Router, Slice, Target, Turn, Waiting
-from tests.integration.shop import until
-from tests.integration.test_plans import (
-    BATCH,
-    IDS,
-    MYSQL_FILL,
-    MYSQL_PENDING,
-    PENDING,
-    SQLITE_FILL,
-    Mariadb,
-    Sqlite,
-    create_tables,
-    fill,
-    indexes,
-)
-from tests.integration.upkeep import test_plans as plans
-from tests.integration.upkeep.bench import Bench, go_on, leading
+from tests.integration.upkeep.bench import Bench, go_on, leading, some
+from tests.waiting import await_for
 
 MAIL = Destination("mail", "console:")
 INDEX = Destination("index", "console:", ordered=True)
 BOTH = Route("order.*", to=("index", "mail"))
 FUTURE = datetime.now(UTC).replace(microsecond=123_000) + timedelta(hours=1)
+OFF = {"status": "discarded", "next_attempt_at": None}
 LEASE: dict[str, Any] = {"leased_until": FUTURE, "lease_token": uuid4(), "lease_owner": "r"}
 
 
 def emit(bench: Bench, *calls: Call) -> list[UUID]:
     """Emitted by an application without routes; each in a transaction of its own."""
-    outbox = Outbox(bench.url.render_as_string(hide_password=False), unrouted="store")
+    outbox = Outbox(bench.url, unrouted="store")
     ids = []
     for call in calls:
         with bench.engine.begin() as connection:
@@ -77,17 +62,15 @@ def rows(bench: Bench, destination: str | None = None) -> list[Any]:
 
 
 async def routed(bench: Bench, by: Router | None = None, wake: Callable[..., None] = lambda _: None) -> Round:
-    upkeep = bench.upkeep()
-    job = Reroute(upkeep, by or router(), wake, MonotonicClock(), go_on)
-    return await job.round(await leading(upkeep))
+    upkeep, term = await bench.leader()
+    return await Reroute(upkeep, by or router(), wake, MonotonicClock(), go_on).round(term)
 
 
-async def walk(upkeep: SqlUpkeep, term: int, by: Router, limit: int) -> list[Slice[Turn]]:
+async def walk(bench: Bench, by: Router, limit: int) -> list[Slice[Turn]]:
     """From the beginning to the end."""
-    steps: list[Slice[Turn]] = []
+    (upkeep, term), steps = await bench.leader(), list[Slice[Turn]]()
     while not steps or steps[-1].after is not None:
-        step = await upkeep.route(term, by, steps[-1].after if steps else None, limit)
-        assert step is not None
+        step = some(await upkeep.route(term, by, steps[-1].after if steps else None, limit))
         steps.append(step)
     return steps
 
@@ -149,8 +132,7 @@ async def test_an_event_goes_to_every_destination_that_takes_it_as_it_was_emitte
 
 async def test_the_order_of_each_key_is_kept_from_batch_to_batch(bench: Bench) -> None:
     emit(bench, *map(order, range(30)))
-    upkeep = bench.upkeep()
-    steps = await walk(upkeep, await leading(upkeep), router(), 7)
+    steps = await walk(bench, router(), 7)
     assert sum(step.changed for step in steps) == 30
     for name in ("index", "mail"):
         assert [row.payload["n"] for row in rows(bench, name)] == list(range(30))
@@ -188,8 +170,7 @@ async def test_what_is_ordered_waits_until_it_is_due_and_holds_up_no_key(bench: 
 async def test_what_nobody_takes_stays_and_does_not_starve_what_is_behind_it(bench: Bench) -> None:
     strangers = emit(bench, *(order(n, "nobody.asked") for n in range(12)))
     emit(bench, order(12))
-    upkeep = bench.upkeep()
-    steps = await walk(upkeep, await leading(upkeep), router(), 5)
+    steps = await walk(bench, router(), 5)
     assert [step.changed for step in steps] == [0, 0, 1]
     assert [row.event_id for row in rows(bench, "")] == strangers
     assert len(rows(bench)) == 14
@@ -209,8 +190,7 @@ async def test_events_of_one_moment_are_each_looked_at_once(bench: Bench) -> Non
         def targets(self, event: Waiting) -> Sequence[Target]:
             raise AssertionError("nobody takes it")
 
-    upkeep = bench.upkeep()
-    assert len(await walk(upkeep, await leading(upkeep), Listening(), 2)) == 5
+    assert len(await walk(bench, Listening(), 2)) == 5
     assert len(seen) == 9
 
 
@@ -244,8 +224,7 @@ async def test_a_leader_whose_term_is_over_changes_nothing(bench: Bench) -> None
 async def test_a_term_that_ends_between_looking_and_routing_changes_nothing(bench: Bench) -> None:
     emit(bench, order())
     before, leader = bench.ids(), bench.tables.leader
-    upkeep = bench.upkeep()
-    term = await leading(upkeep)
+    upkeep, term = await bench.leader()
     elected = sa.update(leader).values(term=leader.c.term + 1, relay="another")
     assert await upkeep.route(term, Meanwhile(lambda: bench.execute(elected), router()), None, 10) is None
     assert bench.ids() == before
@@ -265,8 +244,7 @@ async def test_a_batch_that_breaks_in_the_middle_leaves_everything_as_it_was(ben
             last = '"n":4' in str(event.payload).replace(" ", "")
             return [Target("mail", None, 5), Target("index", "k", 0 if last else 5)]
 
-    upkeep = bench.upkeep()
-    term = await leading(upkeep)
+    upkeep, term = await bench.leader()
     with pytest.raises(StoreError):
         await upkeep.route(term, Breaking(), None, 10)
     assert rows(bench) == before
@@ -275,12 +253,7 @@ async def test_a_batch_that_breaks_in_the_middle_leaves_everything_as_it_was(ben
     assert Counter(row.destination for row in rows(bench)) == {"mail": 5, "index": 5}
 
 
-DISCARDED = {"status": "discarded", "next_attempt_at": None}
-
-
-@pytest.mark.parametrize(
-    "values", [{"destination": "other"}, DISCARDED, LEASE], ids=["moved", "off", "leased"]
-)
+@pytest.mark.parametrize("values", [{"destination": "other"}, OFF, LEASE], ids=["moved", "off", "leased"])
 async def test_what_an_operator_did_in_the_meantime_stands(bench: Bench, values: dict[str, Any]) -> None:
     touched, free = emit(bench, order(0), order(1))
     event = bench.tables.event
@@ -290,7 +263,7 @@ async def test_what_an_operator_did_in_the_meantime_stands(bench: Bench, values:
 
 
 async def test_nothing_gets_ahead_of_a_row_that_somebody_has_locked(bench: Bench) -> None:
-    if bench.url.drivername == "sqlite":
+    if not bench.locks_rows:
         pytest.skip("SQLite has one writer at a time anyway")
     moved, _ = emit(bench, order(0), order(0))
     event = bench.tables.event
@@ -329,7 +302,7 @@ async def test_a_relay_that_starts_with_a_new_route_delivers_what_waited(
     emit(bench, *(order(n) for n in range(40)), order(0, "nobody.asked"))
     # Only who is woken looks again within the test's time.
     idle = {"poll_interval": "1h"}
-    outbox = Outbox(bench.url.render_as_string(hide_password=False))
+    outbox = Outbox(bench.url)
     arrived: dict[str, list[Event]] = {"mail": [], "index": []}
 
     def take(name: str) -> Callable[[Event], Any]:
@@ -341,86 +314,9 @@ async def test_a_relay_that_starts_with_a_new_route_delivers_what_waited(
     outbox.handler("order.*", name="mail", **idle)(take("mail"))
     outbox.handler("order.*", name="index", ordered=True, **idle)(take("index"))
     async with outbox.relay():
-        await until(lambda: all(len(events) == 40 for events in arrived.values()), "both got 40 events")
+        await await_for(lambda: all(len(events) == 40 for events in arrived.values()))
     for events in arrived.values():
         assert len({event.id for event in events}) == 40
     numbers = [event.payload["n"] for event in arrived["index"]]
     assert all([n for n in numbers if n % 3 == key] == list(range(key, 40, 3)) for key in range(3))
     assert [row.event_type for row in rows(bench, "")] == ["nobody.asked"]
-
-
-# Plans
-
-
-class EveryTenth:
-    """Takes one of ten, for two destinations."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def takes(self, event_type: str) -> bool:
-        self._seen += 1
-        return self._seen % 10 == 0
-
-    def targets(self, event: Waiting) -> Sequence[Target]:
-        return [Target("mail", None, 5), Target("index", "k", 5)]
-
-
-async def explained(database: Any) -> list[Any]:
-    """Three pages of unrouted rows, with how they were gone through."""
-    bench = plans.Bench(database)
-    term = await bench.lead()
-    bench.driver.take()
-    by, after = EveryTenth(), None
-    for _ in range(3):
-        step = await bench.upkeep.route(term, by, after, BATCH)
-        assert step is not None
-        assert (step.changed, step.after is not None) == (BATCH // 10, True)
-        after = step.after
-    database.close()
-    return bench.driver.take()
-
-
-@pytest.mark.parametrize("analysed", [(), ("ANALYZE",)], ids=["as it is", "analysed"])
-async def test_postgresql_with_a_hundred_thousand_unrouted_rows(
-    analysed: Iterable[str], fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database("postgresql-18")
-    tables = create_tables(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("ALTER TABLE outbox_event SET (autovacuum_enabled = off)")
-        fill(url, "", 100_000)
-        for statement in analysed:
-            connection.execute(statement)
-    seen = await explained(plans.AllTables(url, tables))
-    for one in seen:
-        assert one.largest_sort <= 2 * BATCH, one
-        for access in one.accesses:
-            assert access.how != "Seq Scan", one
-            assert access.rows <= 2 * BATCH, one
-    assert plans.indexes_of_events(seen) == {PENDING, IDS}
-
-
-async def test_mariadb_routes_by_its_indexes(fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("mariadb")
-    database = Mariadb(url, create_tables(url))
-    database.execute(Query("SET max_recursive_iterations = 1000000", ()))
-    database.execute(Query(MYSQL_FILL, (20_000, "", 0, *["pending"] * 3)))
-    database.end()
-    seen = await explained(database)
-    for one in seen:
-        for access in one.accesses:
-            assert access.how in ("const", "eq_ref", "ref", "range"), one
-    assert indexes(seen) == {MYSQL_PENDING, "PRIMARY"}
-
-
-async def test_sqlite_routes_by_its_indexes(fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("sqlite")
-    database = Sqlite(url, create_tables(url))
-    fill_sql = SQLITE_FILL.replace("n % nullif(?, 0)", "(n % nullif(?, 0))")
-    database.execute(Query(fill_sql, (20_000, "", 0, *["pending"] * 3)))
-    seen = await explained(database)
-    for one in seen:
-        for access in one.accesses:
-            assert access.how == "SEARCH", one
-    assert indexes(seen) == {PENDING, "sqlite_autoindex_outbox_event_1"}

@@ -21,12 +21,6 @@ from tests.integration.upkeep.bench import DAY, Bench, go_on, leading
 MINUTE = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-@pytest.fixture(autouse=True)
-def empty(bench: Bench) -> None:
-    for table in (bench.tables.sample, bench.tables.operation):
-        bench.execute(sa.delete(table))
-
-
 def found(bench: Bench) -> list[tuple[str, int, int]]:
     sample = bench.tables.sample.c
     with bench.engine.connect() as connection:

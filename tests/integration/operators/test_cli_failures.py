@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from relaybox.cli import app
 from relaybox.outcome import Failed
 from relaybox.store import DeadLetter, Settlement
-from tests.integration.operated import CONFIGURATION, Operated
+from tests.integration.operated import CONFIGURATION, Operated, on, relaybox
 
-T = TypeVar("T")
-
-
-@pytest.fixture(autouse=True)
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]) -> str:
-    """A directory with a configuration, and the database that the commands use."""
-    dead = "[destinations.last]\nsink = 'console:'\ndead_letter = 'web'\n"
-    (tmp_path / "relaybox.toml").write_text(CONFIGURATION + dead)
-    monkeypatch.chdir(tmp_path)
-    url = fresh_database("sqlite")
-    monkeypatch.setenv("RELAYBOX_DATABASE", url)
-    return url
-
-
-def relaybox(*arguments: object, status: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
-    return done.stderr if status else done.stdout
+pytestmark = pytest.mark.usefixtures("url")
 
 
 def document(*arguments: object) -> Any:
     return json.loads(relaybox(*arguments, "--json"))
-
-
-def at(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
-    async def start() -> T:
-        outbox = Operated(url)
-        try:
-            return await work(outbox)
-        finally:
-            await outbox.close()
-
-    return asyncio.run(start())
 
 
 async def fail_some(outbox: Operated) -> None:
@@ -63,7 +31,7 @@ async def fail_some(outbox: Operated) -> None:
 
 
 def test_failures_are_shown_in_groups_and_retried_by_fingerprint(url: str) -> None:
-    at(url, fail_some)
+    on(url, fail_some)
     shown = relaybox("failures")
     assert "\x1b" not in shown
     heading, largest, *_ = shown.splitlines()
@@ -87,7 +55,7 @@ def test_failures_are_shown_in_groups_and_retried_by_fingerprint(url: str) -> No
 @pytest.mark.parametrize("verb", ["retry", "discard"])
 @pytest.mark.parametrize("yes", [(), ("--yes",)], ids=["asked", "not asked"])
 def test_a_fingerprint_that_nothing_has_is_a_line_and_status_1(url: str, verb: str, yes: tuple[str]) -> None:
-    at(url, fail_some)
+    on(url, fail_some)
     unknown = "relaybox: no failed delivery has the fingerprint 000000000000"
     said = relaybox(verb, "--fingerprint", "000000000000", *yes, status=1)
     assert said == f"{unknown}; see `relaybox failures`\n"
@@ -96,33 +64,34 @@ def test_a_fingerprint_that_nothing_has_is_a_line_and_status_1(url: str, verb: s
     assert document("failures")["looked_at"] == 4
 
 
-def test_what_cannot_be_is_a_line_and_status_2() -> None:
-    relaybox("migrate")
-    assert "no destination is called 'mial'; did you mean 'mail'?" in relaybox(
-        "failures", "--destination", "mial", status=2
-    )
-    assert "rate = 0: use rows a second, more than 0" in relaybox(
-        "retry", "--all", "--yes", "--rate", "0", status=2
-    )
-    assert "only failed deliveries have a fingerprint" in relaybox(
-        "events", "list", "--fingerprint", "x", "--status", "due", status=2
-    )
-    assert "no destination is called 'nowhere'" in relaybox("send-test", "nowhere", status=2)
-    relaybox("failures", "--limit", "0", status=2)
-    relaybox("audit", "--cursor", "x", status=2)
-    relaybox("dead-letters", "--cursor", "x", status=2)
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("failures --destination mial", "no destination is called 'mial'; did you mean 'mail'?"),
+        ("retry --all --yes --rate 0", "rate = 0: use rows a second, more than 0"),
+        ("events list --fingerprint x --status due", "only failed deliveries have a fingerprint"),
+        ("send-test nowhere", "no destination is called 'nowhere'"),
+        ("failures --limit 0", ""),
+        ("audit --cursor x", ""),
+        ("dead-letters --cursor x", ""),
+    ],
+)
+def test_what_cannot_be_is_a_line_and_status_2(command: str, complaint: str) -> None:
+    assert complaint in relaybox(*command.split(), status=2)
 
 
-def test_dead_letters_are_listed_with_their_reasons(url: str) -> None:
+def test_dead_letters_are_listed_with_their_reasons(url: str, tmp_path: Path) -> None:
+    dead = "[destinations.last]\nsink = 'console:'\ndead_letter = 'web'\n"
+    (tmp_path / "relaybox.toml").write_text(CONFIGURATION + dead)
+
     async def give_up(outbox: Operated) -> None:
         outbox.emit("mail")
         [delivery] = (await outbox.claim("mail")).deliveries
         dead_letter = DeadLetter("web", 5, ordered=False)
         await outbox.store.settle([Settlement(delivery, Failed("too\x1b large"))], dead_letter=dead_letter)
 
-    relaybox("migrate")
     assert relaybox("dead-letters") == "no dead letter\n"
-    at(url, give_up)
+    on(url, give_up)
     shown = relaybox("dead-letters")
     assert "mail" in shown
     assert "\x1b" not in shown
@@ -131,7 +100,6 @@ def test_dead_letters_are_listed_with_their_reasons(url: str) -> None:
 
 
 def test_a_test_event_is_sent_and_on_record() -> None:
-    relaybox("migrate")
     assert relaybox("audit") == "nobody has done anything\n"
     sent = document("send-test", "mail")
     assert "relaybox.test for mail" in relaybox("why", sent["event_id"])

@@ -17,21 +17,16 @@ from relaybox.ledger import Filter
 from relaybox.maintenance.canary import Rows
 from relaybox.outcome import Failed
 from relaybox.store import DeadLetter, Settlement
-from tests.integration.consuming import until
+from tests.databases import KINDS
 from tests.integration.operated import Operated
 from tests.trips import counted
+from tests.waiting import await_for
 
-KINDS = ("postgresql-18", "mariadb", "sqlite")
-FreshDatabase = Callable[[str], str]
-
-
-@pytest.fixture(params=KINDS)
-async def outbox(request: pytest.FixtureRequest, fresh_database: FreshDatabase) -> AsyncIterator[Operated]:
-    operated = Operated(fresh_database(request.param))
-    yield operated
-    await operated.close()
+on_each_kind = pytest.mark.parametrize("outbox", KINDS, indirect=True)
+Migrated = Callable[[str], str]
 
 
+@on_each_kind
 async def test_the_one_that_is_left_is_found_wherever_it_is(outbox: Operated) -> None:
     rows = Rows(outbox.admin, outbox.ledger, "mail")
     assert await rows.left() is None
@@ -52,6 +47,7 @@ async def test_the_one_that_is_left_is_found_wherever_it_is(outbox: Operated) ->
     assert (entry.id, entry.status, entry.error_message) == (id_, "failed", "422")
 
 
+@on_each_kind
 async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(outbox: Operated) -> None:
     rows = Rows(outbox.admin, outbox.ledger, "mail")
     failed = await rows.send()
@@ -66,6 +62,7 @@ async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(ou
     assert outbox.audit() == []
 
 
+@on_each_kind
 async def test_a_look_is_one_question(outbox: Operated) -> None:
     rows = Rows(outbox.admin, outbox.ledger, "mail")
     id_ = await rows.send()
@@ -74,6 +71,7 @@ async def test_a_look_is_one_question(outbox: Operated) -> None:
     assert [len(queries) for queries in asked] == [1]
 
 
+@on_each_kind
 async def test_one_that_failed_is_no_dead_letter(outbox: Operated) -> None:
     await Rows(outbox.admin, outbox.ledger, "mail").send()
     other = outbox.emit("mail")
@@ -96,11 +94,11 @@ async def running(outbox: Outbox, monitor: Monitor) -> AsyncIterator[Any]:
 
 
 async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_one_row(
-    fresh_database: FreshDatabase,
+    migrated_database: Migrated,
 ) -> None:
     graves = Destination("graves", "console:")
     outbox = Outbox(
-        fresh_database("sqlite"), destinations=[graves], canary="1s", canary_destination="on_order"
+        migrated_database("sqlite"), destinations=[graves], canary="1s", canary_destination="on_order"
     )
     seen: list[str] = []
 
@@ -109,12 +107,11 @@ async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_on
         seen.append(event.type)
         raise Reject("422 unknown event type")
 
-    await outbox.amigrate()
     monitor = Monitor(outbox)
     async with outbox.admin("test") as admin:
         async with running(outbox, monitor) as relay:
-            await until(lambda: len(seen) >= 4, 30)
-            await until(lambda: relay.canary.refused is not None, 10)
+            await await_for(lambda: len(seen) >= 4)
+            await await_for(lambda: relay.canary.refused is not None)
             problems = [problem async for problem in monitor._problems(admin, relay)]
         page = await admin.events(Filter())
     assert set(seen) == {TEST_TYPE}
@@ -125,30 +122,28 @@ async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_on
 
 
 async def test_relays_one_after_the_other_leave_one_where_it_cannot_be_sent(
-    fresh_database: FreshDatabase,
+    migrated_database: Migrated,
 ) -> None:
-    url = fresh_database("sqlite")
+    url = migrated_database("sqlite")
     place = Destination("runner", "console:")
     settings: dict[str, Any] = {"destinations": [place], "canary": "1h", "canary_destination": "runner"}
     outbox = Outbox(url, **settings)
-    await outbox.amigrate()
     async with outbox.admin("test") as admin:
         await admin.pause("runner", "tea")
         for _ in range(3):
             again = Outbox(url, **settings)
             async with running(again, Monitor(again)) as relay:
-                await until(lambda relay=relay: relay.canary._event is not None, 10)
+                await await_for(lambda relay=relay: relay.canary._event is not None)
         assert len((await admin.events(Filter())).entries) == 1
 
 
-async def test_a_circuit_that_nobody_waits_for_is_no_reason(fresh_database: FreshDatabase) -> None:
+async def test_a_circuit_that_nobody_waits_for_is_no_reason(migrated_database: Migrated) -> None:
     dead = Destination("web", "http://127.0.0.1:1/", allow=["127.0.0.0/8"])
-    outbox = Outbox(fresh_database("sqlite"), destinations=[dead])
-    await outbox.amigrate()
+    outbox = Outbox(migrated_database("sqlite"), destinations=[dead])
     monitor = Monitor(outbox)
     async with outbox.admin("test") as admin, running(outbox, monitor) as relay:
         await admin.test("web")
-        await until(lambda: any(monitor._flow.stops()), 20)
+        await await_for(lambda: any(monitor._flow.stops()))
         problems = [problem async for problem in monitor._problems(admin, relay)]
         assert [problem.destination for problem in problems] == ["web"]
         await admin.pause("web", "tea")

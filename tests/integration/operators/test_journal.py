@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,21 +18,11 @@ from relaybox.fingerprint import fingerprint
 from relaybox.journal import STALLED, Counted
 from relaybox.ledger import Filter
 from relaybox.outcome import Failed
+from relaybox.series import Point
 from relaybox.store import DeadLetter, Settlement
 from relaybox.stores.samples import SqlSamples
 from relaybox.upkeep import Sample
 from tests.integration.operated import DESTINATIONS, Operated
-
-KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
-
-
-@pytest.fixture(params=KINDS)
-async def outbox(
-    request: pytest.FixtureRequest, fresh_database: Callable[[str], str]
-) -> AsyncIterator[Operated]:
-    operated = Operated(fresh_database(request.param))
-    yield operated
-    await operated.close()
 
 
 def put(outbox: Operated, table: sa.Table, *rows: dict[str, Any]) -> None:
@@ -40,13 +30,23 @@ def put(outbox: Operated, table: sa.Table, *rows: dict[str, Any]) -> None:
         connection.execute(sa.insert(table), list(rows))
 
 
+def ago(seconds: float) -> datetime:
+    return datetime.now(UTC) - timedelta(seconds=seconds)
+
+
 def this_minute(ago: int = 0) -> datetime:
     return datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=ago)
 
 
-def minute(ago: int, destination: str = "mail", relay: str = "r1", **counts: Any) -> dict[str, Any]:
+def counted(minute: datetime, destination: str = "mail", relay: str = "r1", **counts: Any) -> dict[str, Any]:
     values = {"delivered": 0, "retried": 0, "failed": 0, "lag": {}, **counts}
-    return {"minute": this_minute(ago), "destination": destination, "relay": relay, **values}
+    return {"minute": minute, "destination": destination, "relay": relay, **values}
+
+
+async def points(outbox: Operated, minutes: Iterable[datetime], name: str | None = None) -> list[Point]:
+    """The points of a series by their times: the minute may have changed since."""
+    found = {one.at: one for one in (await outbox.admin.series(1, name)).points}
+    return [found[minute] for minute in minutes]
 
 
 async def fail_all(outbox: Operated, destination: str, *errors: str) -> list[UUID]:
@@ -61,43 +61,44 @@ async def fail_all(outbox: Operated, destination: str, *errors: str) -> list[UUI
 
 
 async def test_a_series_adds_up_what_relays_counted(outbox: Operated) -> None:
+    then = this_minute(3)
     put(
         outbox,
         outbox.tables.stats,
-        minute(3, delivered=60, retried=1, lag={"0": 50, "10": 10}),
-        minute(3, relay="r2", delivered=60, failed=2, lag={"20": 60}),
-        minute(3, "shop", delivered=120, lag={"0": 1000}),
-        minute(3000, delivered=1, lag={"0": 1}),
+        counted(then, delivered=60, retried=1, lag={"0": 50, "10": 10}),
+        counted(then, relay="r2", delivered=60, failed=2, lag={"20": 60}),
+        counted(then, "shop", delivered=120, lag={"0": 1000}),
+        counted(this_minute(3000), delivered=1, lag={"0": 1}),
     )
-    point = (await outbox.admin.series(1, "mail")).points[-4]
-    assert point.at == this_minute(3)
+    [point] = await points(outbox, [then], "mail")
     assert (point.delivered, point.retried, point.failed) == (2.0, 1, 2)
     assert point.p50 == pytest.approx(0.032)
     assert point.p99 == pytest.approx(1.024)
     whole = (await outbox.admin.series(1)).points
-    assert [one.delivered for one in whole if one.delivered] == [4.0]
-    assert whole[-4].p50 == pytest.approx(0.001)
+    assert [(one.at, one.delivered) for one in whole if one.delivered] == [(then, 4.0)]
+    assert [one.p50 for one in await points(outbox, [then])] == [pytest.approx(0.001)]
     week = (await outbox.admin.series(168, "mail")).points
     assert sum(one.delivered for one in week) > 0
     assert len(week) == 168
 
 
 async def test_a_series_shows_what_was_sampled(outbox: Operated) -> None:
-    samples = {-4: (100, 10, 1.5), -3: (220, 20, 2.5), -2: (400, 15, None)}
-    for ago, (position, pending, oldest) in samples.items():
-        counts = {"pending": pending, "failed": 1, "oldest_seconds": oldest}
-        one = {"minute": this_minute(-ago), **counts}
+    last = this_minute(2)
+    minutes = [last - timedelta(minutes=ago) for ago in (2, 1, 0)]
+    samples = [(100, 10, 1.5), (220, 20, 2.5), (400, 15, None)]
+    for then, (position, pending, oldest) in zip(minutes, samples, strict=True):
+        one = {"minute": then, "pending": pending, "failed": 1, "oldest_seconds": oldest}
         put(
             outbox,
             outbox.tables.sample,
             {**one, "destination": "", "position": position},
             {**one, "destination": "mail", "position": None, "pending": 1},
         )
-    points = (await outbox.admin.series(1)).points[-5:-2]
-    assert [one.pending for one in points] == [10, 20, 15]
-    assert [one.oldest_seconds for one in points] == [1.5, 2.5, None]
-    assert [one.emitted for one in points] == [None, 2.0, 3.0]
-    mail = (await outbox.admin.series(1, "mail")).points[-5:-2]
+    found = await points(outbox, minutes)
+    assert [one.pending for one in found] == [10, 20, 15]
+    assert [one.oldest_seconds for one in found] == [1.5, 2.5, None]
+    assert [one.emitted for one in found] == [None, 2.0, 3.0]
+    mail = await points(outbox, minutes, "mail")
     assert [(one.pending, one.emitted) for one in mail] == [(1, None)] * 3
 
 
@@ -109,9 +110,8 @@ async def test_a_series_of_no_destination_or_no_length_is_refused(outbox: Operat
 
 
 async def test_failures_are_grouped_by_what_went_wrong(outbox: Operated) -> None:
-    ids = await fail_all(
-        outbox, "mail", "ValueError: order 1", "ValueError: order 22", "422 No", "ValueError: Order 3"
-    )
+    errors = ("ValueError: order 1", "ValueError: order 22", "422 No", "ValueError: Order 3")
+    ids = await fail_all(outbox, "mail", *errors)
     await fail_all(outbox, "web", "ValueError: order 1")
     found = await outbox.admin.failures()
     assert (found.looked_at, found.capped) == (5, False)
@@ -124,12 +124,8 @@ async def test_failures_are_grouped_by_what_went_wrong(outbox: Operated) -> None
     }
     largest = found.groups[0]
     assert largest is groups["mail", "ValueError: order #"]
-    assert (largest.error_class, largest.event_types, largest.example) == (
-        "ValueError",
-        ("order.paid",),
-        ids[1],
-    )
-    assert largest.error == "ValueError: order 22"
+    assert (largest.error_class, largest.error) == ("ValueError", "ValueError: order 22")
+    assert (largest.event_types, largest.example) == (("order.paid",), ids[1])
     assert largest.fingerprint == fingerprint("mail", "ValueError: order 9").hash
     assert largest.first_at <= largest.last_at <= datetime.now(UTC) + timedelta(seconds=5)
     only = await outbox.admin.failures("web")
@@ -207,10 +203,8 @@ async def test_audits_are_listed_newest_first_in_pages(outbox: Operated) -> None
         await outbox.admin.note("login", {"number": number})
     await outbox.admin.acting_as("ann").pause("mail", "because")
     first = await outbox.admin.audits(2)
-    assert [(row.actor, row.action, row.affected) for row in first.rows] == [
-        ("ann", "pause", 1),
-        ("tester", "login", 0),
-    ]
+    done = [(row.actor, row.action, row.affected) for row in first.rows]
+    assert done == [("ann", "pause", 1), ("tester", "login", 0)]
     assert first.rows[0].details["reason"] == "because"
     assert first.rows[1].details == {"number": 4}
     assert abs(first.rows[0].at - datetime.now(UTC)) < timedelta(minutes=1)
@@ -226,16 +220,10 @@ async def test_audits_are_listed_newest_first_in_pages(outbox: Operated) -> None
 async def test_a_test_event_goes_its_way_like_any_other(outbox: Operated, destination: str) -> None:
     event_id = await outbox.admin.test(destination)
     [row] = outbox.rows()
-    assert (row.id, row.event_id, row.destination, row.ordering_key) == (
-        event_id,
-        event_id,
-        destination,
-        None,
-    )
+    assert (row.id, row.event_id) == (event_id, event_id)
+    assert (row.destination, row.ordering_key) == (destination, None)
     assert (row.aggregate_type, row.aggregate_id, row.event_type) == ("relaybox", "test", "relaybox.test")
-    assert [(actor, action, affected) for actor, action, _, affected in outbox.audit()] == [
-        ("tester", "test", 1)
-    ]
+    assert outbox.done() == [("tester", "test", 1)]
     await outbox.deliver(destination)
     assert outbox.row(event_id).status == "delivered"
     with pytest.raises(ConfigError, match="no destination is called 'nowhere'"):
@@ -245,14 +233,12 @@ async def test_a_test_event_goes_its_way_like_any_other(outbox: Operated, destin
 async def test_an_operation_is_on_record_until_it_ends(outbox: Operated) -> None:
     journal, id_, other = outbox.ledger, uuid4(), uuid4()
     await journal.begin(id_, "retry", "ann", {"filter": {"status": "failed"}}, Counted(7, True))
-    found = await outbox.admin.operation(id_)
-    assert found is not None
+    found = await outbox.operation(id_)
     assert (found.state, found.total, found.capped, found.done) == ("running", 7, True, 0)
     assert (found.action, found.actor, found.details) == ("retry", "ann", {"filter": {"status": "failed"}})
     assert await journal.advance(id_, 3, 1)
     await journal.finish(id_, "done", 6, 1)
-    found = await outbox.admin.operation(id_)
-    assert found is not None
+    found = await outbox.operation(id_)
     assert (found.state, found.done, found.skipped, found.error) == ("done", 6, 1, None)
     assert found.finished_at is not None
     assert not await outbox.admin.cancel(id_)
@@ -267,8 +253,7 @@ async def test_an_operation_that_was_cancelled_learns_of_it_and_stays_so(outbox:
     assert await outbox.admin.cancel(id_)
     assert not await journal.advance(id_, 3, 0)
     await journal.finish(id_, "done", 4, 0)
-    found = await outbox.admin.operation(id_)
-    assert found is not None
+    found = await outbox.operation(id_)
     assert (found.state, found.total, found.done) == ("cancelled", None, 4)
     assert [action for _, action, _, _ in outbox.audit()] == ["cancel"]
 
@@ -276,9 +261,8 @@ async def test_an_operation_that_was_cancelled_learns_of_it_and_stays_so(outbox:
 async def test_an_operation_without_a_sign_of_life_is_stalled(outbox: Operated) -> None:
     table, id_ = outbox.tables.operation, uuid4()
     await outbox.ledger.begin(id_, "retry", "ann", {}, None)
-    long_ago = datetime.now(UTC) - timedelta(seconds=STALLED + 5)
     with outbox.engine.begin() as connection:
-        connection.execute(sa.update(table).where(table.c.id == id_).values(updated_at=long_ago))
+        connection.execute(sa.update(table).where(table.c.id == id_).values(updated_at=ago(STALLED + 5)))
     [found] = await outbox.admin.operations()
     assert found.state == "stalled"
     assert await outbox.admin.cancel(id_)
@@ -290,17 +274,16 @@ async def test_health_names_what_keeps_deliveries_from_flowing(outbox: Operated)
     ids = [outbox.emit(name) for name in ("mail", "web")]
     [nobody] = (await outbox.admin.health()).problems
     assert (nobody.destination, nobody.reason) == (None, "no relay is alive, and work is due")
-    outbox.beat()
+    outbox.beat(ago=-600)
     assert (await outbox.admin.health()).ready
-    ago = datetime.now(UTC) - timedelta(seconds=90)
     for id_ in ids:
-        outbox.change(id_, next_attempt_at=ago, updated_at=ago, created_at=ago)
-    put(outbox, outbox.tables.stats, minute(0, "web", delivered=1), minute(0, "mail"))
+        outbox.change(id_, **dict.fromkeys(("next_attempt_at", "updated_at", "created_at"), ago(90)))
+    put(outbox, outbox.tables.stats, counted(this_minute(), "web", delivered=1), counted(this_minute()))
     [stuck] = (await outbox.admin.health()).problems
     assert (stuck.destination, stuck.reason) == ("mail", "work is due and nothing settles")
-    assert stuck.seconds == pytest.approx(90, abs=20)
+    assert stuck.seconds == pytest.approx(90, abs=60)
     await outbox.back_off("mail")
-    await outbox.store.open_circuit("mail", 30.0, "refused")
+    await outbox.store.open_circuit("mail", 3600.0, "refused")
     [dead] = (await outbox.admin.health()).problems
     assert (dead.destination, dead.reason) == ("mail", "its circuit is open: refused")
     await outbox.admin.pause("mail", "because")
@@ -320,35 +303,23 @@ async def test_health_says_that_the_database_does_not_answer(outbox: Operated) -
 async def test_a_destination_is_given_the_time_that_its_rate_takes(outbox: Operated) -> None:
     slow = Destination("mail", "console:", rate_limit="18/h")
     admin = Admin(outbox.ledger, [slow], "tester")
-    outbox.beat()
+    outbox.beat(ago=-600)
     id_ = outbox.emit("mail")
     outbox.change(id_, **dict.fromkeys(("next_attempt_at", "updated_at"), ago(300)))
     assert (await admin.health()).ready
     assert not (await outbox.admin.health()).ready
     outbox.change(id_, **dict.fromkeys(("next_attempt_at", "updated_at"), ago(900)))
     assert not (await admin.health()).ready
-    with outbox.engine.begin() as connection:
-        counts = dict.fromkeys(("delivered", "retried", "failed"), 1)
-        stats = {"minute": ago(300).replace(second=0, microsecond=0), "destination": "mail", "relay": "one"}
-        connection.execute(sa.insert(outbox.tables.stats).values(**stats, **counts, lag={}))
+    put(outbox, outbox.tables.stats, counted(this_minute(5), delivered=1, retried=1, failed=1))
     assert (await admin.health()).ready
     assert not (await outbox.admin.health()).ready
 
 
-async def test_what_failed_at_a_destination_that_was_removed_is_sampled_too(outbox: Operated) -> None:
-    outbox.emit("gone")
-    await outbox.fail("gone")
-    outbox.emit("mail")
-    assert await SqlSamples(outbox.store).names() == ("gone", "mail")
-
-
-def ago(seconds: float) -> datetime:
-    return datetime.now(UTC) - timedelta(seconds=seconds)
-
-
 async def test_a_sample_counts_what_waits(outbox: Operated) -> None:
     samples = SqlSamples(outbox.store)
+    outbox.emit("web")
     before, _ = await samples.position()
+    assert before is not None
     await fail_all(outbox, "mail", "busy", "busy")
     for _ in range(3):
         outbox.emit("mail")
@@ -356,10 +327,10 @@ async def test_a_sample_counts_what_waits(outbox: Operated) -> None:
     await outbox.back_off("shop")
     parked = outbox.emit("shop")
     await outbox.claim("shop")
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
-    outbox.change(parked, created_at=long_ago)
+    outbox.change(parked, created_at=ago(3600))
     outbox.emit("gone")
-    assert set(await samples.names()) == {"mail", "shop", "gone"}
+    await outbox.fail("gone")
+    assert set(await samples.names()) == {"mail", "shop", "gone", "web"}
     mail, shop = await samples.measure("mail", 100), await samples.measure("shop", 100)
     assert (mail.pending, mail.failed) == (3, 2)
     assert mail.oldest_seconds is not None
@@ -369,7 +340,7 @@ async def test_a_sample_counts_what_waits(outbox: Operated) -> None:
     assert await samples.measure("nowhere", 100) == Sample("nowhere", 0, 0, None)
     assert (await samples.measure("mail", 2)).pending == 2
     after, now = await samples.position()
-    assert after == (before or 0) + 8
+    assert after == before + 8
     assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pty
@@ -10,10 +9,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -22,43 +21,11 @@ from typer.testing import CliRunner
 from relaybox.cli import app
 from relaybox.outcome import Failed
 from relaybox.store import Settlement
-from tests.integration.operated import CONFIGURATION, Operated
+from tests.databases import KINDS
+from tests.integration.operated import CONFIGURATION, Operated, on, relaybox
 
-T = TypeVar("T")
-KINDS = ["postgresql-18", "mariadb", "sqlite"]
-SECONDS = 30.0
-
-
-class Relaybox(Protocol):
-    """Runs a command in this process; what it printed, or, with another status than 0, its complaint."""
-
-    def __call__(self, *arguments: object, status: int = 0) -> str: ...
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with a configuration."""
-    (tmp_path / "relaybox.toml").write_text(CONFIGURATION)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-
-
-@pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]) -> str:
-    """An SQLite database that the commands use."""
-    url = fresh_database("sqlite")
-    monkeypatch.setenv("RELAYBOX_DATABASE", url)
-    return url
-
-
-@pytest.fixture
-def relaybox() -> Relaybox:
-    def run(*arguments: object, status: int = 0) -> str:
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
-        return done.stderr if status else done.stdout
-
-    return run
+RELAYBOX = (sys.executable, "-m", "relaybox")
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -68,19 +35,6 @@ def terminal() -> Iterator[tuple[int, int]]:
     yield ends
     for end in ends:
         os.close(end)
-
-
-def on(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
-    """Work on the outbox from beside the command."""
-
-    async def start() -> T:
-        outbox = Operated(url)
-        try:
-            return await work(outbox)
-        finally:
-            await outbox.close()
-
-    return asyncio.run(start())
 
 
 async def in_every_state(outbox: Operated) -> dict[str, UUID]:
@@ -107,7 +61,7 @@ async def in_every_state(outbox: Operated) -> dict[str, UUID]:
     await outbox.store.settle([Settlement(claim.deliveries[0], Failed("broken"))])
     await outbox.store.release(claim.deliveries[1:])
     ids["sending"] = outbox.emit("shop", key="s")
-    await outbox.claim("shop")
+    await outbox.claim("shop", lease=3600)
     ids["paused"] = outbox.emit("spare")
     await outbox.admin.pause("spare", "maintenance")
     ids["circuit_open"] = outbox.emit("web")
@@ -142,12 +96,8 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_why_tells_the_truth(
-    kind: str, relaybox: Relaybox, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database(kind)
-    monkeypatch.setenv("RELAYBOX_DATABASE", url)
+@pytest.mark.parametrize("url", KINDS, indirect=True)
+def test_why_tells_the_truth(url: str) -> None:
     ids = on(url, in_every_state)
     for name, text in SENTENCES.items():
         [told] = json.loads(relaybox("why", ids[name], "--json"))
@@ -165,7 +115,7 @@ def test_why_tells_the_truth(
     assert timedelta(minutes=59) < datetime.fromisoformat(scheduled["until"]) - datetime.now(UTC)
 
 
-def test_why_says_whether_a_relay_is_there(relaybox: Relaybox, url: str) -> None:
+def test_why_says_whether_a_relay_is_there(url: str) -> None:
     async def emit(outbox: Operated) -> UUID:
         outbox.beat("old", ago=3600)
         return outbox.emit("mail")
@@ -174,13 +124,13 @@ def test_why_says_whether_a_relay_is_there(relaybox: Relaybox, url: str) -> None
     assert re.search(r"when a relay runs, but the last was seen at [-0-9]{10} ", relaybox("why", event))
 
     async def beat(outbox: Operated) -> None:
-        outbox.beat("new")
+        outbox.beat("new", ago=-600)
 
     on(url, beat)
     assert relaybox("why", event).endswith("is claimed by the next relay that has room.\n")
 
 
-def test_why_tells_of_every_delivery_of_an_event(relaybox: Relaybox, url: str) -> None:
+def test_why_tells_of_every_delivery_of_an_event(url: str) -> None:
     async def emit(outbox: Operated) -> UUID:
         event = outbox.emit("mail", "web", "gone")
         await outbox.store.open_circuit("web", 0.0, "refused")
@@ -198,9 +148,7 @@ def test_why_tells_of_every_delivery_of_an_event(relaybox: Relaybox, url: str) -
 
 
 @pytest.mark.parametrize("command", [("why",), ("events", "show"), ("retry",), ("discard",), ("replay",)])
-def test_an_unknown_id_is_one_line_and_the_status_1(
-    command: tuple[str, ...], relaybox: Relaybox, url: str
-) -> None:
+def test_an_unknown_id_is_one_line_and_the_status_1(command: tuple[str, ...], url: str) -> None:
     on(url, in_every_state)
     unknown = uuid4()
     said = relaybox(*command, unknown, status=1)
@@ -224,9 +172,7 @@ def test_an_unknown_id_is_one_line_and_the_status_1(
         (("pause", "mail", "--until", "soon"), "--until = 'soon': write a duration"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_line_and_the_status_2(
-    arguments: tuple[str, ...], message: str, relaybox: Relaybox, url: str
-) -> None:
+def test_wrong_input_is_one_line_and_the_status_2(arguments: tuple[str, ...], message: str, url: str) -> None:
     on(url, in_every_state)
     said = relaybox(*arguments, status=2)
     assert said.startswith(f"relaybox: {message}")
@@ -239,7 +185,7 @@ def test_wrong_input_is_one_line_and_the_status_2(
 def test_tables_of_other_names_are_served(
     kind: str,
     names: str,
-    relaybox: Relaybox,
+    here: None,
     fresh_database: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -261,8 +207,10 @@ COMMANDS = [("status",), ("why", UUID(int=1)), ("events", "list"), ("retry", "--
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_missing_tables_are_one_line_with_the_database_and_the_fix(
-    command: tuple[object, ...], relaybox: Relaybox, url: str, monkeypatch: pytest.MonkeyPatch
+    command: tuple[object, ...], here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    url = "sqlite:///empty.db"
+    monkeypatch.setenv("RELAYBOX_DATABASE", url)
     missing = "the tables are missing: run `relaybox migrate`\n"
     assert relaybox(*command, status=2) == f"relaybox: {url}: {missing}"
     monkeypatch.delenv("RELAYBOX_DATABASE")
@@ -271,9 +219,7 @@ def test_missing_tables_are_one_line_with_the_database_and_the_fix(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_database_that_is_away_is_one_line_with_the_fix(
-    command: tuple[object, ...], relaybox: Relaybox
-) -> None:
+def test_a_database_that_is_away_is_one_line_with_the_fix(command: tuple[object, ...], here: None) -> None:
     said = relaybox(*command, "--database", "postgresql://me:hush@127.0.0.1:1/db", status=2)
     assert said.startswith("relaybox: postgresql://***@127.0.0.1:1/db: ")
     assert said.endswith(
@@ -282,15 +228,11 @@ def test_a_database_that_is_away_is_one_line_with_the_fix(
     assert "hush" not in said
 
 
-def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox, url: str) -> None:
+def test_status_counts_and_names_what_holds_a_destination_up(url: str) -> None:
     on(url, in_every_state)
     stats = json.loads(relaybox("status", "--json"))
-    assert {name: stats[name] for name in ("pending", "processing", "completed", "failed")} == {
-        "pending": 10,
-        "processing": 1,
-        "completed": 1,
-        "failed": 2,
-    }
+    counts = {"pending": 10, "processing": 1, "completed": 1, "failed": 2}
+    assert {name: stats[name] for name in counts} == counts
     assert stats["oldest_pending"].endswith("+00:00")
     assert 0 <= stats["oldest_pending_seconds"] < 60
     by_name = {one["name"]: one for one in stats["destinations"]}
@@ -310,7 +252,7 @@ def test_status_counts_and_names_what_holds_a_destination_up(relaybox: Relaybox,
     assert "what failed" not in relaybox("status")
 
 
-def test_status_names_what_one_event_that_is_tried_again_met(relaybox: Relaybox, url: str) -> None:
+def test_status_names_what_one_event_that_is_tried_again_met(url: str) -> None:
     async def one_refused(outbox: Operated) -> None:
         outbox.emit("mail")
         await outbox.back_off("mail", "401 Unauthorized")
@@ -321,7 +263,7 @@ def test_status_names_what_one_event_that_is_tried_again_met(relaybox: Relaybox,
     assert "mail: 1 waits for a later attempt (the next one: 401 Unauthorized)\n" in text
 
 
-def test_events_list_pages_and_filters(relaybox: Relaybox, url: str) -> None:
+def test_events_list_pages_and_filters(url: str) -> None:
     ids = on(url, in_every_state)
     first = json.loads(relaybox("events", "list", "--limit", 2, "--json"))
     assert [event["id"] for event in first["events"]] == [str(ids["due"]), str(ids["unknown_destination"])]
@@ -334,7 +276,7 @@ def test_events_list_pages_and_filters(relaybox: Relaybox, url: str) -> None:
     assert f"more: --cursor {ids['due']}\n" in relaybox("events", "list", "--limit", 1)
 
 
-def test_events_show_has_payload_headers_and_attempts(relaybox: Relaybox, url: str) -> None:
+def test_events_show_has_payload_headers_and_attempts(url: str) -> None:
     ids = on(url, in_every_state)
     [shown] = json.loads(relaybox("events", "show", ids["backing_off"], "--json"))
     assert (shown["payload"], shown["headers"], shown["state"]) == ({"total": 42}, {}, "scheduled")
@@ -344,7 +286,7 @@ def test_events_show_has_payload_headers_and_attempts(relaybox: Relaybox, url: s
     assert '\npayload      {"total":42}\n' in text
 
 
-def test_text_of_others_cannot_steer_the_terminal(relaybox: Relaybox, url: str) -> None:
+def test_text_of_others_cannot_steer_the_terminal(url: str) -> None:
     async def emit(outbox: Operated) -> UUID:
         event = outbox.emit("mail", event_type="a\x1b[31m[bold]b", aggregate_id="\x9b2J")
         await outbox.fail("mail", "\x1b]0;owned\x07")
@@ -357,15 +299,11 @@ def test_text_of_others_cannot_steer_the_terminal(relaybox: Relaybox, url: str) 
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", said)
 
 
-def test_actions_say_what_they_did(relaybox: Relaybox, url: str) -> None:
+def test_actions_say_what_they_did(url: str) -> None:
     ids = on(url, in_every_state)
     assert relaybox("retry", "--all", "--dry-run") == "would have retried 2\n"
-    assert json.loads(relaybox("retry", ids["failed"], "--json")) == {
-        "retried": 1,
-        "skipped": 0,
-        "unknown": [],
-        "dry_run": False,
-    }
+    done = {"retried": 1, "skipped": 0, "unknown": [], "dry_run": False}
+    assert json.loads(relaybox("retry", ids["failed"], "--json")) == done
     assert relaybox("retry", ids["failed"], status=1).startswith(
         "relaybox: 1 left as they are: neither failed"
     )
@@ -380,14 +318,15 @@ def test_actions_say_what_they_did(relaybox: Relaybox, url: str) -> None:
     assert relaybox("resume", "mail") == "mail was not paused, and its circuit is closed\n"
     assert json.loads(relaybox("resume", "web", "--json")) == {"destination": "web", "resumed": True}
 
-    async def audit(outbox: Operated) -> list[tuple[str, str, Any, int]]:
-        return outbox.audit()
-
-    done = [(action, affected) for _, action, _, affected in on(url, audit)]
-    assert done[2:] == [
+    audits = [(action, affected) for _, action, _, affected in on(url, audit)]
+    assert audits[2:] == [
         ("retry", 1), ("retry", 1), ("discard", 1), ("replay", 1), ("move", 1), ("pause", 1), ("resume", 1),
         ("resume", 1),
     ]  # fmt: skip
+
+
+async def audit(outbox: Operated) -> list[tuple[str, str, Any, int]]:
+    return outbox.audit()
 
 
 async def one_failed_of_three(outbox: Operated) -> UUID:
@@ -398,27 +337,24 @@ async def one_failed_of_three(outbox: Operated) -> UUID:
     return event
 
 
-def states(relaybox: Relaybox, event: UUID) -> dict[str, str]:
-    return {
-        one["destination"]: one["state"] for one in json.loads(relaybox("events", "show", event, "--json"))
-    }
+def states(event: UUID) -> dict[str, str]:
+    shown = json.loads(relaybox("events", "show", event, "--json"))
+    return {one["destination"]: one["state"] for one in shown}
 
 
 @pytest.mark.parametrize("verb", ["retry", "discard"])
 @pytest.mark.parametrize("command", [("why",), ("events", "show")])
-def test_following_the_advice_for_one_delivery_touches_no_other(
-    command: tuple[str, ...], verb: str, relaybox: Relaybox, url: str
-) -> None:
+def test_the_advice_for_one_delivery_touches_no_other(command: tuple[str, ...], verb: str, url: str) -> None:
     event = on(url, one_failed_of_three)
     advice = re.search(rf"`relaybox ({verb} .*?)`", relaybox(*command, event))
     assert advice is not None
     assert advice[1] == f"{verb} {event} --destination mail"
     done, after = ("retried", "due") if verb == "retry" else ("discarded", "discarded")
     assert relaybox(*advice[1].split()) == f"{done} 1\n"
-    assert states(relaybox, event) == {"mail": after, "shop": "due", "web": "delivered"}
+    assert states(event) == {"mail": after, "shop": "due", "web": "delivered"}
 
 
-def test_the_list_says_how_to_name_one_delivery(relaybox: Relaybox, url: str) -> None:
+def test_the_list_says_how_to_name_one_delivery(url: str) -> None:
     on(url, one_failed_of_three)
     listed = CliRunner().invoke(app, ["events", "list"])
     assert "`relaybox retry DELIVERY --destination DESTINATION`" in listed.stderr
@@ -431,10 +367,10 @@ def test_the_list_says_how_to_name_one_delivery(relaybox: Relaybox, url: str) ->
     [("discard", "discard 2 deliveries (mail, shop)"), ("replay", "replay 2 deliveries (mail, web)")],
 )
 def test_an_id_of_several_deliveries_is_asked_about(
-    verb: str, would: str, relaybox: Relaybox, url: str, terminal: tuple[int, int]
+    verb: str, would: str, url: str, terminal: tuple[int, int]
 ) -> None:
     event = on(url, one_failed_of_three)
-    before = states(relaybox, event)
+    before = states(event)
     said = relaybox(verb, event, status=2)
     assert said == (
         f"relaybox: {event} names several deliveries of its event, and this would {would}: "
@@ -442,14 +378,14 @@ def test_an_id_of_several_deliveries_is_asked_about(
     )
     ours, theirs = terminal
     os.write(ours, b"n\n")
-    command = [sys.executable, "-m", "relaybox", verb, str(event)]
+    command = [*RELAYBOX, verb, str(event)]
     done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout.startswith(f"{would}? [y/N]: ")) == (1, True), done
-    assert states(relaybox, event) == before
+    assert states(event) == before
     assert relaybox(verb, event, "--yes") == f"{verb}ed 2\n"
 
 
-def test_an_event_of_which_something_could_be_done_is_success(relaybox: Relaybox, url: str) -> None:
+def test_an_event_of_which_something_could_be_done_is_success(url: str) -> None:
     event = on(url, one_failed_of_three)
     done = CliRunner().invoke(app, ["retry", str(event)])
     assert (done.exit_code, done.stdout) == (0, "retried 1\n")
@@ -458,13 +394,13 @@ def test_an_event_of_which_something_could_be_done_is_success(relaybox: Relaybox
     assert relaybox("replay", event, "--destination", "mail", status=1).startswith("relaybox: 1 left as they")
 
 
-def test_each_id_must_come_to_something(relaybox: Relaybox, url: str) -> None:
+def test_each_id_must_come_to_something(url: str) -> None:
     ids = on(url, in_every_state)
     said = relaybox("discard", ids["failed"], ids["delivered"], status=1)
     assert said == f"relaybox: 1 left as they are: being sent or final already ({ids['delivered']})\n"
 
 
-def test_a_destination_narrows_ids(relaybox: Relaybox, url: str) -> None:
+def test_a_destination_narrows_ids(url: str) -> None:
     event = on(url, one_failed_of_three)
     said = relaybox("discard", event, "--destination", "spare", status=1)
     assert said == f"relaybox: no event and no delivery for spare has the id {event}\n"
@@ -473,15 +409,12 @@ def test_a_destination_narrows_ids(relaybox: Relaybox, url: str) -> None:
     assert relaybox("discard", event, "--destination", "shop", "--dry-run") == "would have discarded 1\n"
     assert relaybox("replay", event, "--destination", "web", "--to", "spare") == "replayed 1\n"
 
-    async def audit(outbox: Operated) -> list[tuple[str, str, Any, int]]:
-        return outbox.audit()
-
     [(_, action, details, affected)] = on(url, audit)
     assert (action, affected) == ("replay", 1)
     assert details == {"ids": [str(event)], "destination": "web", "to": "spare"}
 
 
-def test_moving_says_what_is_being_sent_and_is_done(relaybox: Relaybox, url: str) -> None:
+def test_moving_says_what_is_being_sent_and_is_done(url: str) -> None:
     on(url, in_every_state)
     done = CliRunner().invoke(app, ["move", "shop", "spare", "--yes"])
     assert (done.exit_code, done.stdout) == (0, "moved 4\n")
@@ -490,23 +423,21 @@ def test_moving_says_what_is_being_sent_and_is_done(relaybox: Relaybox, url: str
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
 def test_bulk_work_asks_on_a_terminal(
-    answer: str, status: int, left: int, relaybox: Relaybox, url: str, terminal: tuple[int, int]
+    answer: str, status: int, left: int, url: str, terminal: tuple[int, int]
 ) -> None:
     on(url, in_every_state)
     ours, theirs = terminal
     os.write(ours, f"{answer}\n".encode())
-    command = [sys.executable, "-m", "relaybox", "retry", "--all"]
+    command = [*RELAYBOX, "retry", "--all"]
     done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout.startswith("retry 2 deliveries? [y/N]: ")) == (status, True), done
     assert len(json.loads(relaybox("events", "list", "--status", "failed", "--json"))["events"]) == left
 
 
-def test_a_terminal_gets_a_table_without_colours_where_they_are_unwanted(
-    url: str, terminal: tuple[int, int]
-) -> None:
+def test_a_terminal_gets_a_table_without_colours_on_request(url: str, terminal: tuple[int, int]) -> None:
     on(url, in_every_state)
     ours, theirs = terminal
-    command = [sys.executable, "-m", "relaybox", "status"]
+    command = [*RELAYBOX, "status"]
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "80"}
     done = subprocess.run(command, stdin=theirs, stdout=theirs, env=environment, timeout=SECONDS)
     shown = os.read(ours, 65536).decode()
@@ -517,7 +448,7 @@ def test_a_terminal_gets_a_table_without_colours_where_they_are_unwanted(
 
 
 def start_tail(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "relaybox", "events", "tail", *arguments]
+    command = [*RELAYBOX, "events", "tail", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert process.stderr.readline() == "following new events; Ctrl-C ends it\n"

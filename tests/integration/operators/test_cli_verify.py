@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import os
 import pty
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -23,42 +21,15 @@ from uuid_utils.compat import uuid7
 from relaybox.cli import app
 from relaybox.outcome import Delivered, Failed
 from relaybox.store import Settlement
-from tests.integration.operated import CONFIGURATION, Operated
-
-KINDS = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
-SECONDS = 30.0
+from tests.databases import EVERY_KIND
+from tests.integration.operated import CONFIGURATION, Operated, on
 
 
-class Verify(Protocol):
-    """Runs the command on a file of these records; its JSON."""
-
-    def __call__(self, destination: str, *records: object, status: int = 0, flags: str = "") -> Any: ...
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "relaybox.toml").write_text(CONFIGURATION)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-
-
-@pytest.fixture
-def url(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]
-) -> str:
-    url = fresh_database(getattr(request, "param", "sqlite"))
-    monkeypatch.setenv("RELAYBOX_DATABASE", url)
-    return url
-
-
-@pytest.fixture
-def verify(tmp_path: Path) -> Verify:
-    def run(destination: str, *records: object, status: int = 0, flags: str = "") -> Any:
-        lines = [record if isinstance(record, str) else json.dumps(record, default=str) for record in records]
-        (tmp_path / "recorded").write_text("".join(f"{line}\n" for line in lines))
-        return json.loads(relaybox(destination, "recorded", "--json", *flags.split(), status=status))
-
-    return run
+def verify(destination: str, *records: object, status: int = 0, flags: str = "") -> Any:
+    """Run the command on a file of these records; its JSON."""
+    lines = [record if isinstance(record, str) else json.dumps(record, default=str) for record in records]
+    Path("recorded").write_text("".join(f"{line}\n" for line in lines))
+    return json.loads(relaybox(destination, "recorded", "--json", *flags.split(), status=status))
 
 
 def relaybox(*arguments: object, status: int = 0, **options: Any) -> str:
@@ -67,22 +38,18 @@ def relaybox(*arguments: object, status: int = 0, **options: Any) -> str:
     return done.stderr if status == 2 else done.stdout
 
 
-def on(url: str, work: Callable[[Operated], Awaitable[Any]]) -> Any:
-    async def start() -> Any:
-        outbox = Operated(url)
-        try:
-            return await work(outbox)
-        finally:
-            await outbox.close()
-
-    return asyncio.run(start())
-
-
 async def delivered(outbox: Operated, destination: str, count: int, **options: Any) -> list[str]:
     """So many events that were emitted and delivered."""
     ids = [str(outbox.emit(destination, **options)) for _ in range(count)]
     await outbox.deliver(destination)
     return ids
+
+
+def remember(outbox: Operated, message_id: str, at: datetime, consumer: str = "billing") -> None:
+    """Write what a consumer processed into its inbox."""
+    values = {"consumer": consumer, "message_id": message_id, "processed_at": at}
+    with outbox.engine.begin() as connection:
+        connection.execute(sa.insert(outbox.tables.inbox).values(**values))
 
 
 def id_at(moment: datetime) -> UUID:
@@ -94,10 +61,17 @@ def kinds(document: Any) -> list[tuple[str, str]]:
     return [(finding["kind"], finding["event_id"]) for finding in document["findings"]]
 
 
-@pytest.mark.parametrize("url", KINDS, indirect=True)
-def test_what_was_recorded_is_compared_with_what_was_committed(url: str, verify: Verify) -> None:
-    a, b, c, *late = on(url, lambda outbox: delivered(outbox, "shop", 5, key="k"))
+@pytest.mark.parametrize("url", EVERY_KIND, indirect=True)
+def test_what_was_recorded_is_compared_with_what_was_committed(url: str) -> None:
+    first: int = 0
 
+    async def prepare(outbox: Operated) -> list[str]:
+        nonlocal first
+        ids = await delivered(outbox, "shop", 5, key="k")
+        first = outbox.rows()[0].position
+        return ids
+
+    a, b, c, *late = on(url, prepare)
     good = verify("shop", a, {"event_id": b}, {"id": c, "data": {"total": 42.0}}, *late)
     assert good["ok"]
     assert (good["events"], good["recorded"], good["records"], good["payloads"]) == (5, 5, 5, 1)
@@ -114,14 +88,16 @@ def test_what_was_recorded_is_compared_with_what_was_committed(url: str, verify:
         ("duplicate", c),
     ]
     texts = [finding["text"] for finding in bad["findings"]]
-    assert texts[2] == "position 2 of key 'k' came at line 1, but position 1 before it came at line 2"
+    assert texts[2] == (
+        f"position {first + 1} of key 'k' came at line 1, but position {first} before it came at line 2"
+    )
     assert texts[3] == "came at line 6 with another payload than the stored one"
     assert texts[4] == "was recorded 2 times, first at line 2"
     assert bad["duplicate"] == 2
 
 
-@pytest.mark.parametrize("url", KINDS, indirect=True)
-def test_what_is_not_delivered_yet_or_visibly_failed_is_no_difference(url: str, verify: Verify) -> None:
+@pytest.mark.parametrize("url", EVERY_KIND, indirect=True)
+def test_what_is_not_delivered_yet_or_visibly_failed_is_no_difference(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 2)
         outbox.emit("mail")
@@ -137,18 +113,14 @@ def test_what_is_not_delivered_yet_or_visibly_failed_is_no_difference(url: str, 
     assert counted == {"events": 5, "recorded": 2, "pending": 1, "failed": 1, "discarded": 1}
 
 
-@pytest.mark.parametrize("url", KINDS, indirect=True)
+@pytest.mark.parametrize("url", EVERY_KIND, indirect=True)
 def test_an_inbox_is_a_record_too(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "shop", 3, key="k")
-        inbox, start = outbox.tables.inbox, datetime.now(UTC)
-        rows = [
-            {"consumer": "billing", "message_id": id_, "processed_at": start - timedelta(milliseconds=place)}
-            for place, id_ in enumerate([ids[1], ids[0], "not-one-of-ours"])
-        ]
-        rows.append({"consumer": "other", "message_id": ids[2], "processed_at": start})
-        with outbox.engine.begin() as connection:
-            connection.execute(sa.insert(inbox), rows)
+        start = datetime.now(UTC)
+        for place, id_ in enumerate([ids[1], ids[0], "not-one-of-ours"]):
+            remember(outbox, id_, start - timedelta(milliseconds=place))
+        remember(outbox, ids[2], start, consumer="other")
         return ids
 
     ids = on(url, prepare)
@@ -163,13 +135,8 @@ def test_processed_at_tells_the_order_of_an_inbox_and_the_same_moment_none(url: 
 
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "shop", 3, key="k")
-        times = [moment, moment, moment - timedelta(seconds=1)]
-        rows = [
-            {"consumer": "billing", "message_id": id_, "processed_at": at}
-            for id_, at in zip(ids, times, strict=True)
-        ]
-        with outbox.engine.begin() as connection:
-            connection.execute(sa.insert(outbox.tables.inbox), rows)
+        for id_, at in zip(ids, [moment, moment, moment - timedelta(seconds=1)], strict=True):
+            remember(outbox, id_, at)
         return ids
 
     ids = on(url, prepare)
@@ -177,7 +144,7 @@ def test_processed_at_tells_the_order_of_an_inbox_and_the_same_moment_none(url: 
     assert kinds(document) == [("disorder", ids[2])]
 
 
-def test_what_was_delivered_after_the_records_were_read_is_not_lost(url: str, verify: Verify) -> None:
+def test_what_was_delivered_after_the_records_were_read_is_not_lost(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 2)
         outbox.change(UUID(ids[1]), delivered_at=datetime.now(UTC) + timedelta(minutes=1))
@@ -187,14 +154,14 @@ def test_what_was_delivered_after_the_records_were_read_is_not_lost(url: str, ve
     assert (document["ok"], document["pending"]) == (True, 1)
 
 
-def test_duplicates_count_when_it_is_strict(url: str, verify: Verify) -> None:
+def test_duplicates_count_when_it_is_strict(url: str) -> None:
     [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
     assert verify("mail", id_, id_)["duplicate"] == 1
     assert verify("mail", id_, id_, flags="--strict", status=1)["ok"] is False
     assert verify("mail", id_, flags="--strict")["ok"]
 
 
-def test_a_replay_is_recorded_once_more(url: str, verify: Verify) -> None:
+def test_a_replay_is_recorded_once_more(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "shop", 2, key="k")
         await outbox.admin.replay([UUID(ids[0])])
@@ -206,28 +173,24 @@ def test_a_replay_is_recorded_once_more(url: str, verify: Verify) -> None:
     assert kinds(verify("shop", a, b, a, a)) == [("duplicate", a)]
 
 
-def test_an_earlier_event_that_failed_may_be_missing_only_where_it_is_skipped(
-    url: str, verify: Verify, tmp_path: Path
-) -> None:
-    async def prepare(outbox: Operated) -> tuple[str, str]:
-        first, second = outbox.emit("shop", key="k"), outbox.emit("shop", key="k")
+def test_an_earlier_event_that_failed_may_be_missing_where_it_is_skipped(url: str, tmp_path: Path) -> None:
+    async def prepare(outbox: Operated) -> str:
+        _, second = outbox.emit("shop", key="k"), outbox.emit("shop", key="k")
         claim = await outbox.claim("shop")
+        outcomes = (Failed("no"), Delivered())
         await outbox.store.settle(
-            [
-                Settlement(delivery, outcome)
-                for delivery, outcome in zip(claim.deliveries, (Failed("no"), Delivered()), strict=True)
-            ]
+            [Settlement(*pair) for pair in zip(claim.deliveries, outcomes, strict=True)]
         )
-        return str(first), str(second)
+        return str(second)
 
-    _, second = on(url, prepare)
+    second = on(url, prepare)
     assert kinds(verify("shop", second, status=1)) == [("disorder", second)]
     skips = CONFIGURATION.replace("ordered = true", "ordered = true\non_failed = 'skip'")
     (tmp_path / "relaybox.toml").write_text(skips)
     assert verify("shop", second)["failed"] == 1
 
 
-def test_what_is_older_than_what_is_kept_may_have_been_pruned(url: str, verify: Verify) -> None:
+def test_what_is_older_than_what_is_kept_may_have_been_pruned(url: str) -> None:
     [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
     week = datetime.now(UTC) - timedelta(days=7)
     ahead = id_at(week + timedelta(minutes=50))
@@ -238,7 +201,7 @@ def test_what_is_older_than_what_is_kept_may_have_been_pruned(url: str, verify: 
 
 
 def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
-    url: str, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "relaybox.toml").write_text(
         CONFIGURATION.replace("[destinations.mail]", "[destinations.mail]\nretention = 0")
@@ -263,7 +226,7 @@ def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
     assert (document["pruned"], document["phantom"], document["lost"]) == (1, 0, 1)
 
 
-def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str, verify: Verify) -> None:
+def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 3)
         outbox.change(UUID(ids[0]), created_at=datetime.now(UTC) - timedelta(minutes=30))
@@ -281,7 +244,7 @@ def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str, v
     assert document["outside"] == 1
 
 
-def test_that_nothing_was_compared_is_told_and_not_well(url: str, verify: Verify) -> None:
+def test_that_nothing_was_compared_is_told_and_not_well(url: str) -> None:
     a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
     old, older = (id_at(datetime.now(UTC) - timedelta(days=days)) for days in (8, 9))
     assert (document := verify("mail", a, b, flags="--until 5m", status=1))["ok"] is False
@@ -304,7 +267,7 @@ def test_that_nothing_was_compared_is_told_and_not_well(url: str, verify: Verify
     )
 
 
-def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str, verify: Verify) -> None:
+def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         bytes_ = await delivered(outbox, "mail", 1, payload=b"\x00\xff")
         nested = await delivered(outbox, "mail", 1, payload={"b": [1, None, True], "a": "ü", "n": 1e2})
@@ -338,7 +301,7 @@ def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str
         (b"a" * (17 * 1024 * 1024), "recorded, line 1: it is longer than 16,777,216 bytes"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(
+def test_an_unreadable_record_is_told_with_its_line(
     url: str, tmp_path: Path, content: bytes, complaint: str
 ) -> None:
     [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
@@ -349,16 +312,12 @@ def test_what_cannot_be_read_is_told_with_its_line(
     assert len(told) < 400
 
 
-def test_a_text_may_begin_with_a_mark_and_end_its_lines_as_windows_does(url: str, tmp_path: Path) -> None:
+def test_standard_input_is_a_file_too_and_a_text_may_be_as_windows_writes_it(url: str) -> None:
     a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
-    (tmp_path / "recorded").write_bytes(b"\xef\xbb\xbf" + f'{a}\r\n\r\n"{b}"'.encode())
-    assert "nothing is amiss" in relaybox("mail", "recorded")
-
-
-def test_standard_input_is_a_file_too(url: str) -> None:
-    ids = on(url, lambda outbox: delivered(outbox, "mail", 3))
-    assert "nothing is amiss" in relaybox("mail", "-", input="\n".join(ids))
+    assert "nothing is amiss" in relaybox("mail", "-", input=f"{a}\n{b}")
     assert "standard input, line 1: 'x' is no event id" in relaybox("mail", "-", input="x", status=2)
+    Path("recorded").write_bytes(b"\xef\xbb\xbf" + f'{a}\r\n\r\n"{b}"'.encode())
+    assert "nothing is amiss" in relaybox("mail", "recorded")
 
 
 @pytest.mark.parametrize(
@@ -411,7 +370,7 @@ def test_the_last_line_counts_differences_and_duplicates(url: str) -> None:
     assert told(b, a, a, a, status=1)[-1] == "1 difference; 2 duplicates"
 
 
-def test_a_stored_payload_that_is_no_json_is_a_difference(url: str, verify: Verify) -> None:
+def test_a_stored_payload_that_is_no_json_is_a_difference(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 1)
         with outbox.engine.begin() as connection:
@@ -446,7 +405,7 @@ def test_on_a_terminal_a_bar_shows_and_goes(url: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:
         command = [sys.executable, "-m", "relaybox", "verify", "mail", "recorded"]
-        done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, timeout=SECONDS, check=True)
+        done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, timeout=60, check=True)
         assert b"nothing is amiss" in done.stdout
         assert b"reading" in os.read(ours, 100_000)
     finally:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pymysql
 import pytest
 import sqlalchemy as sa
 
@@ -22,10 +21,10 @@ from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
 from relaybox.schema import LONGEST_PREFIX, VERSION, make_tables
 from relaybox.setting import mask_url
+from tests.databases import POSTGRESQL
 from tests.schema_snapshot import engine, snapshot, transaction
 
-DATABASES = ["postgresql-18", "postgresql-15", "mariadb", "sqlite"]
-PROCESSES = 8
+PROCESSES = 4
 MIGRATE_ON_SIGNAL = """
 import json, sys
 from relaybox.migrations import migrate
@@ -38,8 +37,21 @@ HOSTILE = ['a"; drop table x;--', "a`b", "a b", "1a", "a'", "ä", "a.b", "x" * 4
 ALL = [migration.number for migration in MIGRATIONS]
 SCHEMA_1 = Path(__file__).parent / "schema_1"
 
-each_database = pytest.mark.parametrize("kind", DATABASES)
+each_dialect = pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
+on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
+on_mariadb = pytest.mark.parametrize("kind", ["mariadb"])
+on_postgresql = pytest.mark.parametrize("kind", POSTGRESQL)
 Fresh = Callable[[str], str]
+
+
+@pytest.fixture
+def first(kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database as the first release made it."""
+    url = fresh_database(kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        assert migrate(url) == [1]
+    return url
 
 
 def dialect_of(kind: str) -> Any:
@@ -52,29 +64,29 @@ def execute_all(url: str, statements: list[str]) -> None:
             connection.exec_driver_sql(statement)
 
 
-@each_database
-def test_migrating_again_does_nothing(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
+def all_tables() -> sa.MetaData:
+    metadata = sa.MetaData()
+    make_tables(metadata)
+    return metadata
+
+
+def test_migrating_again_does_nothing_and_a_newer_database_is_left_alone(url: str) -> None:
     assert migrate(url) == ALL
     before = snapshot(url)
     assert migrate(url) == []
     assert snapshot(url) == before
     assert current_version(url) == VERSION == migrations.NEWEST
     check(url)
+    execute_all(url, ["INSERT INTO outbox_migration (version) VALUES (7)"])
+    assert migrate(url) == []
+    assert current_version(url) == 7
+    check(url)
 
 
-@each_database
-def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(
-    kind: str, fresh_database: Fresh, pytestconfig: pytest.Config
-) -> None:
-    url = fresh_database(kind)
+def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(url: str) -> None:
     command = [sys.executable, "-c", MIGRATE_ON_SIGNAL, url]
-    processes = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(PROCESSES)
-    ]
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(PROCESSES)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -87,93 +99,50 @@ def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(
     assert sorted(json.loads(out) for out, _ in ends) == [[]] * (PROCESSES - 1) + [ALL]
 
 
-@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
+@each_dialect
 def test_the_first_version_is_what_was_released(dialect: Any) -> None:
+    released = (SCHEMA_1 / f"{dialect.replace('mysql', 'mariadb')}.sql").read_text()
+    if dialect == "mysql":
+        # Another collation, and other words that are reserved.
+        released = released.replace("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
+        released = released.replace("`position`", "position").replace(" lag JSON", " `lag` JSON")
     statements = MIGRATIONS[0].statements(Outbox(dialect))
-    assert ";\n\n".join(statements) + ";\n" == (SCHEMA_1 / f"{dialect}.sql").read_text()
+    # But for the white space: a line of a file holds several columns.
+    assert (";\n".join(statements) + ";\n").split() == released.split()
 
 
-@each_database
-def test_an_outbox_of_the_first_version_becomes_the_same_as_a_new_one(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, new = first_version(kind, fresh_database, monkeypatch), fresh_database(kind)
+def test_an_outbox_of_the_first_version_becomes_the_same_as_a_new_one(first: str, migrated: str) -> None:
     with pytest.raises(SchemaError, match="at version 1 and this release needs 2: run `relaybox migrate`"):
-        check(url)
-    assert migrate(url) == [2]
-    migrate(new)
-    assert snapshot(url) == snapshot(new)
-    check(url)
+        check(first)
+    assert migrate(first) == [2]
+    assert snapshot(first) == snapshot(migrated)
+    check(first)
 
 
-@each_database
-def test_metadata_create_all_brings_the_first_version_up_to_date(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = first_version(kind, fresh_database, monkeypatch)
-    metadata = sa.MetaData()
-    make_tables(metadata)
-    with transaction(url) as connection:
-        metadata.create_all(connection)
-    check(url)
-    assert migrate(url) == []
+def test_metadata_create_all_brings_the_first_version_up_to_date(first: str) -> None:
+    with transaction(first) as connection:
+        all_tables().create_all(connection)
+    check(first)
+    assert migrate(first) == []
 
 
-@each_database
-def test_an_outbox_of_the_first_version_can_be_taken_away(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database(kind)
-    empty = snapshot(url)
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        migrate(url)
-    execute_all(url, migrations.drop(Outbox(dialect_of(kind))))
-    assert snapshot(url) == empty
+def test_an_outbox_of_the_first_version_can_be_taken_away(kind: str, first: str, url: str) -> None:
+    execute_all(first, migrations.drop(Outbox(dialect_of(kind))))
+    assert snapshot(first) == snapshot(url)
 
 
-def first_version(kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database as the first release made it."""
-    url = fresh_database(kind)
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        assert migrate(url) == [1]
-    return url
-
-
-@each_database
-def test_a_newer_database_is_left_alone(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
-    migrate(url)
-    execute_all(url, ["INSERT INTO outbox_migration (version) VALUES (7)"])
-    assert migrate(url) == []
-    assert current_version(url) == 7
-    check(url)
-
-
-@each_database
-def test_the_next_version_is_applied_on_top_of_the_last(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database(kind)
-    migrate(url)
+def test_the_next_version_is_applied_on_top_of_this(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_next_version(monkeypatch)
-    with pytest.raises(
-        SchemaError,
-        match=rf"at version {VERSION} and this release needs {VERSION + 1}: run `relaybox migrate`",
-    ):
-        check(url)
-    assert migrate(url) == [VERSION + 1]
-    assert migrate(url) == []
-    check(url)
-    assert "note" in columns(url, "outbox_relay")
+    needed = f"at version {VERSION} and this release needs {VERSION + 1}: run `relaybox migrate`"
+    with pytest.raises(SchemaError, match=needed):
+        check(migrated)
+    assert migrate(migrated) == [VERSION + 1]
+    assert migrate(migrated) == []
+    check(migrated)
+    assert "note" in columns(migrated, "outbox_relay")
 
 
-@each_database
-def test_an_empty_database_gets_every_version(
-    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database(kind)
+def test_an_empty_database_gets_every_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_next_version(monkeypatch)
     assert migrate(url) == [*ALL, VERSION + 1]
     assert "note" in columns(url, "outbox_relay")
@@ -211,88 +180,55 @@ def test_on_mariadb_a_migration_that_was_cut_short_anywhere_is_completed(fresh_d
         assert current_version(url) == VERSION
 
 
-def test_on_mariadb_a_later_version_that_was_cut_short_is_completed(
-    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database("mariadb")
-    migrate(url)
+@on_mariadb
+def test_a_later_version_cut_short_is_completed(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_next_version(monkeypatch)
-    execute_all(url, ["ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)"])
-    assert migrate(url) == [VERSION + 1]
+    execute_all(migrated, ["ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)"])
+    assert migrate(migrated) == [VERSION + 1]
 
 
-@each_database
-def test_somebody_elses_table_of_the_same_name_is_an_error_and_not_taken_over(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_somebody_elses_table_of_the_same_name_is_an_error_and_not_taken_over(kind: str, url: str) -> None:
     execute_all(url, ["CREATE TABLE inbox_message (theirs INTEGER)"])
+    before = snapshot(url)
     with pytest.raises(StoreError, match="already exists"):
         migrate(url)
     assert columns(url, "inbox_message") == {"theirs"}
     assert current_version(url) == 0
+    if kind != "mariadb":
+        assert snapshot(url) == before, "where DDL is transactional, nothing is left"
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15", "sqlite"])
-def test_where_ddl_is_transactional_a_migration_that_fails_leaves_nothing(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
-    execute_all(url, ["CREATE TABLE inbox_message (theirs INTEGER)"])
-    before = snapshot(url)
-    with pytest.raises(StoreError):
-        migrate(url)
-    assert snapshot(url) == before
-
-
-@each_database
-def test_metadata_create_all_gives_the_same_database(kind: str, fresh_database: Fresh) -> None:
-    migrated, created = fresh_database(kind), fresh_database(kind)
-    migrate(migrated)
-    metadata = sa.MetaData()
-    make_tables(metadata)
-    with transaction(created) as connection:
+def test_metadata_creates_the_same_database_and_drops_all_of_it(url: str, migrated: str) -> None:
+    empty, metadata = snapshot(url), all_tables()
+    with transaction(url) as connection:
         metadata.create_all(connection)
         metadata.create_all(connection)
-    assert snapshot(created) == snapshot(migrated)
-    check(created)
-    assert migrate(created) == []
-
-
-@each_database
-def test_metadata_drop_all_leaves_nothing(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
-    empty = snapshot(url)
-    migrate(url)
-    metadata = sa.MetaData()
-    make_tables(metadata)
+    assert snapshot(url) == snapshot(migrated)
+    check(url)
+    assert migrate(url) == []
     with transaction(url) as connection:
         metadata.drop_all(connection)
     assert snapshot(url) == empty
     assert migrate(url) == ALL
+    with transaction(url) as connection:
+        metadata.drop_all(connection)
+    assert snapshot(url) == empty
 
 
-@each_database
-def test_the_snapshot_sees_a_column_a_default_an_index_and_a_constraint(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
-    migrate(url)
-    seen = [snapshot(url)]
+def test_the_snapshot_sees_a_column_a_default_an_index_and_a_constraint(kind: str, migrated: str) -> None:
+    seen = [snapshot(migrated)]
     for change in (
         "ALTER TABLE outbox_relay ADD COLUMN note VARCHAR(10)",
         "ALTER TABLE outbox_relay ADD COLUMN other VARCHAR(10) DEFAULT 'x'",
         "DROP INDEX idx_outbox_audit_at" + (" ON outbox_audit" if kind == "mariadb" else ""),
         "ALTER TABLE outbox_relay ADD COLUMN third INTEGER CHECK (third > 0)",
     ):
-        execute_all(url, [change])
-        seen.append(snapshot(url))
+        execute_all(migrated, [change])
+        seen.append(snapshot(migrated))
     assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
 
 
-@each_database
-def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
+def test_two_outboxes_of_different_prefixes_live_side_by_side(url: str) -> None:
     longest = "P" * LONGEST_PREFIX
     for prefix in ("", "billing_", longest, "select"):
         with pytest.raises(SchemaError, match="the tables are missing: run `relaybox migrate`"):
@@ -303,9 +239,8 @@ def test_two_outboxes_of_different_prefixes_live_side_by_side(kind: str, fresh_d
     assert f"{longest}outbox_event" in sa.inspect(engine(url)).get_table_names()
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
-def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(kind: str, fresh_database: Fresh) -> None:
-    url = fresh_database(kind)
+@on_postgresql
+def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(url: str) -> None:
     assert migrate(url, schema="Outbox") == ALL
     assert migrate(url, schema="Outbox") == []
     check(url, schema="Outbox")
@@ -314,11 +249,8 @@ def test_on_postgresql_a_schema_is_created_and_gets_the_same_tables(kind: str, f
     assert snapshot(url, schema="Outbox") == snapshot(url)
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
-def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(
-    kind: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+@on_postgresql
+def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(url: str) -> None:
     role = f"owner_of_{sa.make_url(url).database}"
     execute_all(url, [f"CREATE ROLE {role} LOGIN", f"CREATE SCHEMA ours AUTHORIZATION {role}"])
     try:
@@ -332,22 +264,15 @@ def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(
 def test_a_user_without_the_right_to_migrate_is_told_who_has_it(kind: str, fresh_database: Fresh) -> None:
     url = sa.make_url(fresh_database(kind))
     owner, role = url.render_as_string(hide_password=False), f"guest_{uuid4().hex[:8]}"
+    create = [f"CREATE ROLE {role} LOGIN"]
     if kind == "mariadb":
-        execute_all(
-            owner,
-            [
-                f"CREATE USER {role} IDENTIFIED BY '{url.password}'",
-                f"GRANT SELECT ON {url.database}.* TO {role}",
-            ],
-        )
-    else:
-        execute_all(owner, [f"CREATE ROLE {role} LOGIN"])
+        create = [f"CREATE USER {role} IDENTIFIED BY '{url.password}'"]
+        create.append(f"GRANT SELECT ON {url.database}.* TO {role}")
+    execute_all(owner, create)
     try:
-        guest = url.set(username=role).render_as_string(hide_password=False)
-        with pytest.raises(
-            StoreError, match=r"denied.*; run it as the owner, or review `relaybox sql`$"
-        ) as error:
-            migrate(guest)
+        guest, advice = url.set(username=role), r"denied.*; run it as the owner, or review `relaybox sql`$"
+        with pytest.raises(StoreError, match=advice) as error:
+            migrate(guest.render_as_string(hide_password=False))
     finally:
         execute_all(owner, [f"DROP {'USER' if kind == 'mariadb' else 'ROLE'} {role}"])
     assert "LINE" not in str(error.value)
@@ -357,10 +282,7 @@ def test_a_user_without_the_right_to_migrate_is_told_who_has_it(kind: str, fresh
 @pytest.mark.parametrize(
     ("kind", "said"), [("postgresql-18", "syntax error"), ("mariadb", "error in your SQL")]
 )
-def test_what_the_database_said_is_told_without_what_the_driver_adds(
-    kind: str, said: str, fresh_database: Fresh
-) -> None:
-    url = fresh_database(kind)
+def test_what_the_database_said_is_told_without_what_the_driver_adds(said: str, url: str) -> None:
     with pytest.raises(StoreError, match=said) as error, connect.connected(url) as execute:
         execute("SELEKT 1")
     reason = str(error.value).removeprefix(f"{mask_url(url)}: ")
@@ -393,18 +315,14 @@ def test_a_database_in_memory_that_others_share_is_migrated() -> None:
 
 
 def test_a_url_that_sqlalchemy_refuses_is_a_wrong_setting() -> None:
-    with (
-        pytest.raises(
-            ConfigError, match=r"database = 'sqlite://\*\*\*@h/x': the driver does not take it so"
-        ) as error,
-        connect.connected("sqlite://u:hush@h/x"),
-    ):
+    refused = r"database = 'sqlite://\*\*\*@h/x': the driver does not take it so"
+    with pytest.raises(ConfigError, match=refused) as error, connect.connected("sqlite://u:hush@h/x"):
         pass
     assert "hush" not in str(error.value)
 
 
-def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database: Fresh) -> None:
-    url = fresh_database("mariadb")
+@on_mariadb
+def test_on_mariadb_a_schema_is_another_database_which_must_exist(url: str) -> None:
     name = f"other_{uuid4().hex[:8]}"
     with pytest.raises(StoreError, match=f"Unknown database '{name}'"):
         migrate(url, schema=name)
@@ -419,17 +337,16 @@ def test_on_mariadb_a_schema_is_another_database_which_must_exist(fresh_database
         execute_all(url, [f"DROP DATABASE {name}"])
 
 
-def test_on_sqlite_a_schema_is_refused(fresh_database: Fresh) -> None:
+@on_sqlite
+def test_on_sqlite_a_schema_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="schema = 'x': SQLite has no schemas"):
-        migrate(fresh_database("sqlite"), schema="x")
+        migrate(url, schema="x")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("setting", ["schema", "prefix"])
-@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
-def test_a_name_that_is_no_name_is_refused_before_anything_is_asked(
-    dialect: Any, setting: str, name: str
-) -> None:
+@each_dialect
+def test_a_name_that_is_no_name_is_refused_at_once(dialect: Any, setting: str, name: str) -> None:
     arguments: dict[str, Any] = {setting: name}
     with pytest.raises(ConfigError, match=f"{setting} = "):
         ddl(dialect, **arguments)
@@ -449,11 +366,11 @@ def test_the_statements_come_in_the_same_order_every_time() -> None:
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("url", ["postgresql://me:hush@127.0.0.1:1/db", "mysql://me:hush@127.0.0.1:1/db"])
-def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: str) -> None:
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(scheme: str) -> None:
     with pytest.raises(StoreError) as error:
-        migrate(url)
-    assert str(error.value).startswith(f"{url.partition(':')[0]}://***@127.0.0.1:1/db: ")
+        migrate(f"{scheme}://me:hush@127.0.0.1:1/db")
+    assert str(error.value).startswith(f"{scheme}://***@127.0.0.1:1/db: ")
     assert "hush" not in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -480,27 +397,21 @@ def test_a_missing_driver_says_what_to_install(
         migrate(url)
 
 
-def test_on_mariadb_it_runs_inside_a_running_loop_too(fresh_database: Fresh) -> None:
-    url = fresh_database("mariadb")
-
+@on_mariadb
+def test_on_mariadb_it_runs_inside_a_running_loop_too(url: str) -> None:
     async def main() -> list[int]:
         return migrate(url)
 
     assert asyncio.run(main()) == ALL
 
 
-def test_on_mariadb_a_migration_that_waits_too_long_for_another_gives_up(
-    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = sa.make_url(fresh_database("mariadb"))
+@on_mariadb
+def test_a_migration_gives_up_waiting_for_another(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "PATIENCE", 0)
-    other = pymysql.connect(
-        host=url.host, port=url.port or 0, user=url.username, password="relaybox", database=url.database
-    )
-    with other, other.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(CONCAT('relaybox.', MD5(DATABASE())), 0)")
+    with engine(url).connect() as other:
+        other.exec_driver_sql("SELECT GET_LOCK(CONCAT('relaybox.', MD5(DATABASE())), 0)")
         with pytest.raises(StoreError, match="another migration has been running"):
-            migrate(url.render_as_string(hide_password=False))
+            migrate(url)
 
 
 def test_a_sqlite_file_that_does_not_exist_is_not_made_by_looking_at_it(tmp_path: Path) -> None:
@@ -509,10 +420,8 @@ def test_a_sqlite_file_that_does_not_exist_is_not_made_by_looking_at_it(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sqlite_migration_waits_for_another_writer(
-    fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database("sqlite")
+@on_sqlite
+def test_a_sqlite_migration_waits_for_another_writer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "BUSY", 0.05)
     with connect.connected(url) as execute:
         execute("BEGIN IMMEDIATE")
@@ -521,9 +430,8 @@ def test_a_sqlite_migration_waits_for_another_writer(
     assert migrate(url) == ALL
 
 
-@each_database
-def test_the_server_says_its_dialect(kind: str, fresh_database: Fresh) -> None:
-    assert migrations.server_dialect(fresh_database(kind)) == dialect_of(kind)
+def test_the_server_says_its_dialect(kind: str, url: str) -> None:
+    assert migrations.server_dialect(url) == dialect_of(kind)
 
 
 def test_the_tables_of_mysql_and_mariadb_differ_in_their_collation_only() -> None:
