@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 
-from relaybox import Call, Outbox
+from relaybox import Call, Event, Outbox
 from relaybox.maintenance.membership import Membership
+from tests.databases import SYNC as DRIVERS  # noqa: F401 - for tests elsewhere
+from tests.databases import engine
+from tests.waiting import await_for as until  # noqa: F401 - for tests elsewhere
 
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+Databases = Callable[[str], str]
+"""Makes a database of a kind, as ``fresh_database`` and ``migrated_database`` do."""
+QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
+MEMBERSHIP: dict[str, Any] = Membership.__init__.__kwdefaults__
+"""``interval``: how often relays beat, and so how soon they notice who joined and who died."""
+SOON = 0.2
 
 
 class Shop:
@@ -20,8 +27,17 @@ class Shop:
     def __init__(self, database: str, **options: Any) -> None:
         self.outbox = Outbox(database, **options)
         self.outbox.migrate()
-        url = sa.make_url(database)
-        self.engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]), poolclass=sa.NullPool)
+        self.engine = engine(database)
+
+    def collect(self, name: str = "on_order", **options: Any) -> list[int]:
+        """Register a function that takes everything; the numbers it was given, in the order of arrival."""
+        taken: list[int] = []
+
+        @self.outbox.handler("*", name=name, **{**QUICK, **options})
+        async def take(event: Event) -> None:
+            taken.append(event.payload["n"])
+
+        return taken
 
     def emit(self, count: int, *, keys: int = 1, first: int = 0, event_type: str = "order.paid") -> None:
         calls = [Call("Order", n % keys, event_type, {"n": n}) for n in range(first, first + count)]
@@ -56,18 +72,3 @@ class Shop:
         with self.engine.connect() as connection:
             found = connection.scalars(sa.select(place.circuit).where(place.name == destination)).first()
         return found or "closed"
-
-
-async def until(reached: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    """Look until it is so; a test that waits in vain says for what."""
-    try:
-        async with asyncio.timeout(seconds):
-            while not reached():  # noqa: ASYNC110
-                await asyncio.sleep(0.03)
-    except TimeoutError:
-        raise AssertionError(f"not after {seconds:g} s: {what}") from None
-
-
-MEMBERSHIP: dict[str, Any] = Membership.__init__.__kwdefaults__
-"""``interval``: how often relays beat, and so how soon they notice who joined and who died."""
-SOON = 0.2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -13,12 +12,11 @@ from relaybox.migrations import migrate
 from relaybox.schema import make_tables
 from relaybox.store import Claim, Want
 from relaybox.stores import sqlite
+from tests.integration.shop import Databases
 
 
-async def test_a_claim_that_is_cancelled_while_it_waits_for_the_writer(
-    fresh_database: Callable[[str], str],
-) -> None:
-    database = fresh_database("sqlite")
+async def test_a_claim_that_is_cancelled_while_it_waits_for_the_writer(migrated_database: Databases) -> None:
+    database = migrated_database("sqlite")
     migrate(database)
     path = str(sa.make_url(database).database)
     store = sqlite.open_store(path, make_tables(sa.MetaData()))

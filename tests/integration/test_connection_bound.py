@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +11,7 @@ from relaybox.migrations import migrate
 from relaybox.schema import make_tables
 from relaybox.store import Claim, Want
 from relaybox.stores import mysql, postgres
+from tests.integration.shop import Databases
 
 OPEN = {
     "postgresql-18": (
@@ -30,9 +30,9 @@ OPEN = {
 
 @pytest.mark.parametrize("kind", OPEN)
 async def test_operations_that_begin_together_share_the_connections(
-    kind: str, fresh_database: Callable[[str], str]
+    kind: str, migrated_database: Databases
 ) -> None:
-    database = fresh_database(kind)
+    database = migrated_database(kind)
     migrate(database)
     driver, module, count = OPEN[kind]
     engine = sa.create_engine(sa.make_url(database).set(drivername=driver))

@@ -18,10 +18,10 @@ from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import Tables
 from relaybox.store import Claim, DeadLetter, Settlement, Store, Want
 from relaybox.stores import mysql, postgres, sqlite
+from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
+from tests.integration.shop import Databases
 from tests.servers import pgbouncer
-
-POSTGRES = ["postgresql-18", "postgresql-15"]
 
 
 class Count(NamedTuple):
@@ -41,6 +41,7 @@ class Wire:
     def __init__(self, server: sa.URL) -> None:
         self._server = server
         self._tasks: list[asyncio.Task[None]] = []
+        self.connections = 0
         self.total = Count(0, 0)
 
     @asynccontextmanager
@@ -59,15 +60,20 @@ class Wire:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         self._tasks.append(asyncio.create_task(self._carry(reader, writer)))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        above_reader, above_writer = await asyncio.open_connection(self._server.host, self._server.port)
+        above, up = await asyncio.open_connection(self._server.host, self._server.port)
+        ways = [asyncio.create_task(self._up(reader, up)), asyncio.create_task(self._down(above, writer))]
         try:
-            await asyncio.gather(self._up(reader, above_writer), self._down(above_reader, writer))
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
             writer.close()
-            above_writer.close()
+            up.close()
 
     async def _up(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         kind, asked = b"", True  # the first message, and only that, has no kind
@@ -115,30 +121,30 @@ class Counted:
         claim = await self._store.claim(want)
         return claim, self._since(before)
 
-    async def settle(self, settlements: list[Settlement]) -> Count:
-        before = self._total()
-        assert not await self._store.settle(settlements)
-        return self._since(before)
+    async def settle(self, settlements: list[Settlement], dead_letter: DeadLetter | None = None) -> Count:
+        return await self._took_of_held(lambda store: store.settle(settlements, dead_letter=dead_letter))
 
     async def bury(self, settlements: list[Settlement]) -> Count:
-        before = self._total()
-        assert not await self._store.settle(settlements, dead_letter=DeadLetter("grave"))
-        return self._since(before)
+        return await self.settle(settlements, DeadLetter("grave"))
+
+    async def extend(self, deliveries: tuple[Delivery, ...]) -> Count:
+        return await self._took_of_held(lambda store: store.extend(deliveries, 60.0))
+
+    async def release(self, deliveries: tuple[Delivery, ...]) -> Count:
+        return await self._took_of_held(lambda store: store.release(deliveries))
 
     async def took(self, operation: Callable[[Store], Awaitable[object]]) -> Count:
         before = self._total()
         await operation(self._store)
         return self._since(before)
 
-    async def extend(self, deliveries: tuple[Delivery, ...]) -> Count:
-        before = self._total()
-        assert not await self._store.extend(deliveries, 60.0)
-        return self._since(before)
+    async def _took_of_held(self, operation: Callable[[Store], Awaitable[object]]) -> Count:
+        """Count an operation that answers which rows are no longer held."""
 
-    async def release(self, deliveries: tuple[Delivery, ...]) -> Count:
-        before = self._total()
-        assert not await self._store.release(deliveries)
-        return self._since(before)
+        async def on_held(store: Store) -> None:
+            assert not await operation(store)
+
+        return await self.took(on_held)
 
     def _since(self, before: Count) -> Count:
         return Count(*(after - at_first for after, at_first in zip(self._total(), before, strict=True)))
@@ -157,11 +163,11 @@ async def counted_postgres(url: str, tables: Tables) -> AsyncIterator[Counted]:
 
 
 @pytest.mark.parametrize("limit", [10, 100])
-@pytest.mark.parametrize("kind", POSTGRES)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_an_operation_on_postgresql_is_one_round_trip(
-    kind: str, limit: int, fresh_database: Callable[[str], str]
+    kind: str, limit: int, migrated_database: Databases
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 5 * limit)
     plain = Want("plain", "me", limit=limit, explain=False)
@@ -189,9 +195,9 @@ async def test_an_operation_on_postgresql_is_one_round_trip(
 
 
 async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
-    fresh_database: Callable[[str], str], pgbouncer_url: str
+    migrated_database: Databases, pgbouncer_url: str
 ) -> None:
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     engine, tables = create_tables(url)
     emit(engine, tables, 50)
     async with counted_postgres(pgbouncer.through(pgbouncer_url, url), tables) as store:
@@ -206,11 +212,9 @@ async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
         assert (await store.claim(Want("nobody", "me")))[1] == Count(5, 1), "and why there is nothing"
 
 
-@pytest.mark.parametrize("kind", POSTGRES)
-async def test_what_relays_share_changes_in_one_round_trip(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database(kind)
+@pytest.mark.parametrize("kind", POSTGRESQL)
+async def test_what_relays_share_changes_in_one_round_trip(kind: str, migrated_database: Databases) -> None:
+    url = migrated_database(kind)
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         # None of these is on the delivery path: each is planned for its own parameters, which one more says.
@@ -222,11 +226,11 @@ async def test_what_relays_share_changes_in_one_round_trip(
         assert await store.took(lambda s: s.pause("plain", "me", "410")) == Count(3, 1)
 
 
-@pytest.mark.parametrize("kind", POSTGRES)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_the_first_ordered_claim_of_a_destination_makes_its_row(
-    kind: str, fresh_database: Callable[[str], str]
+    kind: str, migrated_database: Databases
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         new = Want("new", "me", ordered=True)
@@ -265,13 +269,9 @@ LOCK_AND_MAKE_DUE = {"mariadb": 3, "sqlite": 2}
 @pytest.mark.parametrize("limit", [10, 100])
 @pytest.mark.parametrize(("kind", "module"), [("mariadb", mysql), ("sqlite", sqlite)])
 async def test_the_number_of_statements_does_not_grow_with_the_batch(
-    kind: str,
-    module: Any,
-    limit: int,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, module: Any, limit: int, migrated_database: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 5 * limit)
     plain = Want("plain", "me", limit=limit)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import psycopg
 import pytest
+
+from tests.databases import POSTGRESQL
+from tests.integration.shop import Databases
+from tests.waiting import PATIENCE
 
 SCRIPT = """
 import asyncio, os, sys
 import psycopg
 from relaybox import Outbox
+from tests.integration.shop import Databases
+from tests.databases import POSTGRESQL
 
 url = sys.argv[1]
 outbox = Outbox(url)
-outbox.migrate()
 seen = []
 
 @outbox.handler("order.*", name="in_a_thread")
@@ -57,11 +61,11 @@ assert 22 in seen, seen
 """
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15"])
-def test_parent_and_child_deliver_side_by_side(kind: str, fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database(kind)
+@pytest.mark.parametrize("kind", POSTGRESQL)
+def test_parent_and_child_deliver_side_by_side(kind: str, migrated_database: Databases) -> None:
+    url = migrated_database(kind)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, url], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT, url], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     with psycopg.connect(url) as connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from relaybox.ledger import Filter
 from relaybox.parts import open_store
 from relaybox.stores.ledger import SqlLedger
 from tests.integration.project import Project
-from tests.integration.shop import until
+from tests.integration.shop import Databases
+from tests.waiting import await_for
 
 EVERY = """
 SELECT status, delivered_at IS NOT NULL, next_attempt_at, attempts FROM outbox_event WHERE destination = %s"""
@@ -27,8 +27,8 @@ FINAL = [("delivered", True, None, 0)]
 
 
 @pytest.fixture
-def url(fresh_database: Callable[[str], str]) -> str:
-    return fresh_database("postgresql-18")
+def url(migrated_database: Databases) -> str:
+    return migrated_database("postgresql-18")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_a_relay_that_has_nothing_to_send_sees_to_the_tables(url: str) -> 
 
     relay = outbox.relay()
     running = asyncio.create_task(relay.run(signals=False))
-    await until(leads, "the relay leads")
+    await await_for(leads, "the relay leads")
     assert not running.done()
     relay.stop()
     await asyncio.wait_for(running, 20)

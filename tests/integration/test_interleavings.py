@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -23,6 +23,7 @@ from relaybox.stores.destinations import DestinationSteps
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.statements import Statements
 from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+from tests.integration.shop import Databases
 from tests.locks import waiters
 
 SECONDS = 60.0
@@ -102,9 +103,9 @@ def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
 @pytest.fixture(
     params=["postgresql-18", "postgresql-15", "postgresql-18, repeatable read by default", "mariadb"]
 )
-async def scene(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> AsyncIterator[Scene]:
+async def scene(request: pytest.FixtureRequest, migrated_database: Databases) -> AsyncIterator[Scene]:
     kind, _, default = request.param.partition(", ")
-    database = fresh_database(kind)
+    database = migrated_database(kind)
     migrate(database)
     url = sa.make_url(database)
     if default:

@@ -17,7 +17,8 @@ import pytest
 
 from relaybox import Destination, Event, Reject, Retry, Route, Unavailable
 from tests.integration.receivers import answer, doing
-from tests.integration.shop import Shop, until
+from tests.integration.shop import Databases, Shop
+from tests.waiting import await_for
 
 QUICK: dict[str, Any] = {
     "max_attempts": 2,
@@ -116,7 +117,7 @@ class Healthy:
     async def goes_on(self) -> None:
         started, before = time.monotonic(), self._arrived
         self._shop.emit(1, event_type="healthy")
-        await until(lambda: self._arrived > before, "the healthy lane's event")
+        await await_for(lambda: self._arrived > before, "the healthy lane's event")
         self.longest = max(self.longest, time.monotonic() - started)
 
 
@@ -131,9 +132,9 @@ def results(shop: Shop) -> dict[str, tuple[str, str | None]]:
 
 @pytest.mark.parametrize("where", [in_loop, in_thread])
 async def test_whatever_a_handler_does_is_an_answer_about_its_event(
-    where: Callable[[Callable[[], Any]], Callable[[Event], Any]], fresh_database: Callable[[str], str]
+    where: Callable[[Callable[[], Any]], Callable[[Event], Any]], migrated_database: Databases
 ) -> None:
-    shop = Shop(fresh_database("sqlite"))
+    shop = Shop(migrated_database("sqlite"))
     healthy = Healthy(shop)
     for name, (act, _, _) in ACTS.items():
         shop.outbox.handler("odd", name=name, **QUICK)(where(act))
@@ -208,14 +209,16 @@ ENDPOINTS: dict[str, tuple[Any, str, str]] = {
 
 
 async def test_whatever_an_endpoint_does_is_an_answer_about_the_delivery(
-    fresh_database: Callable[[str], str],
+    migrated_database: Databases,
 ) -> None:
     async with AsyncExitStack() as receivers:
         places = []
         for name, (act, _, _) in ENDPOINTS.items():
             receiver = await receivers.enter_async_context(doing(act))
             places.append(Destination(name, receiver.url, allow=["127.0.0.0/8"], **QUICK))
-        shop = Shop(fresh_database("sqlite"), destinations=places, routes=[Route("odd", to=list(ENDPOINTS))])
+        shop = Shop(
+            migrated_database("sqlite"), destinations=places, routes=[Route("odd", to=list(ENDPOINTS))]
+        )
         healthy = Healthy(shop)
         shop.emit(1, event_type="odd")
         expected = {name: status for name, (_, status, _) in ENDPOINTS.items()}
@@ -233,9 +236,9 @@ async def test_whatever_an_endpoint_does_is_an_answer_about_the_delivery(
 
 @pytest.mark.parametrize("state", ["full", "probing", "suspect"])
 async def test_a_lane_that_waits_for_what_hangs_stops_within_the_relays_patience(
-    state: str, fresh_database: Callable[[str], str]
+    state: str, migrated_database: Databases
 ) -> None:
-    shop = Shop(fresh_database("sqlite"))
+    shop = Shop(migrated_database("sqlite"))
     started: list[Event] = []
 
     @shop.outbox.handler("*", name="hangs", batch_size=1, timeout="30s", poll_interval="20ms")
@@ -248,7 +251,7 @@ async def test_a_lane_that_waits_for_what_hangs_stops_within_the_relays_patience
         put_into(shop, state)
     relay = shop.outbox.relay(patience=0.2)
     running = asyncio.create_task(relay.run())
-    await until(lambda: len(started) == (4 if state == "full" else 1), "all sent that may be")
+    await await_for(lambda: len(started) == (4 if state == "full" else 1), "all sent that may be")
     relay.stop()
     await asyncio.wait_for(running, 10)
     # Of the dead relays' rows it took one and gave it back.

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 SCRIPT = """
 import asyncio, multiprocessing, resource, sys, zlib
 from relaybox import Destination
@@ -15,7 +17,7 @@ from relaybox.testing.sink_contract import deliveries
 
 kind = sys.argv[1]
 packed = zlib.compressobj(wbits=31)
-bomb = packed.compress(bytes(256 * 2**20)) + packed.flush()
+bomb = packed.compress(bytes(80 * 2**20)) + packed.flush()
 
 async def answer(reader, writer):
     await reader.readuntil(b"\\r\\n\\r\\n")
@@ -38,7 +40,7 @@ async def serve(port):
 
 async def main(port):
     url = f"http://127.0.0.1:{port}/"
-    sink = HttpSink(Destination("runner", url, allow=["127.0.0.0/8"], timeout="5s"))
+    sink = HttpSink(Destination("runner", url, allow=["127.0.0.0/8"], timeout="60s"))
     await sink.send(deliveries(400))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answers = await sink.send(deliveries(400))
@@ -58,7 +60,7 @@ server.kill()
 @pytest.mark.parametrize("kind", ["stream", "bomb"])
 def test_memory_stays_flat(kind: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, kind], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SCRIPT, kind], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("400 {'Retry'} ")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from relaybox.emit.row import Call
 from relaybox.ledger import CAP
 from relaybox.stores.statements import Query
 from tests.integration.operated import Operated
+from tests.integration.shop import Databases
 
 PARKED = 12_000
 DUE = 100
@@ -38,7 +37,7 @@ def fill(operated: Operated) -> None:
         connection.exec_driver_sql("ANALYZE TABLE outbox_event")
 
 
-async def test_parked_rows_cost_a_claim_and_a_count_nothing(fresh_database: Callable[[str], str]) -> None:
+async def test_parked_rows_cost_a_claim_and_a_count_nothing(fresh_database: Databases) -> None:
     operated = Operated(fresh_database("mariadb"))
     try:
         fill(operated)

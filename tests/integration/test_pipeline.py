@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from relaybox.stores.pipeline import Pipeline
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
 from tests.integration.filled import create_tables, emit
+from tests.integration.shop import Databases
 
 KINDS = ["postgresql-18", "postgresql-15"]
 MEGABYTES = 1 << 20
@@ -59,10 +60,10 @@ def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> li
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "prepared"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_no_socket_takes_at_once_gets_through_both_ways(
-    kind: str, lasting: bool, fresh_database: Callable[[str], str]
+    kind: str, lasting: bool, migrated_database: Databases
 ) -> None:
     sql, text = "SELECT $1::text || 'end'", "x" * (8 * MEGABYTES)
-    async with connected(fresh_database(kind), (sql,) if lasting else ()) as pipeline, asyncio.timeout(60):
+    async with connected(migrated_database(kind), (sql,) if lasting else ()) as pipeline, asyncio.timeout(60):
         for _ in range(2):
             results = await pipeline.run([Query(sql, (text,)), Query("SELECT 1", ()), Query(sql, (text,))])
             assert [len(rows[0][0]) if rows[0][0] != 1 else 1 for rows in results] == [
@@ -72,8 +73,8 @@ async def test_what_no_socket_takes_at_once_gets_through_both_ways(
             ]
 
 
-async def test_the_statements_of_a_call_are_one_transaction(fresh_database: Callable[[str], str]) -> None:
-    async with connected(fresh_database("postgresql-18")) as pipeline:
+async def test_the_statements_of_a_call_are_one_transaction(migrated_database: Databases) -> None:
+    async with connected(migrated_database("postgresql-18")) as pipeline:
         await pipeline.run([Query("CREATE TABLE seen (n int)", ())])
         same = [Query("INSERT INTO seen VALUES (1)", ()), Query("SELECT pg_current_xact_id()::text", ())]
         _, [[first]], _, [[second]] = await pipeline.run([*same, *same])
@@ -145,9 +146,9 @@ async def test_a_server_that_closes_in_the_midst_of_an_answer_is_an_error_at_onc
 
 
 async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
-    fresh_database: Callable[[str], str],
+    migrated_database: Databases,
 ) -> None:
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     engine, tables = create_tables(url)
     emit(engine, tables, 10)
     async with opened(url, tables) as store:
@@ -165,10 +166,10 @@ async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_databases_default_isolation_is_not_the_stores(
-    kind: str, fresh_database: Callable[[str], str]
+    kind: str, migrated_database: Databases
 ) -> None:
     """Else a claim behind the lock would see what was there before it waited, or fail."""
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 5)
     name = sa.make_url(url).database
@@ -204,9 +205,9 @@ async def until_waiting(url: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_changed_table_is_refused_once(kind: str, fresh_database: Callable[[str], str]) -> None:
+async def test_a_changed_table_is_refused_once(kind: str, migrated_database: Databases) -> None:
     """A prepared statement whose columns changed is an error, and the connection is made anew."""
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 10)
     async with opened(url, tables) as store:
@@ -224,10 +225,8 @@ async def test_a_changed_table_is_refused_once(kind: str, fresh_database: Callab
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_on_the_delivery_path_is_planned_once(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database(kind)
+async def test_what_is_on_the_delivery_path_is_planned_once(kind: str, migrated_database: Databases) -> None:
+    url = migrated_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 100)
     prepared = Query("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", ())
@@ -245,10 +244,8 @@ async def test_what_is_on_the_delivery_path_is_planned_once(
     assert min(generic for _, generic, _ in rows) >= 3
 
 
-async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(
-    fresh_database: Callable[[str], str],
-) -> None:
-    url = fresh_database("postgresql-18")
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(migrated_database: Databases) -> None:
+    url = migrated_database("postgresql-18")
     _, tables = create_tables(url)
     busy = (
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active'"
@@ -308,9 +305,9 @@ async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlSto
 
 
 async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(
-    fresh_database: Callable[[str], str],
+    migrated_database: Databases,
 ) -> None:
-    async with refusing(fresh_database("postgresql-18")) as (store, driver):
+    async with refusing(migrated_database("postgresql-18")) as (store, driver):
         with pytest.raises(StoreError):
             await store.claim(NEXT["keys"])
         assert driver.calls == ["go_on"], "a claim would tell that there is nothing"
@@ -323,9 +320,9 @@ async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_
             assert driver.calls == ["go_on", "claim", "claim"], "nothing waits any more"
 
 
-async def test_claims_at_the_same_time_share_what_waits(fresh_database: Callable[[str], str]) -> None:
+async def test_claims_at_the_same_time_share_what_waits(migrated_database: Databases) -> None:
     """Several tasks may find the same keys waiting; each is taken by one of them."""
-    async with refusing(fresh_database("postgresql-18"), connections=2) as (store, driver):
+    async with refusing(migrated_database("postgresql-18"), connections=2) as (store, driver):
         driver.refuses = False
         claims = await asyncio.gather(*(store.claim(NEXT["keys"]) for _ in range(4)))
         assert driver.calls.count("go_on") == 1
@@ -333,9 +330,9 @@ async def test_claims_at_the_same_time_share_what_waits(fresh_database: Callable
 
 
 async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(
-    fresh_database: Callable[[str], str],
+    migrated_database: Databases,
 ) -> None:
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     async with refusing(url, connections=2) as (store, driver):
         driver.refuses = False
         [other] = (await store.claim(NEXT["plain"])).deliveries
@@ -347,8 +344,8 @@ async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_anot
         assert len((await store.claim(NEXT["keys"])).deliveries) == 1
 
 
-async def test_a_claim_leaves_out_what_was_due_before_it_looks(fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("postgresql-18")
+async def test_a_claim_leaves_out_what_was_due_before_it_looks(migrated_database: Databases) -> None:
+    url = migrated_database("postgresql-18")
     engine, tables = create_tables(url)
     emit(engine, tables, 3)
     with engine.begin() as connection:

@@ -7,27 +7,28 @@ import json
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
 from relaybox.errors import ConfigError, SchemaError, StoreError
+from relaybox.observe import Observer
 from relaybox.parts import died, open_store, this_process
+from relaybox.relay.extend import LOOKS
 from relaybox.store import Want
+from tests.databases import KINDS
 from tests.integration.receivers import answer, answering
-from tests.integration.shop import Shop, until
+from tests.integration.shop import QUICK, Databases, Shop
+from tests.waiting import PATIENCE, await_for
 
-QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
 SLOW: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
 
 
-@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite"])
-def shop(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> Iterator[Shop]:
-    shop = Shop(fresh_database(request.param))
-    yield shop
-    shop.engine.dispose()
+@pytest.fixture(params=KINDS)
+def shop(request: pytest.FixtureRequest, migrated_database: Databases) -> Shop:
+    return Shop(migrated_database(request.param))
 
 
 def in_order(events: list[Event]) -> bool:
@@ -76,9 +77,8 @@ async def test_events_of_a_key_arrive_in_order_through_retries(shop: Shop) -> No
         arrived.append(event)
 
     shop.emit(60, keys=4)
-    relay = shop.outbox.relay()
-    async with relay:
-        await until(lambda: len(arrived) >= 60, "60 events")
+    async with shop.outbox.relay():
+        await await_for(lambda: len(arrived) >= 60, "60 events")
     assert in_order(arrived)
     assert {row[0] for row in shop.rows()} == {"delivered"}
 
@@ -110,7 +110,7 @@ async def test_attempts_are_used_up_and_then_it_is_failed(shop: Shop) -> None:
 
     shop.emit(1)
     async with shop.outbox.relay():
-        await until(lambda: shop.states() == {"failed": 1}, "the event is failed")
+        await await_for(lambda: shop.states() == {"failed": 1}, "the event is failed")
     assert seen == [1, 2, 3]
     assert shop.rows() == [("failed", 3, "busy")]
 
@@ -126,7 +126,7 @@ async def test_a_running_relay_finds_what_is_emitted_while_it_runs(shop: Shop) -
         for _ in range(3):
             arrived.clear()
             shop.emit(1)
-            await asyncio.wait_for(arrived.wait(), 10)
+            await asyncio.wait_for(arrived.wait(), PATIENCE)
     assert {row[0] for row in shop.rows()} == {"delivered"}
 
 
@@ -150,9 +150,8 @@ async def test_a_relay_that_is_stopped_finishes_what_it_sends(shop: Shop) -> Non
     assert (shop.rows(), shop.leases()) == (sent + not_begun, 0)
 
 
-async def test_a_relay_that_is_out_of_patience_gives_back_what_it_holds(
-    shop: Shop,
-) -> None:
+def hanging(shop: Shop) -> asyncio.Event:
+    """Emit five events to a function that hangs; what is returned is set when it was called."""
     started = asyncio.Event()
 
     @shop.outbox.handler("order.*", name="on_order", **QUICK)
@@ -161,6 +160,11 @@ async def test_a_relay_that_is_out_of_patience_gives_back_what_it_holds(
         await asyncio.Event().wait()
 
     shop.emit(5)
+    return started
+
+
+async def test_a_relay_that_is_out_of_patience_gives_back_what_it_holds(shop: Shop) -> None:
+    started = hanging(shop)
     relay = shop.outbox.relay(patience=0.05)
     running = asyncio.create_task(relay.run())
     await started.wait()
@@ -170,14 +174,7 @@ async def test_a_relay_that_is_out_of_patience_gives_back_what_it_holds(
 
 
 async def test_a_relay_that_is_cancelled_leaves_its_leases_to_run_out(shop: Shop) -> None:
-    started = asyncio.Event()
-
-    @shop.outbox.handler("order.*", name="on_order", **QUICK)
-    async def handler(event: Event) -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    shop.emit(5)
+    started = hanging(shop)
     running = asyncio.create_task(shop.outbox.relay().run())
     await started.wait()
     running.cancel()
@@ -187,36 +184,27 @@ async def test_a_relay_that_is_cancelled_leaves_its_leases_to_run_out(shop: Shop
 
 
 async def test_one_destination_that_hangs_does_not_hold_up_the_others(shop: Shop) -> None:
-    arrived: list[Event] = []
-
     @shop.outbox.handler("order.*", name="hangs", **QUICK)
     async def hangs(event: Event) -> None:
         await asyncio.Event().wait()
 
-    @shop.outbox.handler("order.*", name="works", **QUICK)
-    async def works(event: Event) -> None:
-        arrived.append(event)
-
+    arrived = shop.collect("works")
     shop.emit(200)
     running = asyncio.create_task(shop.outbox.relay().run())
-    await until(lambda: len(arrived) >= 200, "200 events")
+    await await_for(lambda: len(arrived) >= 200, "200 events")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
 async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(shop: Shop) -> None:
-    fresh: list[int] = []
     go_on = asyncio.Event()
 
     @shop.outbox.handler("order.*", name="slow", **QUICK)
     async def slow(event: Event) -> None:
         await go_on.wait()
 
-    @shop.outbox.handler("order.*", name="fast", **QUICK)
-    async def fast(event: Event) -> None:
-        fresh.append(event.payload["n"])
-
+    fresh = shop.collect("fast")
     shop.emit(3)
     store = open_store(shop.outbox.settings.database, shop.outbox.tables)
     for name in ("slow", "fast"):
@@ -224,11 +212,11 @@ async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(
         assert len(claim.deliveries) == 3
     await store.close()
     async with shop.outbox.relay():
-        await until(lambda: shop.states("slow") == {"pending": 3}, "the relay looks at what is slow")
+        await await_for(lambda: shop.states("slow") == {"pending": 3}, "the relay looks at what is slow")
         await asyncio.to_thread(shop.emit, 20, first=100)
-        await until(lambda: set(fresh) >= set(range(100, 120)), "fresh events of the other lane")
+        await await_for(lambda: set(fresh) >= set(range(100, 120)), "fresh events of the other lane")
         go_on.set()
-        await until(lambda: shop.states() == {"delivered": 46}, "all of them")
+        await await_for(lambda: shop.states() == {"delivered": 46}, "all of them")
     assert sorted(fresh) == [0, 1, 2, *range(100, 120)]
 
 
@@ -247,47 +235,53 @@ def test_a_relay_is_known_to_have_died_when_its_process_has_ended() -> None:
     assert died(f"{host}:{pid}:{same_place}-00"), "it had this process's number before"
 
 
-async def test_leases_of_a_slow_function_are_extended(fresh_database: Callable[[str], str]) -> None:
-    shop = Shop(fresh_database("postgresql-18"))
+class Extensions(Observer):
+    """Counts how often leases were extended."""
+
+    count = 0
+
+    def extended(self, destination: str, dropped: frozenset[UUID]) -> None:
+        self.count += 1
+
+
+@pytest.mark.filterwarnings("ignore:.*lease 3s is shorter than timeout")
+async def test_leases_of_a_slow_function_are_extended(migrated_database: Databases) -> None:
+    shop, extensions = Shop(migrated_database("postgresql-18")), Extensions()
     calls = 0
 
-    @shop.outbox.handler("order.*", name="on_order", lease="1s", timeout="1s", poll_interval="20ms")
+    @shop.outbox.handler("order.*", name="on_order", lease="3s", timeout="60s", poll_interval="20ms")
     async def handler(event: Event) -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(0.9)
+        await await_for(lambda: extensions.count > LOOKS, "longer than a lease")
 
-    shop.emit(3)
-    lane_lease = shop.outbox.settings.destinations[0].lease
-    assert lane_lease == 1.0
     shop.emit(200)
-    await shop.outbox.adrain()
-    assert calls == 203
+    async with shop.outbox.relay(observers=[extensions]):
+        await await_for(lambda: shop.states() == {"delivered": 200}, "all of them")
+    assert calls == 200
     assert {row[:2] for row in shop.rows()} == {("delivered", 1)}
-    shop.engine.dispose()
 
 
 async def test_events_arrive_over_http_and_a_failing_endpoint_is_tried_again(
-    fresh_database: Callable[[str], str],
+    migrated_database: Databases,
 ) -> None:
     async with answering(answer("500 Oops"), answer("200 OK")) as receiver:
         runner = Destination("runner", receiver.url, ordered=True, allow=["127.0.0.0/8"], **QUICK)
-        shop = Shop(fresh_database("sqlite"), destinations=[runner], routes=[Route("order.*", to="runner")])
+        shop = Shop(
+            migrated_database("sqlite"), destinations=[runner], routes=[Route("order.*", to="runner")]
+        )
         shop.emit(1)
         async with shop.outbox.relay():
-            await until(lambda: shop.states() == {"delivered": 1}, "the event is delivered")
+            await await_for(lambda: shop.states() == {"delivered": 1}, "the event is delivered")
         first, second = receiver.requests
         assert first.headers["webhook-id"] == second.headers["webhook-id"]
         assert json.loads(second.body)["data"] == {"n": 0}
         assert shop.rows() == [("delivered", 2, "500 Oops")]
-        shop.engine.dispose()
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
-async def test_a_drain_without_tables_says_what_to_do(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
-    outbox = Outbox(fresh_database(kind), destinations=[Destination("runner", "console:")])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_drain_without_tables_says_what_to_do(kind: str, migrated_database: Databases) -> None:
+    outbox = Outbox(migrated_database(kind), destinations=[Destination("runner", "console:")])
     with pytest.raises(SchemaError, match=r"outbox_destination|outbox_event") as raised:
         await outbox.adrain()
     assert str(raised.value).startswith("a table is missing, or older than this version needs: ")
@@ -297,22 +291,17 @@ async def test_a_drain_without_tables_says_what_to_do(
 
 
 async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[Event] = []
-
-    @shop.outbox.handler("order.*", name="runner", **QUICK)
-    async def runner(event: Event) -> None:
-        seen.append(event)
-
+    seen = shop.collect()
     async with shop.outbox.relay():
         shop.emit(1)
-        await until(lambda: len(seen) == 1, "the relay is at work")
+        await await_for(lambda: len(seen) == 1, "the relay is at work")
         tables = shop.outbox.tables.event.metadata
         await asyncio.to_thread(tables.drop_all, shop.engine)
         trouble = "database  cannot claim, trying again: a table is missing"
-        await until(lambda: trouble in caplog.text, "its trouble is told")
+        await await_for(lambda: trouble in caplog.text, "its trouble is told")
         await shop.outbox.amigrate()
         shop.emit(1, first=1)
-        await until(lambda: len(seen) == 2, "what was emitted since arrives")
+        await await_for(lambda: len(seen) == 2, "what was emitted since arrives")
     assert shop.states() == {"delivered": 1}, "the tables are new"
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relaybox import Destination, Route
 from tests.integration.project import Project
-from tests.integration.shop import Shop
+from tests.integration.shop import Databases, Shop
 
 APP = """
 from relaybox import Event, Outbox, Reject, Retry
@@ -75,13 +74,12 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def shop(project: Project, fresh_database: Callable[[str], str]) -> Iterator[Shop]:
-    url = fresh_database("postgresql-18")
+def shop(project: Project, migrated_database: Databases) -> Shop:
+    url = migrated_database("postgresql-18")
     project.write("relaybox.toml", f'[relaybox]\ndatabase = "{url}"\napp = "shop:outbox"\n')
     shop = Shop(url)
     shop.outbox.handler("order.*", name="on_order")(print)
-    yield shop
-    shop.engine.dispose()
+    return shop
 
 
 def test_a_relay_shows_what_it_does(shop: Shop, project: Project) -> None:
@@ -122,8 +120,8 @@ def test_a_missing_package_is_one_line(shop: Shop, project: Project) -> None:
     assert "prometheus-client is not installed: pip install 'relaybox[metrics]'" in refused
 
 
-def test_a_dead_destination_shows_at_once(project: Project, fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("postgresql-18")
+def test_a_dead_destination_shows_at_once(project: Project, migrated_database: Databases) -> None:
+    url = migrated_database("postgresql-18")
     with socket.create_server(("127.0.0.1", 0)) as free:
         dead = f"http://127.0.0.1:{free.getsockname()[1]}/"
     project.write(
@@ -147,7 +145,6 @@ def test_a_dead_destination_shows_at_once(project: Project, fresh_database: Call
         assert time.monotonic() - began < 20
         assert page.value("shop_outbox_publish_errors_total", error_type="ConnectionError") >= 1
         assert page.get("/livez")[0] == 200
-    shop.engine.dispose()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from relaybox.store import Settlement, Want
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import LEASES_APART
 from tests.integration.filled import create_tables, emit
+from tests.integration.shop import Databases
 from tests.integration.test_pipeline import column, opened
 
 EVENTS = 12
@@ -75,14 +76,14 @@ def make_leases(engine: sa.Engine, tables: Tables, parts: Sequence[Sequence[Deli
     ids=["one lease", "a few leases", "many leases", "leases that mingle"],
 )
 async def test_leases_are_settled_together_and_only_what_is_still_held(
-    fresh_database: Callable[[str], str],
+    migrated_database: Databases,
     monkeypatch: pytest.MonkeyPatch,
     split: Callable[[Sequence[Delivery], int], list[list[Delivery]]],
     leases: int,
     statements: int,
     keep: bool,
 ) -> None:
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     engine, tables = create_tables(url)
     emit(engine, tables, EVENTS)
     async with opened(url, tables) as store:
@@ -105,9 +106,9 @@ async def test_leases_are_settled_together_and_only_what_is_still_held(
 
 @pytest.mark.parametrize("parked", [True, False], ids=["put behind", "not looked at yet"])
 async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(
-    fresh_database: Callable[[str], str], parked: bool
+    migrated_database: Databases, parked: bool
 ) -> None:
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     engine, tables = create_tables(url)
     # One more than there are keys: the first key has two.
     emit(engine, tables, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,8 +27,9 @@ from relaybox.outcome import Delivered
 from relaybox.sinks.celery import CelerySink
 from tests.integration.consumed import ASYNC_DRIVERS, DRIVERS, SECRET, delivery, driven
 from tests.integration.consumed import until as waited
-from tests.integration.shop import Shop, until
+from tests.integration.shop import Databases, Shop
 from tests.spans import collecting, named
+from tests.waiting import await_for
 
 QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
 
@@ -39,15 +40,13 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def url(fresh_database: Callable[[str], str]) -> str:
-    return fresh_database("postgresql-18")
+def url(migrated_database: Databases) -> str:
+    return migrated_database("postgresql-18")
 
 
 @pytest.fixture
-def shop(url: str) -> Iterator[Shop]:
-    shop = Shop(url)
-    yield shop
-    shop.engine.dispose()
+def shop(url: str) -> Shop:
+    return Shop(url)
 
 
 @asynccontextmanager
@@ -55,7 +54,7 @@ async def served(app: Any) -> AsyncIterator[str]:
     """The URL at which an application listens."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     task = asyncio.create_task(server._serve())
-    await until(lambda: server.started, "a server")
+    await await_for(lambda: server.started, "a server")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}/"
@@ -94,9 +93,8 @@ async def test_one_trace_leads_from_emit_through_the_relay_to_the_receiver(
         with trace.get_tracer("shop").start_as_current_span("checkout") as checkout:
             await asyncio.to_thread(shop.emit, 1)
         async with shop.outbox.relay():
-            await until(lambda: shop.states() == {"delivered": 1}, "the delivery")
+            await await_for(lambda: shop.states() == {"delivered": 1}, "the delivery")
     await engine.dispose()
-    shop.engine.dispose()
     emitter = checkout.get_span_context()
     sends, processes, books = (
         named(spans, name) for name in ("relaybox send runner", "relaybox process billing", "book")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Statements
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Slice
+from tests.databases import SERVERS
+from tests.integration.shop import Databases
 
 BUILDER = RowBuilder(Settings(destinations=[Destination("shop", "console:", ordered=True)]))
 MODULES: dict[str, Any] = {"postgresql": postgres, "mysql": mysql}
@@ -28,9 +30,9 @@ DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}
 WANT = Want("shop", "relay-1", ordered=True)
 
 
-@pytest.fixture(params=["postgresql-18", "mariadb"])
-def url(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> sa.URL:
-    url = fresh_database(request.param)
+@pytest.fixture(params=SERVERS)
+def url(request: pytest.FixtureRequest, migrated_database: Databases) -> sa.URL:
+    url = migrated_database(request.param)
     migrate(url)
     return sa.make_url(url)
 

@@ -30,13 +30,12 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from relaybox import Emitted, Outbox
+from tests.databases import POSTGRESQL
 
 try:
     import MySQLdb
 except ImportError:  # it has no wheel for Linux
     MySQLdb = None
-
-POSTGRESQL = ("postgresql-18", "postgresql-15")
 
 
 class Api:
@@ -203,18 +202,10 @@ class Sqlalchemy(Api):
         return roll_back
 
 
-class AsyncSqlalchemy(Sqlalchemy):
-    asynchronous = True
-
+class AsyncSqlalchemy(AsyncApi, Sqlalchemy):
     async def open(self, url: str, *, autocommit: bool = False) -> Any:
         made = self._make(engine(create_async_engine, url, self._driver, autocommit))
         return await made if isinstance(made, AsyncConnection) else made
-
-    async def emit(self, outbox: Outbox, connection: Any, *args: Any, **options: Any) -> Emitted:
-        return await outbox.aemit(connection, *args, **options)
-
-    async def emit_many(self, outbox: Outbox, connection: Any, calls: Any, **options: Any) -> list[Emitted]:
-        return await outbox.aemit_many(connection, calls, **options)
 
     async def run(self, connection: Any, sql: str) -> list[Any]:
         target = connection if isinstance(connection, AsyncConnection) else await connection.connection()
@@ -225,15 +216,6 @@ class AsyncSqlalchemy(Sqlalchemy):
         nested = await connection.begin_nested()
         roll_back: Callable[[], Awaitable[Any]] = nested.rollback
         return roll_back
-
-    async def commit(self, connection: Any) -> None:
-        await connection.commit()
-
-    async def rollback(self, connection: Any) -> None:
-        await connection.rollback()
-
-    async def close(self, connection: Any) -> None:
-        await connection.close()
 
 
 def _psycopg(url: sa.URL, autocommit: bool) -> Any:

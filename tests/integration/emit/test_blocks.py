@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
 
 from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed, UnsupportedConnection
 from tests.integration.emit.conftest import Place, only
 
 
-class Oops(Exception):
-    """What a block raises here."""
-
-
-@asynccontextmanager
-async def block(place: Place, connection: Any) -> AsyncIterator[None]:
-    if place.api.asynchronous:
-        async with place.outbox.transaction(connection) as given:
-            assert given is connection
-            yield
-    else:
-        with place.outbox.transaction(connection) as given:
-            assert given is connection
-            yield
-
-
-async def emit_and_fail(place: Place, connection: Any) -> None:
-    async with block(place, connection):
-        await place.emit(connection, payload={"n": "dropped"})
-        raise Oops
-
-
 async def test_it_commits_at_the_end(place: Place) -> None:
     connection = await place.open()
     for n in range(2):
-        async with block(place, connection):
+        async with place.block(connection):
             await place.emit(connection, payload={"n": n})
             assert len(place.rows()) == n
     await place.api.begin(connection)
@@ -49,10 +23,9 @@ async def test_it_commits_at_the_end(place: Place) -> None:
 
 async def test_it_rolls_back_when_the_block_raises_and_can_be_used_again(place: Place) -> None:
     connection = await place.open()
-    with pytest.raises(Oops):
-        await emit_and_fail(place, connection)
+    await place.emit_and_fail(connection, payload={"n": "dropped"})
     assert place.rows() == []
-    async with block(place, connection):
+    async with place.block(connection):
         await place.emit(connection)
     assert len(place.rows()) == 1
 
@@ -60,9 +33,8 @@ async def test_it_rolls_back_when_the_block_raises_and_can_be_used_again(place: 
 @only(lambda api, kind: not api.sqlalchemy)
 async def test_in_autocommit_it_is_a_transaction_and_autocommit_is_back_afterwards(place: Place) -> None:
     connection = await place.open(autocommit=True)
-    with pytest.raises(Oops):
-        await emit_and_fail(place, connection)
-    async with block(place, connection):
+    await place.emit_and_fail(connection, payload={"n": "dropped"})
+    async with place.block(connection):
         await place.emit(connection, payload={"n": "kept"})
         assert place.rows() == []
     assert place.payloads() == [{"n": "kept"}]
@@ -78,7 +50,7 @@ async def test_sqlalchemy_in_autocommit_has_no_transaction_and_the_message_says_
     connection = await place.open(autocommit=True)
     for _ in range(2):
         with pytest.raises(NotInTransaction, match=rf'execution_options\(isolation_level="{level}"\)'):
-            async with block(place, connection):
+            async with place.block(connection):
                 pytest.fail("the block was entered")
         # The second time SQLAlchemy has begun, where a savepoint would be tried.
         await place.api.run(connection, "SELECT 1")
@@ -94,9 +66,8 @@ async def follow_the_advice(place: Place, level: str) -> None:
             await changed
     else:
         connection.bind = connection.bind.execution_options(isolation_level=level)
-    with pytest.raises(Oops):
-        await emit_and_fail(place, connection)
-    async with block(place, connection):
+    await place.emit_and_fail(connection, payload={"n": "dropped"})
+    async with place.block(connection):
         await place.emit(connection)
         assert place.rows() == []
     assert len(place.rows()) == 1
@@ -105,7 +76,7 @@ async def follow_the_advice(place: Place, level: str) -> None:
 @only(lambda api, kind: api.sqlalchemy and "ession" in api.name and kind == "postgresql-18")
 async def test_a_sessions_connection_can_still_be_given_options_in_the_block(place: Place) -> None:
     session = await place.open()
-    async with block(place, session):
+    async with place.block(session):
         taken = session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
         if place.api.asynchronous:
             await taken
@@ -115,11 +86,10 @@ async def test_a_sessions_connection_can_still_be_given_options_in_the_block(pla
 async def test_inside_an_open_transaction_it_is_a_savepoint(place: Place) -> None:
     connection = await place.begun()
     await place.emit(connection, payload={"n": "outer"})
-    with pytest.raises(Oops):
-        await emit_and_fail(place, connection)
-    async with block(place, connection):
+    await place.emit_and_fail(connection, payload={"n": "dropped"})
+    async with place.block(connection):
         await place.emit(connection, payload={"n": "inner"})
-        async with block(place, connection):
+        async with place.block(connection):
             await place.emit(connection, payload={"n": "innermost"})
     assert place.rows() == []
     await place.api.commit(connection)
@@ -131,7 +101,7 @@ async def test_a_closed_connection_has_no_transaction(place: Place) -> None:
     connection = await place.open()
     await place.api.close(connection)
     with pytest.raises(ConnectionClosed):
-        async with block(place, connection):
+        async with place.block(connection):
             pass
 
 
@@ -141,7 +111,7 @@ async def test_a_transaction_in_error_has_no_savepoint(place: Place) -> None:
     with pytest.raises(Exception, match="no_such_table"):
         await place.api.run(connection, "SELECT * FROM no_such_table")
     with pytest.raises(TransactionFailed):
-        async with block(place, connection):
+        async with place.block(connection):
             pass
 
 

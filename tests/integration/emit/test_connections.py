@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections import namedtuple
@@ -21,15 +22,19 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from relaybox import Outbox
-from relaybox.errors import (
-    SchemaError,
-    UnsupportedConnection,
-)
+from relaybox.errors import NotInTransaction, SchemaError, UnsupportedConnection
+from tests.databases import KINDS
 from tests.integration.emit.apis import THIN
-from tests.integration.emit.conftest import Place, create_tables, make_outbox, only, reader, sync_engine
-
-Prepared = Callable[[str], tuple[str, Outbox]]
-ORDER = ("Order", "1", "order.paid", {})
+from tests.integration.emit.conftest import (
+    ORDER,
+    Place,
+    Prepared,
+    create_tables,
+    make_outbox,
+    only,
+    reader,
+    sync_engine,
+)
 
 
 async def test_the_other_kind_of_call_says_which_one_to_use(place: Place) -> None:
@@ -138,11 +143,7 @@ CONNECTS: dict[str, Callable[[str], Any]] = {
 
 async def test_aiosqlites_row_factory_does_not_matter(prepared: Prepared) -> None:
     url, outbox = prepared("sqlite")
-    for factory in (
-        sqlite3.Row,
-        lambda cursor, row: namedtuple("Row", ["x"])(*row),
-        lambda cursor, row: {},
-    ):
+    for factory in (sqlite3.Row, lambda cursor, row: namedtuple("Row", ["x"])(*row), lambda cursor, row: {}):
         async with aiosqlite.connect(str(sa.make_url(url).database)) as connection:
             connection.row_factory = factory  # type: ignore[assignment]
             key = uuid4().hex
@@ -207,10 +208,52 @@ async def test_missing_tables_are_answered_with_the_fix(place: Place) -> None:
 
 
 def test_names_of_tables_are_settings(prepared: Prepared) -> None:
-    for kind in ("postgresql-18", "mariadb", "sqlite"):
+    for kind in KINDS:
         url, _ = prepared(kind)
         outbox = make_outbox(url, prefix="Mixed_Case_")
         create_tables(url, outbox)
         with Session(sync_engine(url)) as session, session.begin():
             outbox.emit(session, *ORDER, idempotency_key="x")
         assert reader(url).execute(sa.select(sa.func.count()).select_from(outbox.tables.event)).scalar() == 1
+
+
+def written(outbox: Outbox, aggregate: str) -> int:
+    query = "SELECT count(*) FROM outbox_event WHERE aggregate_id = %s"
+    with psycopg.connect(outbox.settings.database) as connection:
+        return connection.execute(query, [aggregate]).fetchone()[0]  # type: ignore[index]
+
+
+def test_a_pipeline_in_autocommit_is_no_transaction_unless_it_begins_one(prepared: Prepared) -> None:
+    url, outbox = prepared("postgresql-18")
+    event = ("Order", uuid4().hex, "order.paid", {})
+    with psycopg.connect(url, autocommit=True) as connection, connection.pipeline():
+        connection.execute("SELECT 1")
+        with pytest.raises(NotInTransaction):
+            outbox.emit(connection, *event)
+    assert written(outbox, event[1]) == 0
+    with psycopg.connect(url, autocommit=True) as connection, connection.pipeline(), connection.transaction():
+        connection.execute("SELECT 1")
+        outbox.emit(connection, *event, idempotency_key=event[1])
+    assert written(outbox, event[1]) == 1
+
+
+def test_raw_cursors_of_psycopg_do_not_matter(prepared: Prepared) -> None:
+    url, outbox = prepared("postgresql-18")
+    key = uuid4().hex
+    with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as connection:
+        outbox.emit(connection, "Order", key, "order.paid", {}, idempotency_key=key)
+    assert written(outbox, key) == 1
+
+
+async def test_a_call_that_is_cancelled_leaves_no_transaction_open(prepared: Prepared) -> None:
+    url, outbox = prepared("postgresql-18")
+    connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+    for turns in range(60):
+        key = uuid4().hex
+        call = asyncio.create_task(outbox.aemit(connection, *ORDER, idempotency_key=key, autocommit=True))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    await connection.close()

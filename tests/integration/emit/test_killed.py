@@ -6,16 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from relaybox import Outbox
+from tests.databases import EVERY_KIND
 from tests.integration.emit.apis import PLACES
-from tests.integration.emit.conftest import create_tables, make_outbox, sync_engine
+from tests.integration.emit.conftest import make_outbox, sync_engine
+from tests.integration.shop import Databases
 
 KILLED = """
 import asyncio, sys, time
@@ -38,15 +37,13 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15", "mariadb", "sqlite"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_process_killed_before_its_commit_leaves_nothing(
-    kind: str, fresh_database: Callable[[str], str], pytestconfig: pytest.Config
+    kind: str, migrated_database: Databases, pytestconfig: pytest.Config
 ) -> None:
     names = [api.name for api, place in PLACES if place == kind]
     # SQLite lets one transaction write at a time, so each API gets a file.
-    urls = {name: fresh_database(kind) for name in (names if kind == "sqlite" else names[:1])}
-    for url in urls.values():
-        create_tables(url, make_outbox(url))
+    urls = {name: migrated_database(kind) for name in (names if kind == "sqlite" else names[:1])}
     lines = "".join(f"{name} {urls.get(name, next(iter(urls.values())))}\n" for name in names)
     with subprocess.Popen(
         [sys.executable, "-c", KILLED],
@@ -69,9 +66,6 @@ def test_a_process_killed_before_its_commit_leaves_nothing(
             for name in names if len(urls) == 1 else [name for name in names if urls[name] == url]:
                 emitted = outbox.emit(session, "Order", name, "order.killed", 1, idempotency_key=name)
                 assert not emitted.duplicate
-        assert count_all(url, outbox) == (len(names) if len(urls) == 1 else 1)
-
-
-def count_all(url: str, outbox: Outbox) -> Any:
-    with sync_engine(url).connect() as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(outbox.tables.event)).scalar()
+        with sync_engine(url).connect() as connection:
+            found = connection.scalar(sa.select(sa.func.count()).select_from(outbox.tables.event))
+        assert found == (len(names) if len(urls) == 1 else 1)

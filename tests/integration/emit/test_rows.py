@@ -79,11 +79,7 @@ async def test_headers_tenant_and_payload_arrive_as_they_were(place: Place) -> N
 
 @each_driver
 async def test_attempts_are_the_calls_else_the_destinations_else_five(place: Place) -> None:
-    rows = await write(
-        place,
-        {"event_type": "both.x", "max_attempts": 3},
-        {"event_type": "both.x"},
-    )
+    rows = await write(place, {"event_type": "both.x", "max_attempts": 3}, {"event_type": "both.x"})
     assert [(row.destination, row.max_attempts) for row in rows] == [
         ("one", 3),
         ("two", 3),

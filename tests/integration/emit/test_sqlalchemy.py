@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -14,10 +13,7 @@ from sqlalchemy.orm import Session
 
 from relaybox import Outbox
 from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed, UnsupportedConnection
-from tests.integration.emit.conftest import make_outbox, reader, sync_engine
-
-Prepared = Callable[[str], tuple[str, Outbox]]
-ORDER = ("Order", "1", "order.paid", {})
+from tests.integration.emit.conftest import ORDER, Prepared, make_outbox, reader, sync_engine
 
 
 def test_sqlalchemy_over_a_driver_that_is_not_known_is_refused() -> None:
@@ -68,9 +64,7 @@ def test_an_event_may_be_emitted_from_within_a_flush(prepared: Prepared) -> None
         sa.event.listen(session, "after_flush", lambda s, _: outbox.emit(s, "Order", id_, "order.paid", 1))
         session.add(mapped(id=1))
         session.commit()
-    event = outbox.tables.event
-    query = sa.select(sa.func.count()).select_from(event).where(event.c.aggregate_id == id_)
-    assert reader(url).execute(query).scalar() == 1
+    assert count(url, outbox, id_) == 1
 
 
 def test_a_session_with_several_binds_takes_that_of_the_table(prepared: Prepared) -> None:
