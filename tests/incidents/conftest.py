@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, MutableMapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Route
 from relaybox.errors import RelayboxError
-from relaybox.parts import open_store
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query
-from relaybox.stores.steps import Steps
 from tests.integration.shop import Databases, Shop
 from tests.locks import waiters
 from tests.waiting import PATIENCE, await_for
@@ -79,54 +74,9 @@ def make_shop(url: str, **options: Any) -> Shop:
     return Shop(url, destinations=[destination], routes=[Route("*", to="shop")])
 
 
-@asynccontextmanager
-async def store_of(shop: Shop) -> AsyncIterator[SqlStore]:
-    """A store of its own on the shop's database."""
-    store = open_store(shop.outbox.settings.database, shop.outbox.tables)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@contextmanager
-def transaction(shop: Shop) -> Iterator[sa.Connection]:
-    """An open READ COMMITTED transaction, committed at the end of the block."""
-    with shop.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
-        yield connection
-
-
-def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
-    """Run a store's steps in the connection's transaction, without its end."""
-    try:
-        queries = next(steps)
-        while True:
-            queries = steps.send([_execute(connection, query) for query in queries])
-    except StopIteration as end:
-        return end.value
-
-
-def _execute(connection: sa.Connection, query: Query) -> list[Any]:
-    if connection.dialect.name == "postgresql":
-        # Which takes the statements as the store writes them.
-        cursor = psycopg.RawCursor(connection.connection.driver_connection)  # type: ignore[arg-type]
-        cursor.execute(query.sql.encode(), query.params)
-        return cursor.fetchall() if cursor.description else []
-    result = connection.exec_driver_sql(*query)
-    return list(result) if result.returns_rows else []
-
-
 async def done_or_waiting(task: asyncio.Task[Any], shop: Shop) -> None:
     """Until the task is done, or some transaction of the database waits for a lock."""
     await await_for(lambda: task.done() or waiters(shop.engine))
-
-
-def end_leases(shop: Shop) -> None:
-    """Let every lease run out."""
-    event = shop.outbox.tables.event
-    ended = sa.update(event).where(event.c.lease_token.is_not(None)).values(leased_until=event.c.created_at)
-    with shop.engine.begin() as connection:
-        connection.execute(ended)
 
 
 def take_over(shop: Shop, owner: str) -> None:
@@ -135,10 +85,3 @@ def take_over(shop: Shop, owner: str) -> None:
     taken = event.c.lease_token.is_not(None)
     with shop.engine.begin() as connection:
         connection.execute(sa.update(event).where(taken).values(lease_token=uuid4(), lease_owner=owner))
-
-
-def column(shop: Shop, name: str) -> list[Any]:
-    """The values of one column, in the order of positions."""
-    event = shop.outbox.tables.event.c
-    with shop.engine.connect() as connection:
-        return list(connection.scalars(sa.select(event[name]).order_by(event.position)))

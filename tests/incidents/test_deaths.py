@@ -8,7 +8,7 @@ from relaybox import Event, Retry
 from relaybox.outcome import Retried
 from relaybox.store import Settlement, Want
 from relaybox.stores import statements
-from tests.incidents.conftest import BOTH_WAYS, Case, end_leases, make_shop, store_of, variants
+from tests.incidents.conftest import BOTH_WAYS, Case, make_shop, variants
 from tests.integration.shop import QUICK, Shop
 
 DEATHS = 5
@@ -22,12 +22,12 @@ async def test_a_crash_on_the_last_attempt_sticks_for_ever(case: Case, kind: str
         case.rewrite(statements.WORDS, "wanted", (whoever, f"{whoever} AND attempts < max_attempts"))
     shop = make_shop(case.database(kind), max_attempts=2)
     shop.emit(1)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         [first] = (await store.claim(Want("shop", "relay"))).deliveries
         await store.settle([Settlement(first, Retried(0.0, "busy"))])
         for _ in range(DEATHS):
             await store.claim(Want("shop", "mortal"))
-            end_leases(shop)
+            shop.end_leases()
     with case.check("it is neither delivered nor failed"):
         [(status, _, error)] = shop.rows()
         assert status == "failed", "it is neither delivered nor failed"
@@ -51,12 +51,12 @@ async def test_five_crashes_of_a_relay_fail_a_whole_batch_of_innocents(case: Cas
             raise Retry("500")
 
     shop.emit(10)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         for _ in range(DEATHS):
             # As a relay does it: whatever is beyond suspicion at once, and the first suspect alone.
             await store.claim(Want("shop", "mortal", suspects=False))
             await store.claim(Want("shop", "mortal", limit=1))
-            end_leases(shop)
+            shop.end_leases()
     await shop.outbox.adrain()
     _killer, *innocents = shop.rows()
     with case.check("innocents were failed"):

@@ -16,19 +16,8 @@ from relaybox.store import Settlement, Want
 from relaybox.stores import statements, steps
 from relaybox.stores.steps import StoreSteps
 from tests.databases import SERVERS
-from tests.incidents.conftest import (
-    Case,
-    column,
-    done_or_waiting,
-    drive,
-    end_leases,
-    make_shop,
-    store_of,
-    take_over,
-    transaction,
-    variants,
-)
-from tests.integration.shop import Shop
+from tests.incidents.conftest import Case, done_or_waiting, make_shop, take_over, variants
+from tests.integration.shop import Shop, drive
 from tests.waiting import await_for
 
 REOPENED = "SET status = 'pending', delivered_at = NULL, next_attempt_at = {now}, {lease}"
@@ -56,10 +45,10 @@ async def test_a_rescuer_overwrites_a_row_that_was_completed_meanwhile(case: Cas
         unlocked(case, reopen=True)
     shop = make_shop(case.database(kind))
     shop.emit(1)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         [slow] = (await store.claim(Want("shop", "slow"))).deliveries
-        end_leases(shop)
-        with transaction(shop) as connection:
+        shop.end_leases()
+        with shop.transaction() as connection:
             lost = drive(connection, store.steps.settle([Settlement(slow, Delivered())], "skip"))
             rescue = asyncio.create_task(store.claim(Want("shop", "rescuer")))
             await done_or_waiting(rescue, shop)
@@ -106,10 +95,8 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
         go_on.set()
         await await_for(lambda: bool(losses.settled_ids), "the late settle")
         with case.check("the late settle"):
-            assert losses.lost == set(column(shop, "id")), (
-                "the late settle was not told that it wrote nothing"
-            )
-            assert column(shop, "lease_owner") == ["the other"], "the late settle wrote another's row"
+            assert losses.lost == set(shop.column("id")), "the late settle was not told that it wrote nothing"
+            assert shop.column("lease_owner") == ["the other"], "the late settle wrote another's row"
             assert any("lost a lease" in record.getMessage() for record in caplog.records)
 
 
@@ -120,11 +107,11 @@ async def test_a_retried_row_is_claimed_by_two_relays(case: Case, kind: str) -> 
         unlocked(case)
     shop = make_shop(case.database(kind))
     shop.emit(1)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         tried = (await store.claim(Want("shop", "relay-0"))).deliveries
         await store.settle([Settlement(delivery, Retried(0.0, "busy")) for delivery in tried])
         holders: list[Any] = []
-        with transaction(shop) as connection:
+        with shop.transaction() as connection:
             holders += drive(connection, store.steps.claim(Want("shop", "relay-1"))).deliveries
             second = asyncio.create_task(store.claim(Want("shop", "relay-2")))
             await done_or_waiting(second, shop)

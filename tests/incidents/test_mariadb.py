@@ -12,7 +12,8 @@ from relaybox.emit import row
 from relaybox.errors import InvalidField
 from relaybox.store import Want
 from relaybox.stores import statements
-from tests.incidents.conftest import Case, drive, make_shop, store_of, transaction, variants
+from tests.incidents.conftest import Case, make_shop, variants
+from tests.integration.shop import drive
 from tests.waiting import PATIENCE
 
 
@@ -23,8 +24,8 @@ async def test_a_locking_read_through_a_filesort_locks_every_row(case: Case) -> 
         case.rewrite(statements.WORDS, "in_line", sorted_)
     shop = make_shop(case.database("mariadb"))
     shop.emit(30)
-    async with store_of(shop) as store:
-        with transaction(shop) as connection:
+    async with shop.store() as store:
+        with shop.transaction() as connection:
             first = drive(connection, store.steps.claim(Want("shop", "relay-1", limit=5)))
             second = await store.claim(Want("shop", "relay-2"))
             # An emitter waits for nobody.

@@ -14,7 +14,7 @@ from relaybox.ledger import Filter
 from relaybox.stores import statements
 from relaybox.stores.ledger import SqlLedger
 from tests.databases import SERVERS
-from tests.incidents.conftest import BOTH_WAYS, Case, store_of, variants
+from tests.incidents.conftest import BOTH_WAYS, Case, variants
 from tests.integration.shop import QUICK, Shop
 from tests.waiting import PATIENCE
 
@@ -80,7 +80,7 @@ async def test_a_key_blocked_behind_a_failed_head_is_overtaken(case: Case, kind:
         await shop.outbox.relay().upkeep(prune=False)
     with case.check("the failed head was overtaken"):
         assert sorted(taken) == [0, 1, 3, 5], "the failed head was overtaken"
-        async with store_of(shop) as store:
+        async with shop.store() as store:
             operator = Admin(SqlLedger(store), shop.outbox.settings.destinations, "operator")
             assert (await operator.discard(Filter(status="failed"))).affected == 1
         await asyncio.wait_for(shop.outbox.adrain(), PATIENCE)

@@ -10,7 +10,7 @@ from relaybox.store import Want
 from relaybox.stores import sqlite
 from relaybox.stores.sqlite import Sqlite3
 from relaybox.stores.statements import Query
-from tests.incidents.conftest import Case, make_shop, store_of, variants
+from tests.incidents.conftest import Case, make_shop, variants
 from tests.integration.shop import Shop
 
 
@@ -56,7 +56,7 @@ async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is
     shop.emit(1)
     emitter = Emitter(shop)
     case.patch.setattr(sqlite, "_fetch", emitter.fetch)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         with case.check("database is locked"):
             claim = await store.claim(Want("shop", "relay"))
             assert [delivery.attempts for delivery in claim.deliveries] == [1]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 
 from relaybox import Call, Event, Outbox
 from relaybox.maintenance.membership import Membership
+from relaybox.parts import open_store
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.statements import Query
+from relaybox.stores.steps import Steps
 from tests.databases import SYNC as DRIVERS  # noqa: F401 - for tests elsewhere
 from tests.databases import engine
 from tests.waiting import await_for as until  # noqa: F401 - for tests elsewhere
@@ -72,3 +79,59 @@ class Shop:
         with self.engine.connect() as connection:
             found = connection.scalars(sa.select(place.circuit).where(place.name == destination)).first()
         return found or "closed"
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column, in the order of positions."""
+        event = self.outbox.tables.event.c
+        with self.engine.connect() as connection:
+            return list(connection.scalars(sa.select(event[name]).order_by(event.position)))
+
+    @asynccontextmanager
+    async def store(self, **options: Any) -> AsyncIterator[SqlStore]:
+        """A store of its own on the database."""
+        store = open_store(self.outbox.settings.database, self.outbox.tables, **options)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """An open READ COMMITTED transaction, committed at the end of the block."""
+        with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+            yield connection
+
+    def end_leases(self) -> None:
+        """Let every lease run out."""
+        event = self.outbox.tables.event
+        held = event.c.lease_token.is_not(None)
+        with self.engine.begin() as connection:
+            connection.execute(sa.update(event).where(held).values(leased_until=event.c.created_at))
+
+
+def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
+    """Run a store's steps in the connection's transaction, without its end."""
+    try:
+        queries = next(steps)
+        while True:
+            queries = steps.send([_execute(connection, query) for query in queries])
+    except StopIteration as end:
+        return end.value
+
+
+def _execute(connection: sa.Connection, query: Query) -> list[Any]:
+    if connection.dialect.name == "postgresql":
+        # Which takes the statements as the store writes them.
+        cursor = psycopg.RawCursor(connection.connection.driver_connection)  # type: ignore[arg-type]
+        cursor.execute(query.sql.encode(), query.params)
+        return cursor.fetchall() if cursor.description else []
+    result = connection.exec_driver_sql(*query)
+    return list(result) if result.returns_rows else []
+
+
+def in_order(numbers: Iterable[int], keys: int) -> bool:
+    """Whether the events of each key arrived in their order, and once each."""
+    by_key: dict[int, list[int]] = defaultdict(list)
+    for n in numbers:
+        by_key[n % keys].append(n)
+    return all(arrived == sorted(set(arrived)) for arrived in by_key.values())

@@ -82,23 +82,9 @@ PUBLIC = """
     2001:0:808:808:0:0:f7f7:f7f7 2606:4700::5efe:808:808
 """
 HOSTILE = [host for table in (ADDRESSES, ODD, TRICKS, NAMES) for host in table.split()]
-HOSTILE += [
-    "127.0.0.1 ",
-    " 127.0.0.1",
-    "127.0.0.1\t",
-    "\n127.0.0.1",
-    "127.0.0.1\r\nHost: x",
-    "127.0.0.1\0",
-    "\x7f127.0.0.1",
-]
-HOSTILE += [
-    "a" * 64 + ".example.org",
-    "a." * 127 + "org",
-    "lo\u00adcalhost",
-    "lo\u200dcalhost",
-    "\u202e127.0.0.1",
-    "ß\u0301.",
-]
+HOSTILE += [f"127.0.0.1{end}" for end in (" ", "\t", "\r\nHost: x", "\0")]
+HOSTILE += [f"{start}127.0.0.1" for start in (" ", "\n", "\x7f", "\u202e")]
+HOSTILE += ["a" * 64 + ".example.org", "a." * 127 + "org", "lo\u00adcalhost", "lo\u200dcalhost", "ß\u0301."]
 
 
 async def loopback(host: str, port: int) -> list[Any]:

@@ -13,13 +13,17 @@ from typing import Any, NamedTuple
 import pytest
 import sqlalchemy as sa
 
+from relaybox.emit.row import Call
 from relaybox.event import Delivery
+from relaybox.ledger import CAP
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import Tables
 from relaybox.store import Claim, DeadLetter, Settlement, Store, Want
 from relaybox.stores import mysql, postgres, sqlite
+from relaybox.stores.statements import Query
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
+from tests.integration.operated import Operated
 from tests.integration.shop import Databases
 from tests.servers import pgbouncer
 
@@ -301,3 +305,47 @@ async def test_the_number_of_statements_does_not_grow_with_the_batch(
         assert took.statements == 2 * fenced + keyed + LOCKED[kind] + 3, "copies of what failed are one more"
         assert (await store.claim(Want("nobody", "me")))[1].statements == 2, "and why there is nothing"
         assert (await store.took(lambda s: s.reserve("plain", 10, 100.0))).statements == 3
+
+
+PARKED, DUE, LIMIT = 12_000, 100, 20
+
+
+async def looked_at(operated: Operated) -> int:
+    def steps() -> Any:
+        return (yield [Query("SHOW GLOBAL STATUS LIKE 'Handler_icp_attempts'", ())])
+
+    [[[_, count]]] = await operated.store.driver.run(steps)
+    return int(count)
+
+
+def fill(operated: Operated) -> None:
+    calls = [
+        Call("Order", destinations=("shop",), aggregate_id=number, event_type="order.paid", payload={})
+        for number in range(DUE + PARKED)
+    ]
+    rows = [row for call in calls for row in operated._builder.build(call, operated.dialect).rows]
+    with operated.engine.begin() as connection:
+        for start in range(0, len(rows), 500):
+            query = operated.statements.insert(rows[start : start + 500])
+            connection.exec_driver_sql(query.sql, query.params)
+        parked = "UPDATE outbox_event SET next_attempt_at = NULL, ordering_key = 'one' WHERE position > %s"
+        connection.exec_driver_sql(parked, (DUE,))
+        connection.exec_driver_sql("ANALYZE TABLE outbox_event")
+
+
+async def test_parked_rows_cost_a_claim_and_a_count_nothing(fresh_database: Databases) -> None:
+    """They come first in MariaDB's index of what is due; looking for due ones does not read them."""
+    operated = Operated(fresh_database("mariadb"))
+    try:
+        fill(operated)
+        before = await looked_at(operated)
+        claim = await operated.claim("shop", limit=LIMIT)
+        between = await looked_at(operated)
+        stats = await operated.admin.stats()
+        after = await looked_at(operated)
+    finally:
+        await operated.close()
+    assert len(claim.deliveries) == LIMIT
+    assert between - before < 10 * DUE
+    assert stats.total.parked == CAP
+    assert after - between < CAP + 10 * DUE

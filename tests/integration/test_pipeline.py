@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from psycopg.errors import FeatureNotSupported
 
 from relaybox.errors import StoreError
+from relaybox.event import Delivery
 from relaybox.outcome import Delivered
 from relaybox.schema import Tables
 from relaybox.store import Settlement, Want
@@ -22,10 +23,13 @@ from relaybox.stores import postgres
 from relaybox.stores.pipeline import Pipeline
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
+from relaybox.stores.steps import LEASES_APART
+from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 from tests.integration.shop import Databases
+from tests.locks import waiters
+from tests.waiting import PATIENCE, await_for
 
-KINDS = ["postgresql-18", "postgresql-15"]
 MEGABYTES = 1 << 20
 ORDERED = Want("keys", "me", limit=5, ordered=True)
 NEXT = {name: Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")}
@@ -49,6 +53,12 @@ async def opened(url: str, tables: Tables, connections: int = 1) -> AsyncIterato
         await store.close()
 
 
+def filled(url: str, events: int) -> tuple[sa.Engine, Tables]:
+    engine, tables = create_tables(url)
+    emit(engine, tables, events)
+    return engine, tables
+
+
 def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> list[Any]:
     """The values of one column, in the order of positions."""
     event = tables.event.c
@@ -58,12 +68,15 @@ def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> li
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "prepared"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_what_no_socket_takes_at_once_gets_through_both_ways(
     kind: str, lasting: bool, migrated_database: Databases
 ) -> None:
     sql, text = "SELECT $1::text || 'end'", "x" * (8 * MEGABYTES)
-    async with connected(migrated_database(kind), (sql,) if lasting else ()) as pipeline, asyncio.timeout(60):
+    async with (
+        connected(migrated_database(kind), (sql,) if lasting else ()) as pipeline,
+        asyncio.timeout(PATIENCE),
+    ):
         for _ in range(2):
             results = await pipeline.run([Query(sql, (text,)), Query("SELECT 1", ()), Query(sql, (text,))])
             assert [len(rows[0][0]) if rows[0][0] != 1 else 1 for rows in results] == [
@@ -137,7 +150,7 @@ ROW = message(b"D", struct.pack("!hi", 1, 3) + b"one")
 )
 async def test_a_server_that_closes_in_the_midst_of_an_answer_is_an_error_at_once(words: bytes) -> None:
     server = Hangs(words)
-    async with server.listening() as url, connected(url) as pipeline, asyncio.timeout(10):
+    async with server.listening() as url, connected(url) as pipeline, asyncio.timeout(PATIENCE):
         with pytest.raises(psycopg.OperationalError):
             await pipeline.run([Query("SELECT 'one'", ())])
         with pytest.raises(psycopg.OperationalError):
@@ -149,8 +162,7 @@ async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
     migrated_database: Databases,
 ) -> None:
     url = migrated_database("postgresql-18")
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
+    _, tables = filled(url, 10)
     async with opened(url, tables) as store:
         [first] = (await store.claim(Want("plain", "me", limit=1))).deliveries
         with psycopg.connect(url, autocommit=True) as other:
@@ -164,14 +176,13 @@ async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
         assert await store.settle([Settlement(first, Delivered())]) == frozenset()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_the_databases_default_isolation_is_not_the_stores(
     kind: str, migrated_database: Databases
 ) -> None:
     """Else a claim behind the lock would see what was there before it waited, or fail."""
     url = migrated_database(kind)
-    engine, tables = create_tables(url)
-    emit(engine, tables, 5)
+    engine, tables = filled(url, 5)
     name = sa.make_url(url).database
     with psycopg.connect(url, autocommit=True) as administrator:
         for setting in ("default_transaction_isolation = 'repeatable read'", "plan_cache_mode = 'auto'"):
@@ -182,7 +193,7 @@ async def test_the_databases_default_isolation_is_not_the_stores(
         with engine.begin() as connection:
             connection.execute(sa.text("SELECT name FROM outbox_destination WHERE name = 'keys' FOR UPDATE"))
             claims = [asyncio.create_task(store.claim(ORDERED)) for _ in range(2)]
-            await until_waiting(url, 2)
+            await await_for(lambda: waiters(engine) == 2, "two transactions wait for a lock")
         taken = [delivery.id for claim in await asyncio.gather(*claims) for delivery in claim.deliveries]
     assert len(taken) == len(set(taken)) == 5, "the second claim saw what the first had taken"
 
@@ -192,24 +203,11 @@ def one(query: Query) -> Any:
     return rows
 
 
-async def until_waiting(url: str, count: int) -> None:
-    """Until so many transactions wait for a lock."""
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    with psycopg.connect(url, autocommit=True) as observer:
-        async with asyncio.timeout(20):
-            while observer.execute(waiting).fetchone() != (count,):  # noqa: ASYNC110 - there is no signal
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_a_changed_table_is_refused_once(kind: str, migrated_database: Databases) -> None:
     """A prepared statement whose columns changed is an error, and the connection is made anew."""
     url = migrated_database(kind)
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
+    engine, tables = filled(url, 10)
     async with opened(url, tables) as store:
         first = await store.claim(Want("plain", "me", limit=1))
         assert first.deliveries
@@ -224,11 +222,10 @@ async def test_a_changed_table_is_refused_once(kind: str, migrated_database: Dat
         assert await store.settle([Settlement(d, Delivered()) for d in first.deliveries]) == frozenset()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_what_is_on_the_delivery_path_is_planned_once(kind: str, migrated_database: Databases) -> None:
     url = migrated_database(kind)
-    engine, tables = create_tables(url)
-    emit(engine, tables, 100)
+    _, tables = filled(url, 100)
     prepared = Query("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", ())
     async with opened(url, tables) as store:
         for limit in (1, 5, 10):
@@ -248,20 +245,17 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(migrated_data
     url = migrated_database("postgresql-18")
     _, tables = create_tables(url)
     busy = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active'"
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND state = 'active'"
         " AND pid <> pg_backend_pid()"
     )
     async with opened(url, tables) as store:
-        sleeping = asyncio.create_task(store.driver.run(lambda: one(Query("SELECT pg_sleep(60)", ()))))
+        sleeping = asyncio.create_task(store.driver.run(lambda: one(Query("SELECT pg_sleep(600)", ()))))
         with psycopg.connect(url, autocommit=True) as observer:
-            async with asyncio.timeout(20):
-                while observer.execute(busy).fetchone() != (1,):  # noqa: ASYNC110 - there is no signal
-                    await asyncio.sleep(0.02)
-                sleeping.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await sleeping
-                while observer.execute(busy).fetchone() != (0,):  # noqa: ASYNC110 - there is no signal
-                    await asyncio.sleep(0.02)
+            await await_for(lambda: observer.execute(busy).fetchone() == (1,), "the server sleeps")
+            sleeping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sleeping
+            await await_for(lambda: observer.execute(busy).fetchone() == (0,), "the server is cancelled")
         assert not (await store.claim(Want("plain", "me"))).deliveries
 
 
@@ -284,8 +278,7 @@ class Refusing:
 @asynccontextmanager
 async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlStore, Refusing]]:
     """A store that has delivered the first of one key, in two destinations, and could not go on with it."""
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
+    engine, tables = filled(url, 10)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
     async with opened(url, tables, connections) as store:
@@ -338,7 +331,7 @@ async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_anot
         [other] = (await store.claim(NEXT["plain"])).deliveries
         with psycopg.connect(url) as blocker:
             blocker.execute("SELECT 1 FROM outbox_destination WHERE name = 'keys' FOR UPDATE")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 assert await store.settle([Settlement(other, Delivered())]) == frozenset()
                 assert len((await store.claim(NEXT["plain"])).deliveries) == 1
         assert len((await store.claim(NEXT["keys"])).deliveries) == 1
@@ -346,8 +339,7 @@ async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_anot
 
 async def test_a_claim_leaves_out_what_was_due_before_it_looks(migrated_database: Databases) -> None:
     url = migrated_database("postgresql-18")
-    engine, tables = create_tables(url)
-    emit(engine, tables, 3)
+    engine, tables = filled(url, 3)
     with engine.begin() as connection:
         connection.execute(
             sa.text("UPDATE outbox_event SET next_attempt_at = now() - position * interval '1 h'")
@@ -358,3 +350,112 @@ async def test_a_claim_leaves_out_what_was_due_before_it_looks(migrated_database
         assert [delivery.aggregate_id for delivery in late.deliveries] == ["1", "1"]
         [old] = (await store.claim(Want("plain", "me"))).deliveries
         assert old.position == max(delivery.position for delivery in (old, *late.deliveries))
+
+
+EVENTS = 12
+NEXT_KEY = Want("keys", "me", limit=1, ordered=True, spread=1)
+
+
+@dataclass
+class Statement:
+    """Notes which statements settles are made of."""
+
+    names: list[str]
+
+    def watch(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        statements, names = store.steps.statements, self.names
+        original = type(statements).__call__
+
+        def noting(self: object, name: str, **params: object) -> object:
+            if name.startswith(("deliver", "delete", "lock_rows")):
+                names.append(name)
+            return original(statements, name, **params)
+
+        monkeypatch.setattr(type(statements), "__call__", noting)
+
+
+def one_after_the_other(deliveries: Sequence[Delivery], leases: int) -> list[list[Delivery]]:
+    size = len(deliveries) // leases
+    return [list(deliveries[start : start + size]) for start in range(0, len(deliveries), size)]
+
+
+def in_turns(deliveries: Sequence[Delivery], leases: int) -> list[list[Delivery]]:
+    return [list(deliveries[first::leases]) for first in range(leases)]
+
+
+def make_leases(engine: sa.Engine, tables: Tables, parts: Sequence[Sequence[Delivery]]) -> list[Delivery]:
+    """Give the rows of each part a token of their own; the deliveries that have them."""
+    held = []
+    for part in parts:
+        with engine.begin() as connection:
+            token = connection.scalar(sa.select(sa.func.gen_random_uuid()))
+            event = tables.event
+            ids = [delivery.id for delivery in part]
+            connection.execute(event.update().where(event.c.id.in_(ids)).values(lease_token=token))
+        for delivery in part:
+            values = {name: getattr(delivery, name) for name in Delivery.__struct_fields__}
+            held.append(Delivery(**values | {"lease_token": token}))
+    return held
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    ("split", "leases", "statements"),
+    [
+        (one_after_the_other, 1, 1),
+        (one_after_the_other, LEASES_APART, LEASES_APART),
+        (one_after_the_other, EVENTS, 1),
+        (in_turns, 2, 1),
+    ],
+    ids=["one lease", "a few leases", "many leases", "leases that mingle"],
+)
+async def test_leases_are_settled_together_and_only_what_is_still_held(
+    migrated_database: Databases,
+    monkeypatch: pytest.MonkeyPatch,
+    split: Callable[[Sequence[Delivery], int], list[list[Delivery]]],
+    leases: int,
+    statements: int,
+    keep: bool,
+) -> None:
+    url = migrated_database("postgresql-18")
+    engine, tables = filled(url, EVENTS)
+    async with opened(url, tables) as store:
+        claim = await store.claim(Want("plain", "me", limit=EVENTS))
+        held = make_leases(engine, tables, split(claim.deliveries, leases))
+        event = tables.event
+        taken = held[-1]
+        with engine.begin() as connection:
+            stolen = event.update().values(lease_token=sa.func.gen_random_uuid())
+            connection.execute(stolen.where(event.c.id == taken.id))
+        statement = Statement([])
+        statement.watch(store, monkeypatch)
+        lost = await store.settle([Settlement(delivery, Delivered(keep=keep)) for delivery in held])
+    assert lost == {taken.id}
+    by_lease = leases <= LEASES_APART and split is one_after_the_other
+    assert statement.names == [f"{'deliver' if keep else 'delete'}{'_lease' * by_lease}"] * statements
+    left = column(engine, tables, "status", "plain")
+    assert sorted(left) == [*["delivered"] * (EVENTS - 1) * keep, "pending"]
+
+
+@pytest.mark.parametrize("parked", [True, False], ids=["put behind", "not looked at yet"])
+async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(
+    migrated_database: Databases, parked: bool
+) -> None:
+    url = migrated_database("postgresql-18")
+    engine, tables = create_tables(url)
+    # One more than there are keys: the first key has two.
+    emit(engine, tables, 6)
+    async with opened(url, tables) as store:
+        first, *others = [(await store.claim(NEXT_KEY)).deliveries[0] for _ in range(5)]
+        if parked:
+            assert (await store.claim(NEXT_KEY)).parked == 1
+        told: list[str] = []
+        await store.settle(
+            [Settlement(other, Delivered()) for other in others], made_due=lambda: told.append("none")
+        )
+        assert told == [], "no other event of these keys is left"
+        await store.settle([Settlement(first, Delivered())], made_due=lambda: told.append("one more"))
+        assert told == ["one more"]
+        [last] = (await store.claim(NEXT_KEY)).deliveries
+        await store.settle([Settlement(last, Delivered())], made_due=lambda: told.append("none"))
+        assert told == ["one more"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from contextlib import AsyncExitStack
 
 import asyncpg
@@ -15,7 +14,7 @@ import sqlalchemy as sa
 from relaybox import Event
 from relaybox.maintenance import caretaker
 from relaybox.wakes.postgres import ListeningWake
-from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop
+from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop, in_order
 from tests.servers import pgbouncer
 from tests.waiting import await_for
 
@@ -91,10 +90,7 @@ async def test_relays_deliver_everything_once_in_order_and_without_trouble(
             await emit_by_asyncpg(shop, url, n + 2)
         await await_for(lambda: shop.states() == {"delivered": EVENTS}, "everything delivered")
     assert sorted(taken) == list(range(EVENTS))
-    by_key: dict[int, list[int]] = defaultdict(list)
-    for n in taken:
-        by_key[n % KEYS].append(n)
-    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert in_order(taken, KEYS)
     trouble = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert trouble == []
 

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
 from relaybox.errors import ConfigError, SchemaError, StoreError
@@ -20,7 +21,7 @@ from relaybox.relay.extend import LOOKS
 from relaybox.store import Want
 from tests.databases import KINDS
 from tests.integration.receivers import answer, answering
-from tests.integration.shop import QUICK, Databases, Shop
+from tests.integration.shop import QUICK, Databases, Shop, in_order
 from tests.waiting import PATIENCE, await_for
 
 SLOW: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
@@ -29,13 +30,6 @@ SLOW: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap"
 @pytest.fixture(params=KINDS)
 def shop(request: pytest.FixtureRequest, migrated_database: Databases) -> Shop:
     return Shop(migrated_database(request.param))
-
-
-def in_order(events: list[Event]) -> bool:
-    by_key: dict[str, list[int]] = defaultdict(list)
-    for event in events:
-        by_key[event.aggregate_id].append(event.payload["n"])
-    return all(numbers == sorted(set(numbers)) for numbers in by_key.values())
 
 
 async def test_committed_events_arrive_at_asynchronous_and_synchronous_functions(shop: Shop) -> None:
@@ -79,7 +73,7 @@ async def test_events_of_a_key_arrive_in_order_through_retries(shop: Shop) -> No
     shop.emit(60, keys=4)
     async with shop.outbox.relay():
         await await_for(lambda: len(arrived) >= 60, "60 events")
-    assert in_order(arrived)
+    assert in_order((event.payload["n"] for event in arrived), keys=4)
     assert {row[0] for row in shop.rows()} == {"delivered"}
 
 
@@ -319,3 +313,37 @@ def test_a_sink_that_cannot_be_had_is_named_before_anything_starts(sink: str, me
     with pytest.raises(ConfigError, match="'runner'") as raised:
         outbox.relay()
     assert message in str(raised.value)
+
+
+DESTINATIONS = 50
+ROUNDS = 4
+CONNECTIONS = 4
+"""Two of the store, one that listens, and for a moment the one that proves that it hears."""
+OTHERS = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+
+
+@pytest.mark.slow
+async def test_the_others_go_on_while_one_hangs_and_take_no_more_connections(
+    migrated_database: Databases,
+) -> None:
+    shop = Shop(migrated_database("postgresql-18"))
+    hangs, go_on = asyncio.Event(), asyncio.Event()
+
+    @shop.outbox.handler("*", name="hangs", timeout="10m", lease="10m")
+    async def hang(event: Event) -> None:
+        hangs.set()
+        await go_on.wait()
+
+    taken = {name: shop.collect(name) for name in (f"d{n}" for n in range(1, DESTINATIONS))}
+    async with shop.outbox.relay(patience=1):
+        for n in range(ROUNDS):
+            shop.emit(1, first=n)
+            await hangs.wait()
+            expected = {name: list(range(n + 1)) for name in taken}
+            await await_for(lambda: taken == expected, lambda: f"all of the healthy ones: {taken}")  # noqa: B023
+            with shop.engine.connect() as connection:
+                assert connection.scalars(sa.text(OTHERS)).one() <= CONNECTIONS
+        assert shop.states("hangs") == {"pending": ROUNDS}
+        go_on.set()
+        await await_for(lambda: shop.states() == {"delivered": ROUNDS * DESTINATIONS}, "all of them")
