@@ -19,6 +19,7 @@ from tests.integration.emit.apis import PLACES, Api
 from tests.waiting import await_for
 
 Prepared = Callable[[str], tuple[str, Outbox]]
+PAYLOAD = {"n": 1}
 ORDER = ("Order", "1", "order.paid", {})
 
 DESTINATIONS = [
@@ -83,12 +84,19 @@ class Place:
         return connection
 
     async def emit(
-        self, connection: Any, event_type: str = "order.paid", payload: Any = None, **options: Any
+        self, connection: Any, event_type: str = "order.paid", payload: Any = PAYLOAD, **options: Any
     ) -> Any:
-        """Emit an event of this test's own aggregate."""
-        return await self.api.emit(
-            self.outbox, connection, "Order", self.id, event_type, payload or {"n": 1}, **options
-        )
+        """Emit an event of this test's own aggregate, by default with the place's outbox."""
+        outbox = options.pop("outbox", self.outbox)
+        return await self.api.emit(outbox, connection, "Order", self.id, event_type, payload, **options)
+
+    async def write(self, *events: dict[str, Any], **common: Any) -> list[Any]:
+        """Emit these in one transaction; the rows of the test's aggregate."""
+        connection = await self.begun()
+        for event in events:
+            await self.emit(connection, **common, **event)
+        await self.api.commit(connection)
+        return self.rows()
 
     @asynccontextmanager
     async def block(self, connection: Any) -> AsyncIterator[None]:

@@ -114,12 +114,8 @@ async def test_a_destination_added_in_between_does_not_get_the_first_event_again
     )
     connection = await place.begun()
     first = await place.emit(connection, idempotency_key=place.id)
-    second = await place.api.emit(
-        later, connection, "Order", place.id, "order.paid", {}, idempotency_key=place.id
-    )
-    fresh = await place.api.emit(
-        later, connection, "Order", place.id, "order.paid", {}, idempotency_key=f"{place.id}!"
-    )
+    second = await place.emit(connection, outbox=later, idempotency_key=place.id)
+    fresh = await place.emit(connection, outbox=later, idempotency_key=f"{place.id}!")
     await place.api.commit(connection)
     assert second == Emitted(first.event_id, True, ())
     assert fresh.destinations == ("one", "three")
