@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Route
+from relaybox import Destination
 from relaybox.errors import RelayboxError
-from tests.integration.shop import Databases, Shop
+from tests.integration.shop import Databases, Shop, shop_for
 from tests.locks import waiters
 from tests.waiting import PATIENCE, await_for
 
@@ -70,8 +70,7 @@ def case(broken: str | None, migrated_database: Databases, monkeypatch: pytest.M
 
 def make_shop(url: str, **options: Any) -> Shop:
     """A shop with one destination, ``shop``."""
-    destination = Destination("shop", "console:", **options)
-    return Shop(url, destinations=[destination], routes=[Route("*", to="shop")])
+    return shop_for(url, Destination("shop", "console:", **options))
 
 
 async def done_or_waiting(task: asyncio.Task[Any], shop: Shop) -> None:

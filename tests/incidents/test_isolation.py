@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Event, Retry, Route
+from relaybox import Destination, Event, Retry
 from relaybox.envelope import event_of
 from relaybox.observe import Observer
 from relaybox.outcome import Outcome
@@ -21,7 +21,7 @@ from relaybox.sinks.handler import HandlerSink
 from relaybox.stores import statements
 from tests.incidents.conftest import Case, variants
 from tests.integration.runner import Runner, running
-from tests.integration.shop import QUICK, Shop
+from tests.integration.shop import QUICK, Shop, shop_for
 from tests.waiting import await_for
 
 
@@ -84,7 +84,7 @@ async def test_an_outage_burns_all_attempts(case: Case, runner: Runner) -> None:
         case.patch.setattr(Policy, "_unavailable", every_time_counts)
     case.patch.setattr("relaybox.circuit.FIRST_PAUSE", 0.05)
     place = Destination("runner", runner.url, allow=["127.0.0.0/8"], max_attempts=3, **QUICK)
-    shop = Shop(case.database("postgresql-18"), destinations=[place], routes=[Route("*", to="runner")])
+    shop = shop_for(case.database("postgresql-18"), place)
     runner.down = "503"
     shop.emit(10)
     probes = Probes()

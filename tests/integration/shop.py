@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
 
-from relaybox import Call, Event, Outbox
+from relaybox import Call, Destination, Event, Outbox, Route
 from relaybox.maintenance.membership import Membership
 from relaybox.parts import open_store
 from relaybox.stores.sql import SqlStore
@@ -26,6 +27,12 @@ QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "c
 MEMBERSHIP: dict[str, Any] = Membership.__init__.__kwdefaults__
 """``interval``: how often relays beat, and so how soon they notice who joined and who died."""
 SOON = 0.2
+
+
+def shop_for(database: str, *destinations: Destination, **options: Any) -> Shop:
+    """A shop whose events all go to these."""
+    routes = [Route("*", to=[destination.name for destination in destinations])]
+    return Shop(database, destinations=list(destinations), routes=routes, **options)
 
 
 class Shop:
@@ -68,10 +75,7 @@ class Shop:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def leases(self) -> int:
-        event = self.outbox.tables.event.c
-        query = sa.select(sa.func.count()).where(event.lease_token.is_not(None))
-        with self.engine.connect() as connection:
-            return connection.scalars(query).one()
+        return sum(token is not None for token in self.column("lease_token"))
 
     def circuit(self, destination: str) -> str:
         """The state of a destination's circuit."""
@@ -80,11 +84,16 @@ class Shop:
             found = connection.scalars(sa.select(place.circuit).where(place.name == destination)).first()
         return found or "closed"
 
-    def column(self, name: str) -> list[Any]:
-        """The values of one column, in the order of positions."""
+    def column(self, column: str, **values: Any) -> list[Any]:
+        """The values of one column in the rows that have these values, in the order of positions."""
         event = self.outbox.tables.event.c
+        rows = [event[name] == value for name, value in values.items()]
         with self.engine.connect() as connection:
-            return list(connection.scalars(sa.select(event[name]).order_by(event.position)))
+            return list(connection.scalars(sa.select(event[column]).where(*rows).order_by(event.position)))
+
+    def parked(self) -> list[UUID]:
+        """The rows that wait behind another one."""
+        return self.column("id", status="pending", next_attempt_at=None)
 
     @asynccontextmanager
     async def store(self, **options: Any) -> AsyncIterator[SqlStore]:

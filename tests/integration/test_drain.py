@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Event, Outbox, Reject, Retry, Route
+from relaybox import Destination, Event, Outbox, Reject, Retry
 from relaybox.errors import StoreError
 from relaybox.maintenance.round import Round
 from relaybox.observe import Observer
@@ -23,7 +22,7 @@ from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.wakes.local import LocalWake
 from tests.databases import KINDS
 from tests.integration.receivers import doing
-from tests.integration.shop import Databases, Shop
+from tests.integration.shop import Databases, Shop, shop_for
 from tests.waiting import PATIENCE, await_for
 
 QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
@@ -69,8 +68,7 @@ async def test_a_drain_whose_time_is_over_gives_back_what_a_hanging_receiver_hol
 
     async with doing(hang) as receiver:
         runner = Destination("runner", receiver.url, allow=["127.0.0.0/8"], concurrency=4)
-        url = migrated_database("postgresql-18")
-        shop = Shop(url, destinations=[runner], routes=[Route("*", to="runner")])
+        shop = shop_for(migrated_database("postgresql-18"), runner)
         shop.emit(20)
         # On a busy machine the time may be over before anything is sent.
         for seconds in (0.5, 5, PATIENCE):
@@ -81,13 +79,6 @@ async def test_a_drain_whose_time_is_over_gives_back_what_a_hanging_receiver_hol
         assert shop.leases() == 0
         assert shop.rows() == [("pending", 0, None)] * 20
         release.set()
-
-
-async def test_a_drain_within_its_time_says_that_nothing_is_left(shop: Shop) -> None:
-    shop.collect()
-    shop.emit(30)
-    assert await shop.outbox.relay().drain(30) is True
-    assert shop.states() == {"delivered": 30}
 
 
 async def test_drains_that_follow_one_another_deliver_what_one_could_not(shop: Shop) -> None:
@@ -160,14 +151,6 @@ async def test_a_drain_that_sweeps_says_that_it_made_something_due(shop: Shop) -
     assert shop.states() == {"delivered": 3}
 
 
-def parked(shop: Shop) -> int:
-    """How many rows wait behind another."""
-    event = shop.outbox.tables.event.c
-    query = sa.select(sa.func.count()).where(event.status == "pending", event.next_attempt_at.is_(None))
-    with shop.engine.connect() as connection:
-        return connection.scalars(query).one()
-
-
 async def test_a_drain_does_not_end_with_a_key_that_could_not_go_on(migrated_database: Databases) -> None:
     shop = Shop(migrated_database("postgresql-18"))
     outbox, seen, refused = shop.outbox, [], []
@@ -175,7 +158,7 @@ async def test_a_drain_does_not_end_with_a_key_that_could_not_go_on(migrated_dat
     @outbox.handler("order.*", name="on_order", ordered=True, batch_size=1, **QUICK)
     async def handler(event: Event) -> None:
         if not seen:
-            await await_for(lambda: parked(shop) == 2, "the others are put behind it")
+            await await_for(lambda: len(shop.parked()) == 2, "the others are put behind it")
         seen.append(event.payload["n"])
 
     store: SqlStore = open_store(outbox.settings.database, outbox.tables)
@@ -294,14 +277,6 @@ async def test_a_store_and_a_wake_that_are_handed_in_are_used_and_not_closed(sho
     await close()
 
 
-def ids_of(shop: Shop, destination: str) -> list[UUID]:
-    """The rows of a destination, in order."""
-    event = shop.outbox.tables.event.c
-    query = sa.select(event.id).where(event.destination == destination).order_by(event.position)
-    with shop.engine.connect() as connection:
-        return list(connection.scalars(query))
-
-
 @pytest.mark.parametrize("circuit", ["closed", "open"])
 async def test_a_drain_of_chosen_rows_delivers_no_others(shop: Shop, circuit: str) -> None:
     seen = {"plain": shop.collect("plain"), "keys": shop.collect("keys", ordered=True)}
@@ -312,8 +287,8 @@ async def test_a_drain_of_chosen_rows_delivers_no_others(shop: Shop, circuit: st
         then = datetime(2020, 1, 1, tzinfo=UTC)
         rows = [{"name": name, "circuit": circuit, "circuit_until": then} for name in seen]
         connection.execute(sa.insert(place), rows)
-    keys_ids = ids_of(shop, "keys")
-    only = {"plain": ids_of(shop, "plain")[5:8], "keys": [*keys_ids[:5], keys_ids[11]]}
+    keys_ids = shop.column("id", destination="keys")
+    only = {"plain": shop.column("id", destination="plain")[5:8], "keys": [*keys_ids[:5], keys_ids[11]]}
     assert await made_relay(outbox, only=only).drain(20) is True
     assert (sorted(seen["plain"]), sorted(seen["keys"])) == ([5, 6, 7], [0, 1, 2, 3, 4])
     assert (shop.leases(), shop.circuit("plain"), shop.circuit("keys")) == (0, "closed", "closed")

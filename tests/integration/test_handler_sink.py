@@ -120,6 +120,10 @@ async def test_what_a_handler_returns_does_not_matter(result: Any, kind: int) ->
     assert await send(both(lambda event: result)[kind]) == Delivered()
 
 
+class Odd(BaseException):
+    """What no handler should raise."""
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -141,6 +145,8 @@ class Unprintable(Exception):
         (MemoryError(), "MemoryError"),
         (RecursionError("deep"), "RecursionError: deep"),
         (Unprintable(), "Unprintable"),
+        (Odd("odd"), "Odd: odd"),
+        (BaseExceptionGroup("many", [Odd()]), "BaseExceptionGroup: many (1 sub-exception)"),
         (ExceptionGroup("many", [ValueError("a")]), "ExceptionGroup: many (1 sub-exception)"),
     ],
 )

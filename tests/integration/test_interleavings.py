@@ -18,7 +18,6 @@ from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.store import Claim, DeadLetter, Settlement, Want
 from relaybox.stores.destinations import DestinationSteps
 from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Statements
 from relaybox.stores.steps import Steps, StoreSteps
 from tests.integration.shop import Databases, Shop, drive
 from tests.locks import waiters
@@ -38,14 +37,6 @@ class Scene(Shop):
     def steps(self) -> StoreSteps:
         return self.store.steps
 
-    @property
-    def statements(self) -> Statements:
-        return self.store.steps.statements
-
-    @property
-    def one_statement(self) -> bool:
-        return self.steps.dialect.one_statement
-
     def insert(self, connection: sa.Connection, *keys: str) -> list[UUID]:
         """Emit one event for each key; an empty one stands for none."""
         calls = [Call("Order", 1, "order.paid", {}, key=key or None, destinations=["shop"]) for key in keys]
@@ -60,17 +51,6 @@ class Scene(Shop):
         """Lock a row."""
         event = self.outbox.tables.event.c
         return list(connection.scalars(sa.select(event.id).where(event.id == id_).with_for_update(**options)))
-
-    def where(self, column: str, **values: Any) -> set[Any]:
-        """The column's values, as committed, in the rows that have these values."""
-        event = self.outbox.tables.event.c
-        query = sa.select(event[column]).where(*(event[name] == value for name, value in values.items()))
-        with self.engine.connect() as connection:
-            return set(connection.scalars(query))
-
-    def parked(self) -> set[UUID]:
-        """The rows that wait behind another one."""
-        return self.where("id", status="pending", next_attempt_at=None)
 
     async def until_someone_waits(self) -> None:
         await await_for(lambda: waiters(self.engine), "another transaction waits for a lock")
@@ -117,7 +97,7 @@ async def test_a_claim_and_a_settle_at_the_same_time_leave_nothing_parked(scene:
     claim = await scene.store.claim(want("relay-1", limit=1))
     assert [d.id for d in claim.deliveries] == [head]
     settled = [Settlement(claim.deliveries[0], Delivered())]
-    waits = not scene.one_statement
+    waits = not scene.steps.dialect.one_statement
     with scene.transaction() as connection:
         drive(connection, scene.steps.settle(settled, "block"))
         next_claim = asyncio.create_task(scene.store.claim(want("relay-2")))
@@ -125,13 +105,13 @@ async def test_a_claim_and_a_settle_at_the_same_time_leave_nothing_parked(scene:
             await scene.until_someone_waits()
         else:
             assert [d.id for d in (await next_claim).deliveries] == [other]
-    assert scene.parked() == set()
+    assert scene.parked() == []
     rest = await (next_claim if waits else scene.store.claim(want("relay-2")))
     assert [d.id for d in rest.deliveries] == ([later, other] if waits else [later])
 
 
 async def test_the_next_of_a_key_waits_for_whoever_holds_the_destination(scene: Scene) -> None:
-    if not scene.one_statement:
+    if not scene.steps.dialect.one_statement:
         pytest.skip("a settle makes the next one due itself")
     scene.put("a")
     head = await scene.store.claim(want("relay-1"))
@@ -141,16 +121,16 @@ async def test_the_next_of_a_key_waits_for_whoever_holds_the_destination(scene: 
         drive(connection, lock(scene, "shop"))
         settle = asyncio.create_task(scene.store.settle([Settlement(head.deliveries[0], Delivered())]))
         await scene.until_someone_waits()
-        assert scene.where("status", id=head.deliveries[0].id) == {"delivered"}, (
+        assert scene.column("status", id=head.deliveries[0].id) == ["delivered"], (
             "what is settled is settled at once"
         )
-        assert scene.parked() == {later}
+        assert scene.parked() == [later]
     assert await settle == frozenset()
-    assert scene.parked() == set()
+    assert scene.parked() == []
 
 
 def lock(scene: Scene, destination: str) -> Steps[None]:
-    yield [scene.statements("lock_destination", destination=destination)]
+    yield [scene.steps.statements("lock_destination", destination=destination)]
 
 
 async def test_a_key_whose_head_is_locked_elsewhere_is_left_alone(scene: Scene) -> None:
@@ -175,15 +155,15 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     with scene.transaction() as connection:
         drive(connection, scene.steps.settle(settled, "block"))
         late_settle = asyncio.create_task(zombie)
-        if not scene.one_statement:
+        if not scene.steps.dialect.one_statement:
             await scene.until_someone_waits()
         else:
             assert await late_settle == {late.deliveries[0].id}
-            assert scene.parked() == {waiting}, "the head is not settled yet"
+            assert scene.parked() == [waiting], "the head is not settled yet"
     with scene.transaction() as connection:
         drive(connection, scene.steps.go_on(scene.steps.to_go_on(settled), "block"))
     assert await late_settle == {late.deliveries[0].id}
-    assert scene.parked() == set()
+    assert scene.parked() == []
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]
 
 
@@ -239,7 +219,7 @@ async def test_a_settle_finds_what_a_claim_parks_at_the_same_time(scene: Scene) 
         await scene.until_someone_waits()
     assert (parking.deliveries, parking.parked) == ((), 2)
     assert await settle == frozenset()
-    assert scene.parked() == {later[1]}
+    assert scene.parked() == [later[1]]
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == later
 
 
@@ -292,7 +272,7 @@ async def test_a_settle_that_copies_locks_its_rows_in_the_order_of_every_other(s
 
 async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Scene) -> None:
     await scene.store.open_circuit("shop", 0, "503")
-    destinations = DestinationSteps(scene.statements)
+    destinations = DestinationSteps(scene.steps.statements)
     with scene.transaction() as connection:
         assert drive(connection, destinations.probe("shop", 60)) is True
         other = asyncio.create_task(scene.store.probe("shop", 60))
@@ -301,7 +281,7 @@ async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Sce
 
 
 async def test_a_place_is_counted_from_the_moment_it_is_handed_out(scene: Scene) -> None:
-    destinations = DestinationSteps(scene.statements)
+    destinations = DestinationSteps(scene.steps.statements)
     with scene.transaction() as connection:
         assert drive(connection, destinations.reserve("shop", 100.0)) == 0
         other = asyncio.create_task(scene.store.reserve("shop", 1, 1.0))

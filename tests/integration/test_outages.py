@@ -13,13 +13,13 @@ from uuid import UUID
 
 import pytest
 
-from relaybox import Destination, Route
+from relaybox import Destination
 from relaybox.observe import Observer
 from relaybox.outcome import Delivered, Outcome, Released, Retried
 from relaybox.store import Settlement
 from tests.integration.receivers import answer
 from tests.integration.runner import Runner, running
-from tests.integration.shop import MEMBERSHIP, QUICK, SOON, Databases, Shop, in_order
+from tests.integration.shop import MEMBERSHIP, QUICK, SOON, Databases, Shop, in_order, shop_for
 from tests.waiting import await_for
 
 EVENTS = 60
@@ -75,10 +75,8 @@ class Circuits(Observer):
 
 
 def make_shop(url: str, runner: Runner, **options: Any) -> Shop:
-    destination = Destination(
-        "runner", runner.url, allow=["127.0.0.0/8"], max_attempts=3, **{**QUICK, **options}
-    )
-    return Shop(url, destinations=[destination], routes=[Route("*", to="runner")])
+    settings = {"allow": ["127.0.0.0/8"], "max_attempts": 3, **QUICK, **options}
+    return shop_for(url, Destination("runner", runner.url, **settings))
 
 
 @asynccontextmanager
@@ -120,7 +118,10 @@ async def test_an_outage_fails_nothing_and_the_backlog_comes_back_under_the_rate
         rate_limit=RATE,
         concurrency=5 if outage == "timeout" else 50,
     )
-    await go_down(runner, outage)
+    runner.token = "new-secret" if outage == "401" else "old-secret"
+    runner.down = outage
+    if outage == "refused":
+        await runner.refuse()
     shop.emit(EVENTS, keys=KEYS)
     async with relays(shop, 2) as seen:
         # A Retry-After of a second is waited for, so the probes are fewer.
@@ -131,7 +132,9 @@ async def test_an_outage_fails_nothing_and_the_backlog_comes_back_under_the_rate
         assert shop.states() == {"pending": EVENTS}
         assert max(row[1] for row in shop.rows()) <= 1, "attempts were used up"
         back = time.monotonic()
-        await come_back(runner, outage)
+        runner.down = None
+        if outage == "refused":
+            await runner.listen()
         if outage == "401":
             token.write_text("new-secret")
         await await_for(
@@ -142,19 +145,6 @@ async def test_an_outage_fails_nothing_and_the_backlog_comes_back_under_the_rate
     assert sorted(n for _, n, _ in runner.taken) == list(range(EVENTS)), "a duplicate without a fault"
     assert in_order((n for _, n, _ in runner.taken), KEYS)
     assert runner.taken[-1].at - back >= least_seconds(EVENTS, RATE)
-
-
-async def go_down(runner: Runner, outage: str) -> None:
-    runner.token = "new-secret" if outage == "401" else "old-secret"
-    runner.down = outage
-    if outage == "refused":
-        await runner.refuse()
-
-
-async def come_back(runner: Runner, outage: str) -> None:
-    runner.down = None
-    if outage == "refused":
-        await runner.listen()
 
 
 async def test_relays_share_a_rate_limit(runner: Runner, migrated_database: Databases) -> None:

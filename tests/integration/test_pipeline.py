@@ -6,7 +6,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -356,22 +356,18 @@ EVENTS = 12
 NEXT_KEY = Want("keys", "me", limit=1, ordered=True, spread=1)
 
 
-@dataclass
-class Statement:
-    """Notes which statements settles are made of."""
+def noted(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the statements that settles are made of, from now on."""
+    statements, names = store.steps.statements, []
+    original = type(statements).__call__
 
-    names: list[str]
+    def noting(self: object, name: str, **params: object) -> object:
+        if name.startswith(("deliver", "delete", "lock_rows")):
+            names.append(name)
+        return original(statements, name, **params)
 
-    def watch(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        statements, names = store.steps.statements, self.names
-        original = type(statements).__call__
-
-        def noting(self: object, name: str, **params: object) -> object:
-            if name.startswith(("deliver", "delete", "lock_rows")):
-                names.append(name)
-            return original(statements, name, **params)
-
-        monkeypatch.setattr(type(statements), "__call__", noting)
+    monkeypatch.setattr(type(statements), "__call__", noting)
+    return names
 
 
 def one_after_the_other(deliveries: Sequence[Delivery], leases: int) -> list[list[Delivery]]:
@@ -427,12 +423,11 @@ async def test_leases_are_settled_together_and_only_what_is_still_held(
         with engine.begin() as connection:
             stolen = event.update().values(lease_token=sa.func.gen_random_uuid())
             connection.execute(stolen.where(event.c.id == taken.id))
-        statement = Statement([])
-        statement.watch(store, monkeypatch)
+        names = noted(store, monkeypatch)
         lost = await store.settle([Settlement(delivery, Delivered(keep=keep)) for delivery in held])
     assert lost == {taken.id}
     by_lease = leases <= LEASES_APART and split is one_after_the_other
-    assert statement.names == [f"{'deliver' if keep else 'delete'}{'_lease' * by_lease}"] * statements
+    assert names == [f"{'deliver' if keep else 'delete'}{'_lease' * by_lease}"] * statements
     left = column(engine, tables, "status", "plain")
     assert sorted(left) == [*["delivered"] * (EVENTS - 1) * keep, "pending"]
 

@@ -116,17 +116,7 @@ async def test_a_savepoint_released_inside_one_that_is_taken_back_is_not_told(
     assert told.take() == []
 
 
-@sessions
-async def test_a_block_on_a_session_tells_at_its_end(place: Place, told: Told) -> None:
-    session = await place.open()
-    async with place.block(session):
-        await place.emit(session)
-        assert told.take() == []
-    assert told.take() == [{"one"}]
-
-
-@connections
-async def test_a_block_on_a_connection_tells_after_its_commit(place: Place, told: Told) -> None:
+async def test_a_block_tells_after_its_commit(place: Place, told: Told) -> None:
     connection = await place.open()
     for _ in range(2):
         async with place.block(connection):
