@@ -154,6 +154,14 @@ class Counted:
         return Count(*(after - at_first for after, at_first in zip(self._total(), before, strict=True)))
 
 
+@pytest.fixture
+def url(request: pytest.FixtureRequest, migrated_database: Databases) -> str:
+    return migrated_database(getattr(request, "param", "postgresql-18"))
+
+
+each_version = pytest.mark.parametrize("url", POSTGRESQL, indirect=True)
+
+
 @asynccontextmanager
 async def counted_postgres(url: str, tables: Tables) -> AsyncIterator[Counted]:
     wire = Wire(sa.make_url(url))
@@ -167,11 +175,8 @@ async def counted_postgres(url: str, tables: Tables) -> AsyncIterator[Counted]:
 
 
 @pytest.mark.parametrize("limit", [10, 100])
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_an_operation_on_postgresql_is_one_round_trip(
-    kind: str, limit: int, migrated_database: Databases
-) -> None:
-    url = migrated_database(kind)
+@each_version
+async def test_an_operation_on_postgresql_is_one_round_trip(limit: int, url: str) -> None:
     engine, tables = create_tables(url)
     emit(engine, tables, 5 * limit)
     plain = Want("plain", "me", limit=limit, explain=False)
@@ -199,9 +204,8 @@ async def test_an_operation_on_postgresql_is_one_round_trip(
 
 
 async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
-    migrated_database: Databases, pgbouncer_url: str
+    url: str, pgbouncer_url: str
 ) -> None:
-    url = migrated_database("postgresql-18")
     engine, tables = create_tables(url)
     emit(engine, tables, 50)
     async with counted_postgres(pgbouncer.through(pgbouncer_url, url), tables) as store:
@@ -216,9 +220,8 @@ async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
         assert (await store.claim(Want("nobody", "me")))[1] == Count(5, 1), "and why there is nothing"
 
 
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_what_relays_share_changes_in_one_round_trip(kind: str, migrated_database: Databases) -> None:
-    url = migrated_database(kind)
+@each_version
+async def test_what_relays_share_changes_in_one_round_trip(url: str) -> None:
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         # None of these is on the delivery path: each is planned for its own parameters, which one more says.
@@ -230,11 +233,8 @@ async def test_what_relays_share_changes_in_one_round_trip(kind: str, migrated_d
         assert await store.took(lambda s: s.pause("plain", "me", "410")) == Count(3, 1)
 
 
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_the_first_ordered_claim_of_a_destination_makes_its_row(
-    kind: str, migrated_database: Databases
-) -> None:
-    url = migrated_database(kind)
+@each_version
+async def test_the_first_ordered_claim_of_a_destination_makes_its_row(url: str) -> None:
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         new = Want("new", "me", ordered=True)
@@ -271,11 +271,12 @@ LOCK_AND_MAKE_DUE = {"mariadb": 3, "sqlite": 2}
 
 
 @pytest.mark.parametrize("limit", [10, 100])
-@pytest.mark.parametrize(("kind", "module"), [("mariadb", mysql), ("sqlite", sqlite)])
+@pytest.mark.parametrize(
+    ("url", "kind", "module"), [("mariadb", "mariadb", mysql), ("sqlite", "sqlite", sqlite)], indirect=["url"]
+)
 async def test_the_number_of_statements_does_not_grow_with_the_batch(
-    kind: str, module: Any, limit: int, migrated_database: Databases, monkeypatch: pytest.MonkeyPatch
+    kind: str, module: Any, limit: int, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = migrated_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 5 * limit)
     plain = Want("plain", "me", limit=limit)

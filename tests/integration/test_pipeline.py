@@ -35,6 +35,14 @@ ORDERED = Want("keys", "me", limit=5, ordered=True)
 NEXT = {name: Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")}
 
 
+@pytest.fixture
+def url(request: pytest.FixtureRequest, migrated_database: Databases) -> str:
+    return migrated_database(getattr(request, "param", "postgresql-18"))
+
+
+each_version = pytest.mark.parametrize("url", POSTGRESQL, indirect=True)
+
+
 @asynccontextmanager
 async def connected(url: str, lasting: tuple[str, ...] = ()) -> AsyncIterator[Pipeline]:
     connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
@@ -68,15 +76,10 @@ def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> li
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "prepared"])
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_what_no_socket_takes_at_once_gets_through_both_ways(
-    kind: str, lasting: bool, migrated_database: Databases
-) -> None:
+@each_version
+async def test_what_no_socket_takes_at_once_gets_through_both_ways(lasting: bool, url: str) -> None:
     sql, text = "SELECT $1::text || 'end'", "x" * (8 * MEGABYTES)
-    async with (
-        connected(migrated_database(kind), (sql,) if lasting else ()) as pipeline,
-        asyncio.timeout(PATIENCE),
-    ):
+    async with connected(url, (sql,) if lasting else ()) as pipeline, asyncio.timeout(PATIENCE):
         for _ in range(2):
             results = await pipeline.run([Query(sql, (text,)), Query("SELECT 1", ()), Query(sql, (text,))])
             assert [len(rows[0][0]) if rows[0][0] != 1 else 1 for rows in results] == [
@@ -86,8 +89,8 @@ async def test_what_no_socket_takes_at_once_gets_through_both_ways(
             ]
 
 
-async def test_the_statements_of_a_call_are_one_transaction(migrated_database: Databases) -> None:
-    async with connected(migrated_database("postgresql-18")) as pipeline:
+async def test_the_statements_of_a_call_are_one_transaction(url: str) -> None:
+    async with connected(url) as pipeline:
         await pipeline.run([Query("CREATE TABLE seen (n int)", ())])
         same = [Query("INSERT INTO seen VALUES (1)", ()), Query("SELECT pg_current_xact_id()::text", ())]
         _, [[first]], _, [[second]] = await pipeline.run([*same, *same])
@@ -158,10 +161,7 @@ async def test_a_server_that_closes_in_the_midst_of_an_answer_is_an_error_at_onc
     assert server.asked == 1
 
 
-async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
-    migrated_database: Databases,
-) -> None:
-    url = migrated_database("postgresql-18")
+async def test_a_session_that_is_ended_between_two_calls_is_refused_once(url: str) -> None:
     _, tables = filled(url, 10)
     async with opened(url, tables) as store:
         [first] = (await store.claim(Want("plain", "me", limit=1))).deliveries
@@ -176,12 +176,9 @@ async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
         assert await store.settle([Settlement(first, Delivered())]) == frozenset()
 
 
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_the_databases_default_isolation_is_not_the_stores(
-    kind: str, migrated_database: Databases
-) -> None:
+@each_version
+async def test_the_databases_default_isolation_is_not_the_stores(url: str) -> None:
     """Else a claim behind the lock would see what was there before it waited, or fail."""
-    url = migrated_database(kind)
     engine, tables = filled(url, 5)
     name = sa.make_url(url).database
     with psycopg.connect(url, autocommit=True) as administrator:
@@ -203,10 +200,9 @@ def one(query: Query) -> Any:
     return rows
 
 
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_a_changed_table_is_refused_once(kind: str, migrated_database: Databases) -> None:
+@each_version
+async def test_a_changed_table_is_refused_once(url: str) -> None:
     """A prepared statement whose columns changed is an error, and the connection is made anew."""
-    url = migrated_database(kind)
     engine, tables = filled(url, 10)
     async with opened(url, tables) as store:
         first = await store.claim(Want("plain", "me", limit=1))
@@ -222,9 +218,8 @@ async def test_a_changed_table_is_refused_once(kind: str, migrated_database: Dat
         assert await store.settle([Settlement(d, Delivered()) for d in first.deliveries]) == frozenset()
 
 
-@pytest.mark.parametrize("kind", POSTGRESQL)
-async def test_what_is_on_the_delivery_path_is_planned_once(kind: str, migrated_database: Databases) -> None:
-    url = migrated_database(kind)
+@each_version
+async def test_what_is_on_the_delivery_path_is_planned_once(url: str) -> None:
     _, tables = filled(url, 100)
     prepared = Query("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", ())
     async with opened(url, tables) as store:
@@ -241,8 +236,7 @@ async def test_what_is_on_the_delivery_path_is_planned_once(kind: str, migrated_
     assert min(generic for _, generic, _ in rows) >= 3
 
 
-async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(migrated_database: Databases) -> None:
-    url = migrated_database("postgresql-18")
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(url: str) -> None:
     _, tables = create_tables(url)
     busy = (
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND state = 'active'"
@@ -297,10 +291,8 @@ async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlSto
         yield store, driver
 
 
-async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(
-    migrated_database: Databases,
-) -> None:
-    async with refusing(migrated_database("postgresql-18")) as (store, driver):
+async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(url: str) -> None:
+    async with refusing(url) as (store, driver):
         with pytest.raises(StoreError):
             await store.claim(NEXT["keys"])
         assert driver.calls == ["go_on"], "a claim would tell that there is nothing"
@@ -313,19 +305,16 @@ async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_
             assert driver.calls == ["go_on", "claim", "claim"], "nothing waits any more"
 
 
-async def test_claims_at_the_same_time_share_what_waits(migrated_database: Databases) -> None:
+async def test_claims_at_the_same_time_share_what_waits(url: str) -> None:
     """Several tasks may find the same keys waiting; each is taken by one of them."""
-    async with refusing(migrated_database("postgresql-18"), connections=2) as (store, driver):
+    async with refusing(url, connections=2) as (store, driver):
         driver.refuses = False
         claims = await asyncio.gather(*(store.claim(NEXT["keys"]) for _ in range(4)))
         assert driver.calls.count("go_on") == 1
         assert sum(len(claim.deliveries) for claim in claims) == 1
 
 
-async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(
-    migrated_database: Databases,
-) -> None:
-    url = migrated_database("postgresql-18")
+async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(url: str) -> None:
     async with refusing(url, connections=2) as (store, driver):
         driver.refuses = False
         [other] = (await store.claim(NEXT["plain"])).deliveries
@@ -337,8 +326,7 @@ async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_anot
         assert len((await store.claim(NEXT["keys"])).deliveries) == 1
 
 
-async def test_a_claim_leaves_out_what_was_due_before_it_looks(migrated_database: Databases) -> None:
-    url = migrated_database("postgresql-18")
+async def test_a_claim_leaves_out_what_was_due_before_it_looks(url: str) -> None:
     engine, tables = filled(url, 3)
     with engine.begin() as connection:
         connection.execute(
@@ -406,14 +394,13 @@ def make_leases(engine: sa.Engine, tables: Tables, parts: Sequence[Sequence[Deli
     ids=["one lease", "a few leases", "many leases", "leases that mingle"],
 )
 async def test_leases_are_settled_together_and_only_what_is_still_held(
-    migrated_database: Databases,
+    url: str,
     monkeypatch: pytest.MonkeyPatch,
     split: Callable[[Sequence[Delivery], int], list[list[Delivery]]],
     leases: int,
     statements: int,
     keep: bool,
 ) -> None:
-    url = migrated_database("postgresql-18")
     engine, tables = filled(url, EVENTS)
     async with opened(url, tables) as store:
         claim = await store.claim(Want("plain", "me", limit=EVENTS))
@@ -433,10 +420,7 @@ async def test_leases_are_settled_together_and_only_what_is_still_held(
 
 
 @pytest.mark.parametrize("parked", [True, False], ids=["put behind", "not looked at yet"])
-async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(
-    migrated_database: Databases, parked: bool
-) -> None:
-    url = migrated_database("postgresql-18")
+async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(url: str, parked: bool) -> None:
     engine, tables = create_tables(url)
     # One more than there are keys: the first key has two.
     emit(engine, tables, 6)

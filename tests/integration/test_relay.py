@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
+from relaybox import Destination, Event, Outbox, Reject, Retry, Unavailable
 from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.observe import Observer
 from relaybox.parts import died, open_store, this_process
@@ -21,7 +21,7 @@ from relaybox.relay.extend import LOOKS
 from relaybox.store import Want
 from tests.databases import KINDS
 from tests.integration.receivers import answer, answering
-from tests.integration.shop import QUICK, Databases, Shop, in_order
+from tests.integration.shop import QUICK, Databases, Shop, in_order, shop_for
 from tests.waiting import PATIENCE, await_for
 
 SLOW: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
@@ -261,9 +261,7 @@ async def test_events_arrive_over_http_and_a_failing_endpoint_is_tried_again(
 ) -> None:
     async with answering(answer("500 Oops"), answer("200 OK")) as receiver:
         runner = Destination("runner", receiver.url, ordered=True, allow=["127.0.0.0/8"], **QUICK)
-        shop = Shop(
-            migrated_database("sqlite"), destinations=[runner], routes=[Route("order.*", to="runner")]
-        )
+        shop = shop_for(migrated_database("sqlite"), runner)
         shop.emit(1)
         async with shop.outbox.relay():
             await await_for(lambda: shop.states() == {"delivered": 1}, "the event is delivered")
@@ -274,8 +272,8 @@ async def test_events_arrive_over_http_and_a_failing_endpoint_is_tried_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_drain_without_tables_says_what_to_do(kind: str, migrated_database: Databases) -> None:
-    outbox = Outbox(migrated_database(kind), destinations=[Destination("runner", "console:")])
+async def test_a_drain_without_tables_says_what_to_do(kind: str, fresh_database: Databases) -> None:
+    outbox = Outbox(fresh_database(kind), destinations=[Destination("runner", "console:")])
     with pytest.raises(SchemaError, match=r"outbox_destination|outbox_event") as raised:
         await outbox.adrain()
     assert str(raised.value).startswith("a table is missing, or older than this version needs: ")
