@@ -12,6 +12,7 @@ from relaybox.stores.sqlite import Sqlite3
 from relaybox.stores.statements import Query
 from tests.incidents.conftest import Case, make_shop, variants
 from tests.integration.shop import Shop
+from tests.waiting import PATIENCE
 
 
 class Deferred:
@@ -43,7 +44,7 @@ class Emitter:
         return rows
 
     def end(self) -> None:
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 

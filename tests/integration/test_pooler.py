@@ -11,9 +11,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Event
 from relaybox.maintenance import caretaker
 from relaybox.wakes.postgres import ListeningWake
+from tests.databases import engine
 from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop, in_order
 from tests.servers import pgbouncer
 from tests.waiting import await_for
@@ -40,7 +40,7 @@ def shop(direct: str, url: str) -> Shop:
     few sessions, would wait for one of them.
     """
     shop = Shop(url)
-    shop.engine = sa.create_engine(shop.engine.url.set(port=sa.make_url(direct).port), poolclass=sa.NullPool)
+    shop.engine = engine(direct)
     return shop
 
 
@@ -48,13 +48,7 @@ def shop(direct: str, url: str) -> Shop:
 def taken(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the handler of the shop has taken."""
     monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
-    taken: list[int] = []
-
-    @shop.outbox.handler("*", name="on_order", ordered=True, lease="5s", timeout="1s", poll_interval="50ms")
-    async def handler(event: Event) -> None:
-        taken.append(event.payload["n"])
-
-    return taken
+    return shop.collect(ordered=True, poll_interval="50ms")
 
 
 def emit_by_psycopg(shop: Shop, url: str, n: int) -> None:
@@ -63,8 +57,7 @@ def emit_by_psycopg(shop: Shop, url: str, n: int) -> None:
 
 
 def emit_by_sqlalchemy(shop: Shop, url: str, n: int) -> None:
-    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
-    with engine.begin() as connection:
+    with engine(url).begin() as connection:
         shop.outbox.emit(connection, "Order", n % KEYS, "order.paid", {"n": n})
 
 

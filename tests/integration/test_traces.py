@@ -16,22 +16,20 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from relaybox import Destination, Event, Retry, Route
+from relaybox import Destination, Event, Retry
 from relaybox.contrib.asgi import Receiver
 from relaybox.contrib.celery import inbox_task
 from relaybox.inboxes.sql import Inbox
 from relaybox.outcome import Delivered
 from relaybox.sinks.celery import CelerySink
-from tests.integration.consumed import ASYNC_DRIVERS, DRIVERS, SECRET, delivery, driven
-from tests.integration.consumed import until as waited
-from tests.integration.shop import Databases, Shop
+from tests.databases import async_url
+from tests.databases import engine as sync_engine
+from tests.integration.consumed import SECRET, delivery
+from tests.integration.shop import QUICK, Databases, Shop, shop_for
 from tests.spans import collecting, named
-from tests.waiting import await_for
-
-QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
+from tests.waiting import await_for, wait_for
 
 
 @pytest.fixture
@@ -75,7 +73,7 @@ async def test_one_trace_leads_from_emit_through_the_relay_to_the_receiver(
     url: str, spans: InMemorySpanExporter
 ) -> None:
     Shop(url).engine.dispose()
-    engine = create_async_engine(driven(url, ASYNC_DRIVERS))
+    engine = create_async_engine(async_url(url))
     receiver = Receiver(secret=SECRET, inbox=Inbox(), transaction=engine, consumer="billing")
     tries = 0
 
@@ -89,7 +87,7 @@ async def test_one_trace_leads_from_emit_through_the_relay_to_the_receiver(
 
     async with served(receiver) as address:
         runner = Destination("runner", address, secret=SECRET, allow=["127.0.0.0/8"], **QUICK)
-        shop = Shop(url, destinations=[runner], routes=[Route("order.*", to="runner")])
+        shop = shop_for(url, runner)
         with trace.get_tracer("shop").start_as_current_span("checkout") as checkout:
             await asyncio.to_thread(shop.emit, 1)
         async with shop.outbox.relay():
@@ -136,7 +134,7 @@ def test_a_celery_task_continues_the_emitters_trace(
     Shop(url).engine.dispose()
     app = Celery("shop", broker="memory://", backend="cache+memory://")
     app.conf.update(task_always_eager=eager)
-    engine = create_engine(driven(url, DRIVERS), poolclass=NullPool)
+    engine = sync_engine(url)
     seen: list[int] = []
 
     @inbox_task(inbox=Inbox(), transaction=engine, app=app, name="shop.index", shared=False)
@@ -153,9 +151,8 @@ def test_a_celery_task_continues_the_emitters_trace(
     if not eager:
         monkeypatch.setattr(logging.root, "level", logging.root.level)
         with start_worker(app, perform_ping_check=False, shutdown_timeout=30, loglevel="ERROR"):
-            waited(lambda: bool(seen))
+            wait_for(lambda: seen)
     app.close()
-    engine.dispose()
     assert seen == [5]
 
 

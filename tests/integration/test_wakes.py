@@ -79,6 +79,13 @@ class Ear:
         self._thread.join()
         self._connection.close()
 
+    def backend_of(self, caller: Notifier) -> int:
+        """The backend through which a caller notifies."""
+        caller.call(["before"])
+        wait_for(lambda: "before" in self.heard)
+        (backend,) = self.backends
+        return backend
+
     def _listen(self) -> None:
         while not self._stop:
             for notification in self._connection.notifies(timeout=0.05):
@@ -193,9 +200,7 @@ def test_a_notifier_survives_the_loss_of_its_connection_without_losing_a_call(
         notifier(database) as caller,
         psycopg.connect(database, autocommit=True) as admin,
     ):
-        caller.call(["before"])
-        wait_for(lambda: "before" in ear.heard)
-        (backend,) = ear.backends
+        backend = ear.backend_of(caller)
         admin.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
         caller.call(["after"])
         wait_for(lambda: "after" in ear.heard)
@@ -218,9 +223,7 @@ def stopped(backend: int) -> Iterator[None]:
 
 def test_a_server_that_does_not_answer_holds_up_no_other_thread(database: str) -> None:
     with Ear(database) as ear, notifier(database) as caller:
-        caller.call(["before"])
-        wait_for(lambda: "before" in ear.heard)
-        (backend,) = ear.backends
+        backend = ear.backend_of(caller)
         with stopped(backend):
             for _ in range(100):
                 caller.call(["during"])
@@ -235,9 +238,7 @@ def test_a_server_that_does_not_answer_in_time_is_left_for_a_new_connection(
 ) -> None:
     monkeypatch.setattr("relaybox.wakes.postgres.ANSWER_SECONDS", 0.1)
     with Ear(database) as ear, notifier(database) as caller:
-        caller.call(["before"])
-        wait_for(lambda: "before" in ear.heard)
-        (backend,) = ear.backends
+        backend = ear.backend_of(caller)
         with stopped(backend):
             caller.call(["during"])
             caller.call(["behind it"])

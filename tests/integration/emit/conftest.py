@@ -61,6 +61,13 @@ def reader(url: str) -> sa.Connection:
     return sync_engine(url, isolation_level="AUTOCOMMIT").connect()
 
 
+def payloads(url: str, outbox: Outbox, aggregate: str) -> list[Any]:
+    """What is committed of an aggregate, in the order of positions."""
+    event = outbox.tables.event.c
+    query = sa.select(event.payload).where(event.aggregate_id == aggregate).order_by(event.position)
+    return list(reader(url).scalars(query))
+
+
 @dataclass
 class Place:
     """One API on one database."""
