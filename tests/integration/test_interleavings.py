@@ -133,13 +133,14 @@ def lock(scene: Scene, destination: str) -> Steps[None]:
     yield [scene.steps.statements("lock_destination", destination=destination)]
 
 
-async def test_a_key_whose_head_is_locked_elsewhere_is_left_alone(scene: Scene) -> None:
-    head, later, other = scene.put("a", "a", "b")
+async def test_what_is_locked_elsewhere_is_left_alone_with_all_of_its_key(scene: Scene) -> None:
+    head, later, other, alone, free = scene.put("a", "a", "b", "", "")
     with scene.transaction() as connection:
-        scene.lock(connection, head)
+        for locked in (head, alone):
+            scene.lock(connection, locked)
         during = await scene.store.claim(want("relay-2"))
-    assert ([d.id for d in during.deliveries], during.parked) == ([other], 0)
-    assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [head, later]
+    assert ([d.id for d in during.deliveries], during.parked) == ([other, free], 0)
+    assert {d.id for d in (await scene.store.claim(want("relay-2"))).deliveries} == {head, later, alone}
 
 
 async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_event_due(scene: Scene) -> None:
@@ -167,20 +168,21 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]
 
 
-@pytest.mark.parametrize("outcome", [Delivered(), Retried(1.0, "503")], ids=repr)
+@pytest.mark.parametrize("outcome", [Delivered(), Retried(1.0, "503"), Failed("no")], ids=repr)
 async def test_a_settle_takes_its_rows_in_the_order_of_their_ids(scene: Scene, outcome: Outcome) -> None:
     """As whoever else takes several, such as an extension of the same leases."""
     first, second = sorted(scene.put("", ""))
     claims = [(await scene.store.claim(want("relay-1", limit=1))).deliveries[0] for _ in range(2)]
     late, early = sorted(claims, key=lambda delivery: delivery.id, reverse=True)
+    settlements = [Settlement(late, Delivered()), Settlement(early, outcome)]
     with scene.transaction() as connection:
         scene.lock(connection, first)
-        settle = asyncio.create_task(
-            scene.store.settle([Settlement(late, Delivered()), Settlement(early, outcome)])
-        )
+        settle = asyncio.create_task(scene.store.settle(settlements, dead_letter=DeadLetter("grave")))
         await scene.until_someone_waits()
         assert scene.lock(connection, second, nowait=True) == [second]
     assert await settle == frozenset()
+    buried = (await scene.store.claim(Want("grave", "relay-1"))).deliveries
+    assert len(buried) == isinstance(outcome, Failed)
 
 
 async def test_a_claim_that_is_cancelled_while_it_waits_leaves_a_clean_store(scene: Scene) -> None:
@@ -197,14 +199,6 @@ async def test_a_claim_that_is_cancelled_while_it_waits_leaves_a_clean_store(sce
         taken = await scene.store.claim(want("relay-1"))
         assert [d.id for d in taken.deliveries] == ids[1:]
         assert await scene.store.release(taken.deliveries) == frozenset()
-
-
-async def test_rows_without_a_key_that_are_locked_elsewhere_are_left_alone(scene: Scene) -> None:
-    first, second = scene.put("", "")
-    with scene.transaction() as connection:
-        scene.lock(connection, first)
-        during = await scene.store.claim(want("relay-1"))
-    assert [d.id for d in during.deliveries] == [second]
 
 
 async def test_a_settle_finds_what_a_claim_parks_at_the_same_time(scene: Scene) -> None:
@@ -254,20 +248,6 @@ async def test_a_row_that_is_taken_over_during_its_settle_is_not_copied(scene: S
         await scene.until_someone_waits()
     assert await zombie == {late.deliveries[0].id}
     assert not (await scene.store.claim(Want("grave", "relay-1"))).deliveries
-
-
-async def test_a_settle_that_copies_locks_its_rows_in_the_order_of_every_other(scene: Scene) -> None:
-    first, second = scene.put("", "")
-    claim = await scene.store.claim(Want("shop", "relay-1"))
-    outcomes = (Delivered(), Failed("no"))
-    settlements = [Settlement(*pair) for pair in zip(claim.deliveries, outcomes, strict=True)]
-    with scene.transaction() as connection:
-        scene.lock(connection, first)
-        settle = asyncio.create_task(scene.store.settle(settlements, dead_letter=DeadLetter("grave")))
-        await scene.until_someone_waits()
-        assert scene.lock(connection, second, nowait=True) == [second]
-    assert await settle == frozenset()
-    assert len((await scene.store.claim(Want("grave", "relay-1"))).deliveries) == 1
 
 
 async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Scene) -> None:

@@ -174,25 +174,26 @@ async def test_events_that_time_out_at_a_healthy_receiver_are_failed_and_hold_up
     assert rounds > 0, "the others waited until the last attempt was over"
 
 
-async def turns_away(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    ("kind", "turns_away"),
+    [
+        ("postgresql-18", "at a loss"),
+        ("postgresql-18", "with Retry-After"),
+        ("sqlite", "every second request"),
+    ],
+)
+async def test_a_receiver_that_turns_events_away_fails_none(
+    kind: str, turns_away: str, runner: Runner, migrated_database: Databases
+) -> None:
+    after = ["Retry-After: 1"] if turns_away == "with Retry-After" else []
+    later = answer("429 Too Many Requests", b"", *after)
+    turns = cycle([later, None])
+    if turns_away == "every second request":
+        runner.throttle = lambda: next(turns)
+    else:
+        runner.throttle = lambda: later if runner.in_last_second() >= 30 else None
+    shop = make_shop(migrated_database(kind), runner, timeout="30s", lease="30s")
     shop.emit(120)
     async with relays(shop):
         await await_for(lambda: "pending" not in shop.states(), "everything delivered or failed")
     assert shop.states() == {"delivered": 120}
-
-
-@pytest.mark.parametrize("after", [(), ("Retry-After: 1",)], ids=["at a loss", "with Retry-After"])
-async def test_a_receiver_that_takes_only_so_many_a_second_fails_nothing(
-    after: tuple[str, ...], runner: Runner, migrated_database: Databases
-) -> None:
-    later = answer("429 Too Many Requests", b"", *after)
-    runner.throttle = lambda: later if runner.in_last_second() >= 30 else None
-    await turns_away(make_shop(migrated_database("postgresql-18"), runner, timeout="30s", lease="30s"))
-
-
-async def test_a_receiver_that_turns_every_second_request_away_fails_nothing(
-    runner: Runner, migrated_database: Databases
-) -> None:
-    turns = cycle([answer("429 Too Many Requests"), None])
-    runner.throttle = lambda: next(turns)
-    await turns_away(make_shop(migrated_database("sqlite"), runner, timeout="30s", lease="30s"))

@@ -25,6 +25,7 @@ from tests.integration.test_costs import Wire
 from tests.waiting import PATIENCE, await_for, wait_for
 
 CHANNEL = "relaybox"
+Threads = Callable[[], set[threading.Thread]]
 DEAD = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
@@ -168,9 +169,7 @@ def test_calls_one_after_the_other_all_arrive(database: str) -> None:
         assert len(ear.backends) == 1
 
 
-def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(
-    database: str, notifying: Callable[[], set[threading.Thread]]
-) -> None:
+def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(database: str, notifying: Threads) -> None:
     with Ear(database) as ear, notifier(database, idle=0.05) as caller:
         for name in ("first", "second"):
             caller.call([name])
@@ -182,7 +181,7 @@ def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(
 
 
 @pytest.fixture
-def notifying() -> Callable[[], set[threading.Thread]]:
+def notifying() -> Threads:
     """The threads of notifiers, without those that others have left and that are still idle."""
 
     def threads() -> set[threading.Thread]:
@@ -263,9 +262,7 @@ def test_a_thread_that_could_not_be_started_is_tried_again_by_the_next_call(
 
 
 def test_a_database_that_is_down_costs_the_caller_nothing_and_is_said_once(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    notifying: Callable[[], set[threading.Thread]],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, notifying: Threads
 ) -> None:
     tried, answers = threading.Event(), threading.Event()
 

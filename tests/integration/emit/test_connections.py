@@ -93,25 +93,6 @@ def test_an_outbox_on_mysql_or_mariadb_takes_either(prepared: Prepared) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "factory"),
-    [
-        ("sqlite", "connection"),
-        ("postgresql-18", "psycopg"),
-        ("postgresql-18", "psycopg2"),
-        ("mariadb", "pymysql"),
-    ],
-)
-def test_a_connections_own_row_factory_does_not_matter(prepared: Prepared, kind: str, factory: str) -> None:
-    url, outbox = prepared(kind)
-    connection = CONNECTS[factory](url)
-    key = uuid4().hex
-    first = outbox.emit(connection, *ORDER, idempotency_key=key)
-    assert outbox.emit(connection, *ORDER, idempotency_key=key).event_id == first.event_id
-    connection.rollback()
-    connection.close()
-
-
 def _dict_sqlite(url: str) -> Any:
     connection = sqlite3.connect(str(sa.make_url(url).database))
     connection.row_factory = lambda cursor, row: {
@@ -122,23 +103,30 @@ def _dict_sqlite(url: str) -> Any:
 
 
 def _dict_pymysql(url: str) -> Any:
-    address = sa.make_url(url)
-    return pymysql.connect(
-        host=address.host,
-        port=int(address.port or 0),
-        user=address.username,
-        password=address.password or "",
-        database=address.database,
-        cursorclass=pymysql.cursors.DictCursor,
-    )
+    account = sa.make_url(url).translate_connect_args(username="user")
+    return pymysql.connect(**{"password": "", **account}, cursorclass=pymysql.cursors.DictCursor)
 
 
-CONNECTS: dict[str, Callable[[str], Any]] = {
-    "connection": _dict_sqlite,
-    "psycopg": lambda url: psycopg.connect(url, row_factory=dict_row),
-    "psycopg2": lambda url: psycopg2.connect(url, connection_factory=psycopg2.extras.RealDictConnection),
-    "pymysql": _dict_pymysql,
+CONNECTS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "sqlite3": ("sqlite", _dict_sqlite),
+    "psycopg": ("postgresql-18", lambda url: psycopg.connect(url, row_factory=dict_row)),
+    "psycopg2": (
+        "postgresql-18",
+        lambda url: psycopg2.connect(url, connection_factory=psycopg2.extras.RealDictConnection),
+    ),
+    "pymysql": ("mariadb", _dict_pymysql),
 }
+
+
+@pytest.mark.parametrize(("kind", "connect"), CONNECTS.values(), ids=CONNECTS)
+def test_a_connections_own_row_factory_does_not_matter(prepared: Prepared, kind: str, connect: Any) -> None:
+    url, outbox = prepared(kind)
+    connection = connect(url)
+    key = uuid4().hex
+    first = outbox.emit(connection, *ORDER, idempotency_key=key)
+    assert outbox.emit(connection, *ORDER, idempotency_key=key).event_id == first.event_id
+    connection.rollback()
+    connection.close()
 
 
 async def test_aiosqlites_row_factory_does_not_matter(prepared: Prepared) -> None:

@@ -50,26 +50,15 @@ async def test_twice_in_one_call(place: Place) -> None:
     assert place.payloads() == [0]
 
 
-async def test_in_a_later_transaction(place: Place) -> None:
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_key_is_kept_by_a_commit_and_forgotten_by_a_rollback(place: Place, commits: bool) -> None:
     connection = await place.begun()
     first = await place.emit(connection, idempotency_key=place.id)
-    await place.api.commit(connection)
+    await (place.api.commit if commits else place.api.rollback)(connection)
     await place.api.begin(connection)
     second = await place.emit(connection, idempotency_key=place.id)
     await place.api.commit(connection)
-    assert (second.event_id, second.duplicate) == (first.event_id, True)
-    assert len(place.rows()) == 1
-
-
-async def test_a_rollback_forgets_the_key(place: Place) -> None:
-    connection = await place.begun()
-    first = await place.emit(connection, idempotency_key=place.id)
-    await place.api.rollback(connection)
-    await place.api.begin(connection)
-    second = await place.emit(connection, idempotency_key=place.id)
-    await place.api.commit(connection)
-    assert not second.duplicate
-    assert second.event_id != first.event_id
+    assert second.duplicate is (second.event_id == first.event_id) is commits
     assert [row.event_id for row in place.rows()] == [second.event_id]
 
 

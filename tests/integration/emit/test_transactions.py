@@ -33,12 +33,8 @@ async def test_a_commit_keeps_the_event(place: Place) -> None:
     (row,) = place.rows()
     assert (row.event_id, row.destination, row.payload) == (emitted.event_id, "one", {"n": 1})
     assert (emitted.duplicate, emitted.destinations) == (False, ("one",))
-    assert (row.aggregate_type, row.event_type, row.status, row.attempts) == (
-        "Order",
-        "order.paid",
-        "pending",
-        0,
-    )
+    found = (row.aggregate_type, row.event_type, row.status, row.attempts)
+    assert found == ("Order", "order.paid", "pending", 0)
     assert row.next_attempt_at is not None
 
 
@@ -131,6 +127,9 @@ async def test_a_transaction_in_error_is_refused_until_it_is_rolled_back(place: 
         await place.api.run(connection, "SELECT * FROM no_such_table")
     with pytest.raises(TransactionFailed, match="roll it back"):
         await place.emit(connection)
+    if place.api.name.startswith("psycopg"):
+        with pytest.raises(TransactionFailed):
+            await place.emit_and_fail(connection)
     await place.api.rollback(connection)
     await place.api.begin(connection)
     await place.emit(connection)
@@ -144,6 +143,9 @@ async def test_a_closed_connection_is_refused(place: Place) -> None:
     await place.api.close(connection)
     with pytest.raises(ConnectionClosed, match="closed"):
         await place.emit(connection)
+    if not place.api.sqlalchemy:
+        with pytest.raises(ConnectionClosed):
+            await place.emit_and_fail(connection)
 
 
 async def test_events_of_one_call_stand_in_its_order(place: Place) -> None:
@@ -249,25 +251,6 @@ async def test_inside_an_open_transaction_a_block_is_a_savepoint(place: Place) -
     assert place.rows() == []
     await place.api.commit(connection)
     assert place.payloads() == [{"n": "outer"}, {"n": "inner"}, {"n": "innermost"}]
-
-
-@only(lambda api, kind: not api.sqlalchemy)
-async def test_a_closed_connection_has_no_block(place: Place) -> None:
-    connection = await place.open()
-    await place.api.close(connection)
-    with pytest.raises(ConnectionClosed):
-        async with place.block(connection):
-            pass
-
-
-@only(lambda api, kind: api.name in ("psycopg", "psycopg2", "psycopg-async"))
-async def test_a_transaction_in_error_has_no_savepoint(place: Place) -> None:
-    connection = await place.begun()
-    with pytest.raises(Exception, match="no_such_table"):
-        await place.api.run(connection, "SELECT * FROM no_such_table")
-    with pytest.raises(TransactionFailed):
-        async with place.block(connection):
-            pass
 
 
 async def test_with_and_async_with_are_not_mixed_up(place: Place) -> None:
