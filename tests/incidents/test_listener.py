@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import psycopg
 from psycopg import AsyncConnection, sql
 
 from relaybox.wakes import postgres
 from relaybox.wakes.postgres import ListeningWake, Notifier
 from tests.incidents.conftest import Case, variants
+from tests.integration.shop import end_sessions
 from tests.waiting import await_for
 
 CHANNEL = "relaybox"
@@ -29,16 +29,6 @@ async def listen_once(self: Any) -> None:
     finally:
         self.alive = False
         await connection.close()
-
-
-def end_sessions(url: str) -> None:
-    """As a failover does, or a load balancer that finds a connection idle for too long."""
-    with psycopg.connect(url, autocommit=True) as admin:
-        ended = admin.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        ).fetchall()
-    assert ended
 
 
 @variants("a connection that is made again, without LISTEN")

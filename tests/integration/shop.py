@@ -144,3 +144,14 @@ def in_order(numbers: Iterable[int], keys: int) -> bool:
     for n in numbers:
         by_key[n % keys].append(n)
     return all(arrived == sorted(set(arrived)) for arrived in by_key.values())
+
+
+def end_sessions(url: str) -> None:
+    """End all sessions of a PostgreSQL database, as a failover does; the server has ended them on return."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        ended = admin.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchall()
+    assert ended
+    assert all(gone for (gone,) in ended)

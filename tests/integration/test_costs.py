@@ -1,18 +1,22 @@
-"""What the stores cost in what can be counted: statements and round trips.
+"""What stores cost in statements and round trips, and a relay in Python calls and objects.
 
-Counted on the wire, between the store and a real server; no clock is involved.
+Statements are counted on the wire, between the store and a real server; no clock is involved.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
 
+from relaybox import Event
 from relaybox.emit.row import Call
 from relaybox.event import Delivery
 from relaybox.ledger import CAP
@@ -24,7 +28,7 @@ from relaybox.stores.statements import Query
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 from tests.integration.operated import Operated
-from tests.integration.shop import Databases
+from tests.integration.shop import Databases, Shop
 from tests.servers import pgbouncer
 
 
@@ -350,3 +354,86 @@ async def test_parked_rows_cost_a_claim_and_a_count_nothing(fresh_database: Data
     assert between - before < 10 * DUE
     assert stats.total.parked == CAP
     assert after - between < CAP + 10 * DUE
+
+
+EVENTS = 1_000
+TRIES = 8
+"""How long batches become, and how often the loop turns, is a matter of time: one good try is enough."""
+
+
+class Drained(Shop):
+    """A shop whose events go to a handler that does nothing but count them."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url)
+        self.emitted = self.handled = 0
+        self.outbox.handler("*", name="on_order", **options)(self.take)
+
+    async def take(self, event: Event) -> None:
+        self.handled += 1
+
+    async def drain(self, events: int) -> tuple[int, int]:
+        """Calls, of functions in Python and in C, and blocks of memory that were not there before."""
+        self.emit(events, keys=100, first=self.emitted)
+        self.emitted += events
+        relay, calls = self.outbox.relay(), 0
+
+        def count(frame: FrameType, what: str, _: Any) -> None:
+            nonlocal calls
+            calls += what in ("call", "c_call")
+
+        gc.collect()
+        before = sys.getallocatedblocks()
+        sys.setprofile(count)
+        try:
+            assert await relay.drain(60) is True
+        finally:
+            sys.setprofile(None)
+        del relay
+        gc.collect()
+        assert self.handled == self.emitted
+        return calls, sys.getallocatedblocks() - before
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [({"ordered": False}, 39), ({"ordered": False, "retention": 0}, 39), ({"ordered": True}, 41)],
+    ids=["kept", "deleted", "ordered"],
+)
+async def test_an_event_takes_few_calls_and_leaves_nothing_behind(
+    options: dict[str, Any], measured: int, url: str, record_property: Callable[[str, object], None]
+) -> None:
+    shop = Drained(url, **options)
+    await shop.drain(EVENTS // 4)
+    calls, kept = [], []
+    while len(calls) < TRIES:
+        less, more = await shop.drain(EVENTS), await shop.drain(2 * EVENTS)
+        calls.append((more[0] - less[0]) / EVENTS)
+        kept.append((more[1] - less[1]) / EVENTS)
+        if calls[-1] <= 1.2 * measured and kept[-1] < 0.1:
+            break
+    record_property("calls per event", calls)
+    record_property("objects kept per event", kept)
+    assert min(calls) <= 1.2 * measured, f"{calls} calls an event; they were {measured}"
+    assert min(kept) < 0.1, f"{kept} objects of each event are still there"
+
+
+async def test_a_claimed_event_is_few_objects(
+    url: str, record_property: Callable[[str, object], None]
+) -> None:
+    shop = Drained(url)
+    shop.emit(4 * EVENTS)
+    blocks = []
+    async with shop.store() as store:
+        await store.claim(Want("on_order", "me", limit=1))
+        for limit in (EVENTS // 2, EVENTS):
+            gc.collect()
+            before = sys.getallocatedblocks()
+            claim = await store.claim(Want("on_order", "me", limit=limit))
+            gc.collect()
+            blocks.append(sys.getallocatedblocks() - before)
+            assert len(claim.deliveries) == limit
+            del claim
+    objects = (blocks[1] - blocks[0]) / (EVENTS // 2)
+    record_property("objects per claimed event", objects)
+    assert objects <= 14, f"{objects} objects; they were 12.4"

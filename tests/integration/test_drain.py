@@ -185,12 +185,11 @@ async def test_what_a_process_left_parked_that_died_after_a_settle_is_made_due_b
 
     seen = shop.collect(ordered=True)
     shop.emit(2)
-    dying: SqlStore = open_store(outbox.settings.database, outbox.tables)
     want = Want("on_order", "dying", limit=1, ordered=True)
-    [first] = (await dying.claim(want)).deliveries
-    assert (await dying.claim(want)).parked == 1
-    await dying.driver.run(lambda: dying.steps.settle([Settlement(first, Delivered())], "skip"))
-    await dying.close()
+    async with shop.store() as dying:
+        [first] = (await dying.claim(want)).deliveries
+        assert (await dying.claim(want)).parked == 1
+        await dying.driver.run(lambda: dying.steps.settle([Settlement(first, Delivered())], "skip"))
     await outbox.adrain()
     assert (seen, shop.states()) == ([], {"delivered": 1, "pending": 1})
     await outbox.adrain()

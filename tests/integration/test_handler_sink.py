@@ -234,7 +234,7 @@ async def test_a_synchronous_handler_that_hangs_is_abandoned_and_capacity_stays(
         answers = await sink.send(hanging)
         assert [reason(said) for said in answers] == ["handler took longer than 0.5s"] * 4
         assert sink.abandoned == 4
-        assert await sink.send([make_delivery() for _ in range(20)]) == [Delivered()] * 20
+        assert await sink.send(deliveries(20)) == [Delivered()] * 20
         assert sink.abandoned == 4
         release.set()
     for thread in threads:
@@ -245,7 +245,7 @@ async def test_a_synchronous_handler_that_hangs_is_abandoned_and_capacity_stays(
 async def test_threads_are_used_again_and_no_more_than_the_concurrency() -> None:
     threads: set[threading.Thread] = set()
     async with sink_for(lambda event: threads.add(threading.current_thread()), concurrency=3) as sink:
-        batches = [[make_delivery() for _ in range(20)] for _ in range(3)]
+        batches = [deliveries(20) for _ in range(3)]
         await asyncio.gather(*map(sink.send, batches))
     assert 1 <= len(threads) <= 3
     for thread in threads:
@@ -266,15 +266,12 @@ def test_one_sink_serves_a_loop_after_the_other() -> None:
     async def handler(event: Event) -> None:
         await asyncio.sleep(0)
 
+    async def send_twice() -> list[Any]:
+        return await asyncio.gather(*(sink.send(deliveries(3)) for _ in range(2)))
+
     sink = HandlerSink(Destination("shop", "handler:", concurrency=1), handler)
     for _ in range(3):
-        answers = asyncio.run(send_twice(sink))
-        assert answers == [[Delivered()] * 3] * 2
-
-
-async def send_twice(sink: HandlerSink) -> list[Any]:
-    batches = [[make_delivery() for _ in range(3)] for _ in range(2)]
-    return await asyncio.gather(*map(sink.send, batches))
+        assert asyncio.run(send_twice()) == [[Delivered()] * 3] * 2
 
 
 def test_a_handler_that_hangs_does_not_hold_up_the_exit_of_the_process() -> None:
@@ -316,7 +313,7 @@ async def test_after_a_send_is_cancelled_nothing_more_is_tried() -> None:
         await asyncio.Event().wait()
 
     async with sink_for(handler, concurrency=1) as sink:
-        sending = asyncio.ensure_future(sink.send([make_delivery() for _ in range(3)]))  # noqa: RUF006
+        sending = asyncio.ensure_future(sink.send(deliveries(3)))  # noqa: RUF006
         await begun.wait()
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -235,26 +235,20 @@ async def test_an_answer_that_is_no_http_is_tried_again(said: bytes) -> None:
     assert len(answered.reason) < 300
 
 
+@pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("part", [b"", b"HTTP/1.1 2", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX: y\r\n"])
-async def test_a_connection_that_closes_before_the_answer_is_tried_again(part: bytes) -> None:
+async def test_a_connection_that_ends_before_the_answer_is_tried_again(part: bytes, reset: bool) -> None:
     async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(part)
         await writer.drain()
+        if reset:
+            writer.transport.abort()
 
     async with doing(close) as receiver:
         answered = await send(receiver.url)
     assert type(answered) is Retry
-    assert (
-        answered.reason == f"127.0.0.1:{receiver.port} closed the connection before its answer was complete"
-    )
-
-
-async def test_a_connection_that_is_reset_is_tried_again() -> None:
-    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.abort()
-
-    async with doing(reset) as receiver:
-        assert type(await send(receiver.url)) is Retry
+    closed = f"127.0.0.1:{receiver.port} closed the connection before its answer was complete"
+    assert reset or answered.reason == closed
 
 
 PART = {

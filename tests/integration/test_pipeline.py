@@ -26,7 +26,7 @@ from relaybox.stores.statements import Query
 from relaybox.stores.steps import LEASES_APART
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
-from tests.integration.shop import Databases
+from tests.integration.shop import Databases, end_sessions
 from tests.locks import waiters
 from tests.waiting import PATIENCE, await_for
 
@@ -165,12 +165,7 @@ async def test_a_session_that_is_ended_between_two_calls_is_refused_once(url: st
     _, tables = filled(url, 10)
     async with opened(url, tables) as store:
         [first] = (await store.claim(Want("plain", "me", limit=1))).deliveries
-        with psycopg.connect(url, autocommit=True) as other:
-            ended = (
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            assert other.execute(ended).fetchall() == [(True,)]
+        end_sessions(url)
         with pytest.raises(StoreError):
             await store.claim(Want("plain", "me", limit=1))
         assert await store.settle([Settlement(first, Delivered())]) == frozenset()

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 import threading
 from collections import defaultdict
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Unavailable
 from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.observe import Observer
-from relaybox.parts import died, open_store, this_process
+from relaybox.parts import died, this_process
 from relaybox.relay.extend import LOOKS
 from relaybox.store import Want
-from tests.databases import KINDS
+from tests.databases import KINDS, POSTGRESQL
 from tests.integration.receivers import answer, answering
 from tests.integration.shop import QUICK, Databases, Shop, in_order, shop_for
 from tests.waiting import PATIENCE, await_for
@@ -52,9 +54,8 @@ async def test_committed_events_arrive_at_asynchronous_and_synchronous_functions
     await shop.outbox.adrain()
     for events in (loop, thread):
         assert sorted(event.payload["n"] for event in events) == list(range(30))
-        assert {(event.type, event.aggregate_type, event.attempt) for event in events} == {
-            ("order.paid", "Order", 1)
-        }
+        found = {(event.type, event.aggregate_type, event.attempt) for event in events}
+        assert found == {("order.paid", "Order", 1)}
     assert {event.id for event in loop} == {event.id for event in thread}
     assert {row[0] for row in shop.rows()} == {"delivered"}
 
@@ -80,9 +81,8 @@ async def test_events_of_a_key_arrive_in_order_through_retries(shop: Shop) -> No
 async def test_what_a_function_raises_decides(shop: Shop) -> None:
     @shop.outbox.handler("order.*", name="on_order", max_attempts=2, **SLOW)
     async def handler(event: Event) -> None:
-        raise [Reject("no such order"), Retry("busy"), Unavailable("gone fishing"), ValueError("oops")][
-            event.payload["n"]
-        ]
+        errors = [Reject("no such order"), Retry("busy"), Unavailable("gone fishing"), ValueError("oops")]
+        raise errors[event.payload["n"]]
 
     shop.emit(4)
     await shop.outbox.adrain()
@@ -110,17 +110,11 @@ async def test_attempts_are_used_up_and_then_it_is_failed(shop: Shop) -> None:
 
 
 async def test_a_running_relay_finds_what_is_emitted_while_it_runs(shop: Shop) -> None:
-    arrived = asyncio.Event()
-
-    @shop.outbox.handler("order.*", name="on_order", **QUICK)
-    async def handler(event: Event) -> None:
-        arrived.set()
-
+    arrived = shop.collect()
     async with shop.outbox.relay():
-        for _ in range(3):
-            arrived.clear()
-            shop.emit(1)
-            await asyncio.wait_for(arrived.wait(), PATIENCE)
+        for n in range(3):
+            shop.emit(1, first=n)
+            await await_for(lambda: arrived[n:], "the next one")  # noqa: B023
     assert {row[0] for row in shop.rows()} == {"delivered"}
 
 
@@ -200,11 +194,9 @@ async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(
 
     fresh = shop.collect("fast")
     shop.emit(3)
-    store = open_store(shop.outbox.settings.database, shop.outbox.tables)
-    for name in ("slow", "fast"):
-        claim = await store.claim(Want(name, "dead", 100, 0.001))
-        assert len(claim.deliveries) == 3
-    await store.close()
+    async with shop.store() as store:
+        for name in ("slow", "fast"):
+            assert len((await store.claim(Want(name, "dead", 100, 0.001))).deliveries) == 3
     async with shop.outbox.relay():
         await await_for(lambda: shop.states("slow") == {"pending": 3}, "the relay looks at what is slow")
         await asyncio.to_thread(shop.emit, 20, first=100)
@@ -345,3 +337,66 @@ async def test_the_others_go_on_while_one_hangs_and_take_no_more_connections(
         assert shop.states("hangs") == {"pending": ROUNDS}
         go_on.set()
         await await_for(lambda: shop.states() == {"delivered": ROUNDS * DESTINATIONS}, "all of them")
+
+
+FORK = """
+import asyncio, os, sys
+import psycopg
+from relaybox import Outbox
+from tests.integration.shop import Databases
+from tests.databases import POSTGRESQL
+
+url = sys.argv[1]
+outbox = Outbox(url)
+seen = []
+
+@outbox.handler("order.*", name="in_a_thread")
+def in_a_thread(event):
+    seen.append(event.payload["n"])
+
+@outbox.handler("order.*", name="in_the_loop", ordered=True)
+async def in_the_loop(event):
+    seen.append(event.payload["n"])
+
+def emit(n):
+    with psycopg.connect(url) as connection:
+        with outbox.transaction(connection):
+            outbox.emit(connection, "Order", n, "order.paid", {"n": n})
+
+async def relay_until(count):
+    async with asyncio.timeout(30), outbox.relay():
+        while len(seen) < count:
+            await asyncio.sleep(0.01)
+
+emit(0)
+outbox.drain()
+assert sorted(seen) == [0, 0], seen
+asyncio.run(relay_until(2))
+child = os.fork()
+emit(2 if child else 1)
+if not child:
+    outbox.drain()
+    emit(11)
+    outbox.drain()
+    os._exit(0)
+outbox.drain()
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+emit(22)
+outbox.drain()
+assert 22 in seen, seen
+"""
+
+
+@pytest.mark.parametrize("kind", POSTGRESQL)
+def test_parent_and_child_deliver_side_by_side(kind: str, migrated_database: Databases) -> None:
+    url = migrated_database(kind)
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, url], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT destination, status, attempts, count(*) FROM outbox_event GROUP BY 1, 2, 3 ORDER BY 1"
+        ).fetchall()
+    assert rows == [("in_a_thread", "delivered", 1, 5), ("in_the_loop", "delivered", 1, 5)]
