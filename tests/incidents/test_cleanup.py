@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import sqlalchemy as sa
 
 from relaybox.config import Destination
 from relaybox.maintenance.prune import Prune
-from relaybox.migrations import migrate
 from relaybox.relay.clock import MonotonicClock
 from relaybox.schema import make_tables
 from relaybox.stores import upkeep_statements
-from tests.incidents.stage import BOTH_WAYS
-from tests.incidents.variants import check, rewrite, variants
+from tests.incidents.conftest import BOTH_WAYS, Case, variants
 from tests.integration.upkeep.bench import LONG_AGO, Bench, go_on, leading
 
 
-def by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_age(case: Case) -> None:
     """What is old goes, whatever became of it."""
     old = ("status = 'delivered' AND delivered_at <", "created_at <")
     any_order = ("AND delivered_at >= :since", "")
     for texts in (upkeep_statements.POSTGRESQL, upkeep_statements.MYSQL, upkeep_statements.SQLITE):
-        rewrite(monkeypatch, texts, "delivered", old, any_order, ("ORDER BY delivered_at", "ORDER BY id"))
+        case.rewrite(texts, "delivered", old, any_order, ("ORDER BY delivered_at", "ORDER BY id"))
 
 
 @pytest.mark.parametrize("kind", BOTH_WAYS)
 @variants("removal by age alone")
-async def test_cleanup_deletes_undelivered_rows(
-    broken: str | None,
-    kind: str,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
-        by_age(monkeypatch)
-    url = fresh_database(kind)
-    migrate(url)
+async def test_cleanup_deletes_undelivered_rows(case: Case, kind: str) -> None:
+    if case.broken:
+        by_age(case)
+    url = case.database(kind)
     bench = Bench(sa.make_url(url), make_tables(sa.MetaData()))
     undelivered = {
         bench.put("shop", age=LONG_AGO),
@@ -52,6 +42,6 @@ async def test_cleanup_deletes_undelivered_rows(
     for store in bench.stores:
         await store.close()
     bench.engine.dispose()
-    with check(broken, "undelivered rows are gone"):
+    with case.check("undelivered rows are gone"):
         assert undelivered <= left, "undelivered rows are gone"
     assert delivered not in left

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from relaybox import Event, Retry
 from relaybox.outcome import Retried
 from relaybox.store import Settlement, Want
 from relaybox.stores import statements
-from tests.incidents.stage import BOTH_WAYS, QUICK, end_leases, make_shop, store_of
-from tests.incidents.variants import check, rewrite, variants
-from tests.integration.shop import Shop
+from tests.incidents.conftest import BOTH_WAYS, Case, make_shop, variants
+from tests.integration.shop import QUICK, Shop
 
 DEATHS = 5
 
 
 @pytest.mark.parametrize("kind", BOTH_WAYS)
 @variants("claims of rows with attempts left")
-async def test_a_crash_on_the_last_attempt_sticks_for_ever(
-    broken: str | None,
-    kind: str,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
+async def test_a_crash_on_the_last_attempt_sticks_for_ever(case: Case, kind: str) -> None:
+    if case.broken:
         whoever = "(:suspects OR NOT {suspect})"
-        rewrite(monkeypatch, statements.WORDS, "wanted", (whoever, f"{whoever} AND attempts < max_attempts"))
-    shop = make_shop(fresh_database(kind), max_attempts=2)
+        case.rewrite(statements.WORDS, "wanted", (whoever, f"{whoever} AND attempts < max_attempts"))
+    shop = make_shop(case.database(kind), max_attempts=2)
     shop.emit(1)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         [first] = (await store.claim(Want("shop", "relay"))).deliveries
         await store.settle([Settlement(first, Retried(0.0, "busy"))])
         for _ in range(DEATHS):
             await store.claim(Want("shop", "mortal"))
-            end_leases(shop)
-    with check(broken, "it is neither delivered nor failed"):
+            shop.end_leases()
+    with case.check("it is neither delivered nor failed"):
         [(status, _, error)] = shop.rows()
         assert status == "failed", "it is neither delivered nor failed"
         assert "the relay died" in (error or "")
@@ -44,17 +36,12 @@ async def test_a_crash_on_the_last_attempt_sticks_for_ever(
 
 @pytest.mark.parametrize("kind", BOTH_WAYS)
 @variants("deaths that count for everybody")
-async def test_five_crashes_of_a_relay_fail_a_whole_batch_of_innocents(
-    broken: str | None,
-    kind: str,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
-        rewrite(monkeypatch, statements.WORDS, "suspect", (statements.WORDS["suspect"], "(crashes < 0)"))
+async def test_five_crashes_of_a_relay_fail_a_whole_batch_of_innocents(case: Case, kind: str) -> None:
+    if case.broken:
+        case.rewrite(statements.WORDS, "suspect", (statements.WORDS["suspect"], "(crashes < 0)"))
         given_back = "CASE WHEN lease_token IS NOT NULL AND crashes < 2 THEN 0 ELSE 1 END"
-        rewrite(monkeypatch, statements.WORDS, "lease", (given_back, "1"))
-    shop = Shop(fresh_database(kind))
+        case.rewrite(statements.WORDS, "lease", (given_back, "1"))
+    shop = Shop(case.database(kind))
     seen: set[int] = set()
 
     @shop.outbox.handler("*", name="shop", max_attempts=DEATHS, **QUICK)
@@ -64,13 +51,13 @@ async def test_five_crashes_of_a_relay_fail_a_whole_batch_of_innocents(
             raise Retry("500")
 
     shop.emit(10)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         for _ in range(DEATHS):
             # As a relay does it: whatever is beyond suspicion at once, and the first suspect alone.
             await store.claim(Want("shop", "mortal", suspects=False))
             await store.claim(Want("shop", "mortal", limit=1))
-            end_leases(shop)
+            shop.end_leases()
     await shop.outbox.adrain()
     _killer, *innocents = shop.rows()
-    with check(broken, "innocents were failed"):
+    with case.check("innocents were failed"):
         assert {status for status, _, _ in innocents} <= {"pending", "delivered"}, "innocents were failed"

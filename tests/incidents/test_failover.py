@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -12,16 +12,17 @@ import pytest
 import sqlalchemy as sa
 from asyncmy.errors import MySQLError
 
-from relaybox import Event, parts
+from relaybox import parts
 from relaybox.stores.dialects import refusal
 from relaybox.stores.mysql import Asyncmy, _fetch
 from relaybox.stores.postgres import Psycopg
+from tests.chaos.proxy import Proxy
 from tests.conftest import available
-from tests.incidents.forwarder import Forwarder
-from tests.incidents.stage import QUICK
-from tests.incidents.variants import IN_VAIN, check, variants
-from tests.integration.shop import DRIVERS, MEMBERSHIP, SOON, Shop, until
+from tests.databases import engine
+from tests.incidents.conftest import Case, variants
+from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop
 from tests.servers import mariadb, postgres, postgres18
+from tests.waiting import await_for
 
 PLAIN = "plain"
 """A user of MariaDB who may not write to a server that is read-only."""
@@ -43,12 +44,8 @@ class Node:
 
     def execute(self, *statements: str) -> None:
         """Each by itself, as an administrator."""
-        engine = sa.create_engine(
-            self.url.set(drivername=DRIVERS[self.url.drivername]),
-            isolation_level="AUTOCOMMIT",
-            poolclass=sa.NullPool,
-        )
-        with engine.connect() as connection:
+        address = self.url.render_as_string(hide_password=False)
+        with engine(address, isolation_level="AUTOCOMMIT").connect() as connection:
             for statement in statements:
                 connection.execute(sa.text(statement))
 
@@ -92,7 +89,7 @@ def old_server(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 @pytest.fixture
 def nodes(
-    request: pytest.FixtureRequest, old_server: Node, fresh_database: Callable[[str], str]
+    request: pytest.FixtureRequest, old_server: Node, fresh_database: Databases
 ) -> Iterator[tuple[Node, Node]]:
     """The node that was the primary, and the one that is to be it."""
     kind = request.node.callspec.params["old_server"]
@@ -101,7 +98,7 @@ def nodes(
     old_server.execute(*WRITABLE[kind])
 
 
-def keep_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_connections(case: Case) -> None:
     """A connection that answers is as good as new, whatever it answers."""
 
     async def run_on_postgres(self: Any, begin: Any) -> Any:
@@ -129,50 +126,32 @@ def keep_connections(monkeypatch: pytest.MonkeyPatch) -> None:
                 await connection.rollback()
                 raise refusal(error) from error
 
-    monkeypatch.setattr(Psycopg, "run", run_on_postgres)
-    monkeypatch.setattr(Asyncmy, "run", run_on_mariadb)
-
-
-@contextmanager
-def address_of(node: Node) -> Iterator[tuple[Forwarder, str]]:
-    """What applications know of the pair: one address, which leads to this node for now."""
-    forwarder = Forwarder(node.plain())
-    with forwarder.listening() as url:
-        yield forwarder, url.render_as_string(hide_password=False)
+    case.patch.setattr(Psycopg, "run", run_on_postgres)
+    case.patch.setattr(Asyncmy, "run", run_on_mariadb)
 
 
 @variants("a pool that keeps every connection that answers")
 async def test_stuck_on_a_read_only_node_after_a_failover(
-    broken: str | None,
-    request: pytest.FixtureRequest,
-    nodes: tuple[Node, Node],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    case: Case, request: pytest.FixtureRequest, nodes: tuple[Node, Node], caplog: pytest.LogCaptureFixture
 ) -> None:
-    if broken:
-        keep_connections(monkeypatch)
-    monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
+    if case.broken:
+        keep_connections(case)
+    case.patch.setitem(MEMBERSHIP, "interval", SOON)
     # Else one of them might be made for the first time after the failover.
-    monkeypatch.setattr(parts, "open_store", partial(parts.open_store, connections=1))
+    case.patch.setattr(parts, "open_store", partial(parts.open_store, connections=1))
     old, new = nodes
-    new_shop = Shop(new.url.render_as_string(hide_password=False))
-    taken: list[int] = []
-    with address_of(old) as (forwarder, url):
-        shop = Shop(url)
-        for each in (shop, new_shop):
-
-            @each.outbox.handler("*", name="shop", **QUICK)
-            async def take(event: Event) -> None:
-                taken.append(event.payload["n"])
-
+    new_shop, address = Shop(new.url.render_as_string(hide_password=False)), old.plain()
+    with Proxy(address.host or "", address.port or 0) as proxy:
+        shop = Shop(address.set(port=proxy.port).render_as_string(hide_password=False))
+        new_shop.collect("shop")
+        taken = shop.collect("shop")
         async with shop.outbox.relay(patience=1):
             shop.emit(1)
-            await until(lambda: shop.states() == {"delivered": 1}, "a delivery before the failover")
+            await await_for(lambda: shop.states() == {"delivered": 1}, "a delivery before the failover")
             old.execute(*READ_ONLY[request.node.callspec.params["old_server"]])
-            forwarder.target = new.plain()
+            leads_to = new.plain()
+            proxy.target = leads_to.host or "", leads_to.port or 0
             new_shop.emit(1, first=1)
-            with check(broken, "a delivery after the failover"):
-                await until(
-                    lambda: taken == [0, 1], "a delivery after the failover", IN_VAIN if broken else 15
-                )
+            with case.check("a delivery after the failover"):
+                await await_for(lambda: taken == [0, 1], "a delivery after the failover", case.seconds)
     assert "read-only" in caplog.text

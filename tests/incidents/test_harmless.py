@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import psycopg
-import pytest
 import sqlalchemy as sa
 
 from relaybox import Event
 from relaybox.relay.lane import Lane
 from relaybox.store import Claim, Want
 from relaybox.stores.sql import SqlStore
-from tests.incidents.stage import QUICK
-from tests.incidents.variants import check, variants
-from tests.integration.shop import Shop, until
+from tests.incidents.conftest import Case, variants
+from tests.integration.shop import QUICK, Shop
+from tests.waiting import await_for
 
 OPEN = """
 SELECT count(*) FROM pg_stat_activity
@@ -25,7 +23,7 @@ WHERE datname = current_database() AND state LIKE 'idle in transaction%'"""
 LOCK = "SELECT id FROM outbox_event FOR UPDATE NOWAIT"
 
 
-def hold_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_rows(url: str, case: Case) -> None:
     """Keep the rows of a claim locked in a transaction until they are settled."""
     opened, really_claim, really_settle = ExitStack(), SqlStore.claim, SqlStore.settle
 
@@ -40,15 +38,13 @@ def hold_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         opened.close()
         return await really_settle(self, *given, **policy)
 
-    monkeypatch.setattr(SqlStore, "claim", claim)
-    monkeypatch.setattr(SqlStore, "settle", settle)
+    case.patch.setattr(SqlStore, "claim", claim)
+    case.patch.setattr(SqlStore, "settle", settle)
 
 
 @variants("rows that stay locked until they are sent")
-async def test_a_transaction_is_open_while_the_sink_is_called(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = fresh_database("postgresql-18")
+async def test_a_transaction_is_open_while_the_sink_is_called(case: Case) -> None:
+    url = case.database("postgresql-18")
     shop = Shop(url)
     found: list[Any] = []
 
@@ -62,11 +58,11 @@ async def test_a_transaction_is_open_while_the_sink_is_called(
                 found.append(locked)
 
     shop.emit(3)
-    if broken:
-        hold_rows(url, monkeypatch)
+    if case.broken:
+        hold_rows(url, case)
     await shop.outbox.adrain()
     assert shop.states() == {"delivered": 3}
-    with check(broken, "transactions or locks were open"):
+    with case.check("transactions or locks were open"):
         assert found == [0, 0, 0], "transactions or locks were open while the sink was called"
 
 
@@ -76,12 +72,10 @@ async def keep(self: Lane, deliveries: Any) -> bool:
 
 
 @variants("a stop that gives nothing back")
-async def test_a_relay_that_is_stopped_keeps_its_claims(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if broken:
-        monkeypatch.setattr(Lane, "_release", keep)
-    shop = Shop(fresh_database("sqlite"))
+async def test_a_relay_that_is_stopped_keeps_its_claims(case: Case) -> None:
+    if case.broken:
+        case.patch.setattr(Lane, "_release", keep)
+    shop = Shop(case.database("sqlite"))
     begun: list[Event] = []
 
     @shop.outbox.handler("*", name="shop", concurrency=2, **QUICK)
@@ -91,7 +85,7 @@ async def test_a_relay_that_is_stopped_keeps_its_claims(
 
     shop.emit(10)
     async with shop.outbox.relay(patience=0.1):
-        await until(lambda: len(begun) == 2, "two being sent, the rest waiting")
-    with check(broken, "rows are still leased"):
+        await await_for(lambda: len(begun) == 2, "two being sent, the rest waiting")
+    with case.check("rows are still leased"):
         assert shop.leases() == 0, "rows are still leased"
         assert {row[:2] for row in shop.rows()} == {("pending", 0)}, "attempts were not given back"

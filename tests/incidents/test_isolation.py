@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Event, Retry, Route
+from relaybox import Destination, Event, Retry
 from relaybox.envelope import event_of
 from relaybox.observe import Observer
 from relaybox.outcome import Outcome
@@ -19,25 +19,23 @@ from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.lane import Lane
 from relaybox.sinks.handler import HandlerSink
 from relaybox.stores import statements
-from tests.incidents.stage import QUICK
-from tests.incidents.variants import IN_VAIN, check, rewrite, variants
+from tests.incidents.conftest import Case, variants
 from tests.integration.runner import Runner, running
-from tests.integration.shop import Shop, until
+from tests.integration.shop import QUICK, Shop, shop_for
+from tests.waiting import await_for
 
 
 @variants("one queue for all destinations")
-async def test_one_bad_sink_stops_all_the_others(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if broken:
+async def test_one_bad_sink_stops_all_the_others(case: Case) -> None:
+    if case.broken:
         turn, send = asyncio.Lock(), Lane._send
 
         async def in_turn(self: Lane, batch: Batch, had_turn: bool) -> None:
             async with turn:
                 await send(self, batch, had_turn)
 
-        monkeypatch.setattr(Lane, "_send", in_turn)
-    shop = Shop(fresh_database("postgresql-18"))
+        case.patch.setattr(Lane, "_send", in_turn)
+    shop = Shop(case.database("postgresql-18"))
     hangs = asyncio.Event()
     taken: Counter[str] = Counter()
 
@@ -56,9 +54,9 @@ async def test_one_bad_sink_stops_all_the_others(
         shop.emit(1)
         await hangs.wait()
         shop.emit(20, event_type="order.sent")
-        with check(broken, "the other destinations"):
+        with case.check("the other destinations"):
             expected = {"mail": 20, "search": 20, "billing": 20}
-            await until(lambda: taken == expected, "the other destinations", IN_VAIN if broken else 10)
+            await await_for(lambda: taken == expected, "the other destinations", case.seconds)
 
 
 class Probes(Observer):
@@ -81,26 +79,21 @@ def every_time_counts(self: Policy, answer: Any, delivery: Any, *_: Any) -> tupl
 
 
 @variants("attempts that always count")
-async def test_an_outage_burns_all_attempts(
-    broken: str | None,
-    runner: Runner,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
-        monkeypatch.setattr(Policy, "_unavailable", every_time_counts)
-    monkeypatch.setattr("relaybox.circuit.FIRST_PAUSE", 0.05)
+async def test_an_outage_burns_all_attempts(case: Case, runner: Runner) -> None:
+    if case.broken:
+        case.patch.setattr(Policy, "_unavailable", every_time_counts)
+    case.patch.setattr("relaybox.circuit.FIRST_PAUSE", 0.05)
     place = Destination("runner", runner.url, allow=["127.0.0.0/8"], max_attempts=3, **QUICK)
-    shop = Shop(fresh_database("postgresql-18"), destinations=[place], routes=[Route("*", to="runner")])
+    shop = shop_for(case.database("postgresql-18"), place)
     runner.down = "503"
     shop.emit(10)
     probes = Probes()
     async with shop.outbox.relay(observers=[probes]):
         # Four more times than an event has attempts, or as long as it takes to use them up.
-        await until(lambda: probes.count >= 4 or "failed" in shop.states(), "a long outage")
+        await await_for(lambda: probes.count >= 4 or "failed" in shop.states(), "a long outage")
         runner.down = None
-        await until(lambda: "pending" not in shop.states(), "the end of the backlog")
-    with check(broken, "the outage failed events"):
+        await await_for(lambda: "pending" not in shop.states(), "the end of the backlog")
+    with case.check("the outage failed events"):
         assert shop.states() == {"delivered": 10}, "the outage failed events"
 
 
@@ -114,23 +107,17 @@ def all_decoded_first(send: Any) -> Any:
 
 
 @variants("a batch that is decoded as a whole")
-async def test_one_row_that_nobody_can_read_stops_all_behind_it(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if broken:
-        monkeypatch.setattr(HandlerSink, "send", all_decoded_first(HandlerSink.send))
-    shop = Shop(fresh_database("sqlite"))
-    taken: list[int] = []
-
-    @shop.outbox.handler("*", name="shop", max_attempts=2, **QUICK)
-    async def take(event: Event) -> None:
-        taken.append(event.payload["n"])
+async def test_one_row_that_nobody_can_read_stops_all_behind_it(case: Case) -> None:
+    if case.broken:
+        case.patch.setattr(HandlerSink, "send", all_decoded_first(HandlerSink.send))
+    shop = Shop(case.database("sqlite"))
+    taken = shop.collect("shop", max_attempts=2)
 
     shop.emit(5)
     make_unreadable(shop, 0)
     async with shop.outbox.relay():
-        await until(lambda: "pending" not in shop.states(), "every row final")
-    with check(broken, "readable rows were not delivered"):
+        await await_for(lambda: "pending" not in shop.states(), "every row final")
+    with case.check("readable rows were not delivered"):
         assert sorted(taken) == [1, 2, 3, 4], "readable rows were not delivered"
     assert shop.rows()[0][0] == "failed"
 
@@ -145,15 +132,13 @@ def make_unreadable(shop: Shop, n: int) -> None:
 
 
 @variants("the oldest first, whenever they are due")
-async def test_events_that_fail_fill_every_batch_and_new_ones_starve(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relaybox.relay.sizing.LARGEST", 5)
-    if broken:
+async def test_events_that_fail_fill_every_batch_and_new_ones_starve(case: Case) -> None:
+    case.patch.setattr("relaybox.relay.sizing.LARGEST", 5)
+    if case.broken:
         always = ("next_attempt_at <= {now}", "next_attempt_at IS NOT NULL")
         oldest = ("ORDER BY next_attempt_at, position", "ORDER BY position")
-        rewrite(monkeypatch, statements.WORDS, "in_line", always, oldest)
-    shop = Shop(fresh_database("sqlite"))
+        case.rewrite(statements.WORDS, "in_line", always, oldest)
+    shop = Shop(case.database("sqlite"))
     taken: list[int] = []
 
     @shop.outbox.handler("*", name="shop", max_attempts=1_000, batch_size=5, poll_interval="20ms")
@@ -164,5 +149,5 @@ async def test_events_that_fail_fill_every_batch_and_new_ones_starve(
 
     shop.emit(41)
     async with shop.outbox.relay():
-        with check(broken, "the new event"):
-            await until(lambda: taken == [40], "the new event", IN_VAIN if broken else 10)
+        with case.check("the new event"):
+            await await_for(lambda: taken == [40], "the new event", case.seconds)

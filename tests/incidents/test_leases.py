@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,61 +15,46 @@ from relaybox.outcome import Delivered, Retried
 from relaybox.store import Settlement, Want
 from relaybox.stores import statements, steps
 from relaybox.stores.steps import StoreSteps
-from tests.incidents.stage import (
-    SERVERS,
-    column,
-    done_or_waiting,
-    drive,
-    end_leases,
-    make_shop,
-    store_of,
-    take_over,
-    transaction,
-)
-from tests.incidents.variants import check, rewrite, variants
-from tests.integration.shop import Shop, until
+from tests.databases import SERVERS
+from tests.incidents.conftest import Case, done_or_waiting, make_shop, take_over, variants
+from tests.integration.shop import Shop, drive
+from tests.waiting import await_for
 
 REOPENED = "SET status = 'pending', delivered_at = NULL, next_attempt_at = {now}, {lease}"
 
 
-def unlocked(monkeypatch: pytest.MonkeyPatch, *, reopen: bool = False) -> None:
+def unlocked(case: Case, *, reopen: bool = False) -> None:
     """Claims read what is due without a lock, and write later what they have read."""
     leased = REOPENED if reopen else "SET {lease}"
     for name in ("claim", "claim_unsuspected"):
-        rewrite(
-            monkeypatch,
+        case.rewrite(
             statements.POSTGRESQL,
             name,
             ("ctid", "id"),
             ("FOR UPDATE OF {event_alias} SKIP LOCKED", ""),
             ("SET {lease}", leased),
         )
-    rewrite(monkeypatch, statements.MYSQL, "due_locked", ("{skip_locked}", ""))
-    rewrite(monkeypatch, statements.MYSQL, "lease", ("SET {lease}", leased))
+    case.rewrite(statements.MYSQL, "due_locked", ("{skip_locked}", ""))
+    case.rewrite(statements.MYSQL, "lease", ("SET {lease}", leased))
 
 
 @pytest.mark.parametrize("kind", SERVERS)
 @variants("a rescuer that writes what it read before")
-async def test_a_rescuer_overwrites_a_row_that_was_completed_meanwhile(
-    broken: str | None,
-    kind: str,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
-        unlocked(monkeypatch, reopen=True)
-    shop = make_shop(fresh_database(kind))
+async def test_a_rescuer_overwrites_a_row_that_was_completed_meanwhile(case: Case, kind: str) -> None:
+    if case.broken:
+        unlocked(case, reopen=True)
+    shop = make_shop(case.database(kind))
     shop.emit(1)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         [slow] = (await store.claim(Want("shop", "slow"))).deliveries
-        end_leases(shop)
-        with transaction(shop) as connection:
+        shop.end_leases()
+        with shop.transaction() as connection:
             lost = drive(connection, store.steps.settle([Settlement(slow, Delivered())], "skip"))
             rescue = asyncio.create_task(store.claim(Want("shop", "rescuer")))
             await done_or_waiting(rescue, shop)
         rescued = (await rescue).deliveries
     assert lost == frozenset(), "the slow relay was in time: nobody had its row yet"
-    with check(broken, "a completed row was opened again"):
+    with case.check("a completed row was opened again"):
         assert (shop.states(), rescued) == ({"delivered": 1}, ()), "a completed row was opened again"
 
 
@@ -87,17 +72,14 @@ class Losses(Observer):
 
 @variants("a settle that does not count its rows", "a settle that names no token")
 async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
-    broken: str | None,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if broken == "a settle that does not count its rows":
-        monkeypatch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
-        monkeypatch.setattr(steps._Delivered, "lost", lambda *_: frozenset())
-    elif broken:
-        rewrite(monkeypatch, statements.WORDS, "of_lease", (" AND e.lease_token = :token", ""))
-    shop = Shop(fresh_database("postgresql-18"))
+    if case.broken == "a settle that does not count its rows":
+        case.patch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
+        case.patch.setattr(steps._Delivered, "lost", lambda *_: frozenset())
+    elif case.broken:
+        case.rewrite(statements.WORDS, "of_lease", (" AND e.lease_token = :token", ""))
+    shop = Shop(case.database("postgresql-18"))
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @shop.outbox.handler("*", name="shop")
@@ -111,35 +93,28 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
         await begun.wait()
         take_over(shop, "the other")
         go_on.set()
-        await until(lambda: bool(losses.settled_ids), "the late settle")
-        with check(broken, "the late settle"):
-            assert losses.lost == set(column(shop, "id")), (
-                "the late settle was not told that it wrote nothing"
-            )
-            assert column(shop, "lease_owner") == ["the other"], "the late settle wrote another's row"
+        await await_for(lambda: bool(losses.settled_ids), "the late settle")
+        with case.check("the late settle"):
+            assert losses.lost == set(shop.column("id")), "the late settle was not told that it wrote nothing"
+            assert shop.column("lease_owner") == ["the other"], "the late settle wrote another's row"
             assert any("lost a lease" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("kind", SERVERS)
 @variants("claims that read before they lock")
-async def test_a_retried_row_is_claimed_by_two_relays(
-    broken: str | None,
-    kind: str,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
-        unlocked(monkeypatch)
-    shop = make_shop(fresh_database(kind))
+async def test_a_retried_row_is_claimed_by_two_relays(case: Case, kind: str) -> None:
+    if case.broken:
+        unlocked(case)
+    shop = make_shop(case.database(kind))
     shop.emit(1)
-    async with store_of(shop) as store:
+    async with shop.store() as store:
         tried = (await store.claim(Want("shop", "relay-0"))).deliveries
         await store.settle([Settlement(delivery, Retried(0.0, "busy")) for delivery in tried])
         holders: list[Any] = []
-        with transaction(shop) as connection:
+        with shop.transaction() as connection:
             holders += drive(connection, store.steps.claim(Want("shop", "relay-1"))).deliveries
             second = asyncio.create_task(store.claim(Want("shop", "relay-2")))
             await done_or_waiting(second, shop)
         holders += (await second).deliveries
-    with check(broken, "two relays hold it"):
+    with case.check("two relays hold it"):
         assert [delivery.lease_owner for delivery in holders] == ["relay-1"], "two relays hold it"

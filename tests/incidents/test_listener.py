@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-import psycopg
-import pytest
 from psycopg import AsyncConnection, sql
 
 from relaybox.wakes import postgres
 from relaybox.wakes.postgres import ListeningWake, Notifier
-from tests.incidents.variants import check, variants
-from tests.integration.shop import until
+from tests.incidents.conftest import Case, variants
+from tests.integration.shop import end_sessions
+from tests.waiting import await_for
 
 CHANNEL = "relaybox"
 
@@ -33,38 +31,26 @@ async def listen_once(self: Any) -> None:
         await connection.close()
 
 
-def end_sessions(url: str) -> None:
-    """As a failover does, or a load balancer that finds a connection idle for too long."""
-    with psycopg.connect(url, autocommit=True) as admin:
-        ended = admin.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        ).fetchall()
-    assert ended
-
-
 @variants("a connection that is made again, without LISTEN")
-async def test_the_listener_is_not_registered_again_after_its_connection_died(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if broken:
-        monkeypatch.setattr(ListeningWake, "_listen", listen_once)
-    monkeypatch.setattr(postgres, "FIRST_PAUSE", 0.05)
+async def test_the_listener_is_not_registered_again_after_its_connection_died(case: Case) -> None:
+    if case.broken:
+        case.patch.setattr(ListeningWake, "_listen", listen_once)
+    case.patch.setattr(postgres, "FIRST_PAUSE", 0.05)
     connected: list[ListeningWake] = []
     found = ListeningWake._found
-    monkeypatch.setattr(ListeningWake, "_found", lambda self: (connected.append(self), found(self)))
-    url = fresh_database("postgresql-18")
+    case.patch.setattr(ListeningWake, "_found", lambda self: (connected.append(self), found(self)))
+    url = case.database("postgresql-18")
     wake, notifier = ListeningWake(url, CHANNEL), Notifier(url, CHANNEL)
     try:
         wake.start()
-        await until(lambda: len(connected) == 1, "the first connection")
+        await await_for(lambda: len(connected) == 1, "the first connection")
         await wake.wait("shop", 0)
         await asyncio.to_thread(end_sessions, url)
-        await until(lambda: len(connected) == 2, "the next connection")
+        await await_for(lambda: len(connected) == 2, "the next connection")
         await wake.wait("shop", 0)
         notifier.call(["shop"])
-        with check(broken, "deaf for good"):
-            assert await wake.wait("shop", 1 if broken else 10), "deaf for good"
+        with case.check("deaf for good"):
+            assert await wake.wait("shop", case.seconds), "deaf for good"
     finally:
         notifier.close()
         await wake.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -13,54 +12,48 @@ from relaybox.emit import row
 from relaybox.errors import InvalidField
 from relaybox.store import Want
 from relaybox.stores import statements
-from tests.incidents.stage import drive, make_shop, store_of, transaction
-from tests.incidents.variants import check, rewrite, variants
+from tests.incidents.conftest import Case, make_shop, variants
+from tests.integration.shop import drive
+from tests.waiting import PATIENCE
 
 
 @variants("an order that no index has")
-async def test_a_locking_read_through_a_filesort_locks_every_row(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if broken:
+async def test_a_locking_read_through_a_filesort_locks_every_row(case: Case) -> None:
+    if case.broken:
         sorted_ = ("ORDER BY next_attempt_at, position", "ORDER BY next_attempt_at, position + 0")
-        rewrite(monkeypatch, statements.WORDS, "in_line", sorted_)
-    shop = make_shop(fresh_database("mariadb"))
+        case.rewrite(statements.WORDS, "in_line", sorted_)
+    shop = make_shop(case.database("mariadb"))
     shop.emit(30)
-    async with store_of(shop) as store:
-        with transaction(shop) as connection:
+    async with shop.store() as store:
+        with shop.transaction() as connection:
             first = drive(connection, store.steps.claim(Want("shop", "relay-1", limit=5)))
             second = await store.claim(Want("shop", "relay-2"))
             # An emitter waits for nobody.
-            await asyncio.wait_for(asyncio.to_thread(shop.emit, 1, first=30), 10)
+            await asyncio.wait_for(asyncio.to_thread(shop.emit, 1, first=30), PATIENCE)
     assert len(first.deliveries) == 5
-    with check(broken, "a claim of five locked the rows of others too"):
+    with case.check("a claim of five locked the rows of others too"):
         assert len(second.deliveries) == 25, "a claim of five locked the rows of others too"
 
 
 KEYS = ["k" * 255 + end for end in ("-first", "-second")]
 
 
-def cut_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_keys(case: Case) -> None:
     """Keys of any length are let through, and INSERT IGNORE makes them fit."""
     checked = row.text_field
-    monkeypatch.setattr(row, "text_field", lambda field, value, longest: checked(field, value, 10_000))
+    case.patch.setattr(row, "text_field", lambda field, value, longest: checked(field, value, 10_000))
     ignore = ("INSERT INTO", "INSERT IGNORE INTO")
-    rewrite(monkeypatch, statements.MYSQL, "insert", ignore)
-    rewrite(monkeypatch, statements.MYSQL, "remember_key", ignore, ("{or_nothing_but_the_key}", ""))
-    rewrite(monkeypatch, statements.MYSQL, "recall_key", (":key", "LEFT(:key, 255)"))
+    case.rewrite(statements.MYSQL, "insert", ignore)
+    case.rewrite(statements.MYSQL, "remember_key", ignore, ("{or_nothing_but_the_key}", ""))
+    case.rewrite(statements.MYSQL, "recall_key", (":key", "LEFT(:key, 255)"))
 
 
 @pytest.mark.parametrize("sql_mode", ["STRICT_TRANS_TABLES", ""], ids=["strict", "lax"])
 @variants("INSERT IGNORE")
-def test_insert_ignore_truncates_a_key_and_two_events_become_one(
-    broken: str | None,
-    sql_mode: str,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if broken:
-        cut_keys(monkeypatch)
-    shop = make_shop(fresh_database("mariadb"))
+def test_insert_ignore_truncates_a_key_and_two_events_become_one(case: Case, sql_mode: str) -> None:
+    if case.broken:
+        cut_keys(case)
+    shop = make_shop(case.database("mariadb"))
     written = refused = 0
     with shop.engine.begin() as connection:
         connection.execute(sa.text("SET SESSION sql_mode = :mode"), {"mode": sql_mode})
@@ -74,7 +67,7 @@ def test_insert_ignore_truncates_a_key_and_two_events_become_one(
         assert not shop.outbox.emit(
             connection, "Order", 1, "order.paid", {}, idempotency_key="k" * 254
         ).duplicate
-    with check(broken, "an event was swallowed as the duplicate of another"):
+    with case.check("an event was swallowed as the duplicate of another"):
         whole = written + refused == len(KEYS)
         assert whole, "an event was swallowed as the duplicate of another"
-    assert broken or refused == len(KEYS), "a key that does not fit was taken"
+    assert case.broken or refused == len(KEYS), "a key that does not fit was taken"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from relaybox.store import Want
 from relaybox.stores import sqlite
 from relaybox.stores.sqlite import Sqlite3
 from relaybox.stores.statements import Query
-from tests.incidents.stage import make_shop, store_of
-from tests.incidents.variants import check, variants
+from tests.incidents.conftest import Case, make_shop, variants
 from tests.integration.shop import Shop
+from tests.waiting import PATIENCE
 
 
 class Deferred:
@@ -47,23 +44,21 @@ class Emitter:
         return rows
 
     def end(self) -> None:
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 
 @variants("transactions that begin as readers")
-async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is_old(
-    broken: str | None, fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if broken:
+async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is_old(case: Case) -> None:
+    if case.broken:
         connect = Sqlite3._connect
-        monkeypatch.setattr(Sqlite3, "_connect", lambda self: Deferred(connect(self)))
-    shop = make_shop(fresh_database("sqlite"))
+        case.patch.setattr(Sqlite3, "_connect", lambda self: Deferred(connect(self)))
+    shop = make_shop(case.database("sqlite"))
     shop.emit(1)
     emitter = Emitter(shop)
-    monkeypatch.setattr(sqlite, "_fetch", emitter.fetch)
-    async with store_of(shop) as store:
-        with check(broken, "database is locked"):
+    case.patch.setattr(sqlite, "_fetch", emitter.fetch)
+    async with shop.store() as store:
+        with case.check("database is locked"):
             claim = await store.claim(Want("shop", "relay"))
             assert [delivery.attempts for delivery in claim.deliveries] == [1]
     emitter.end()

@@ -1,27 +1,35 @@
-"""What the stores cost in what can be counted: statements and round trips.
+"""What stores cost in statements and round trips, and a relay in Python calls and objects.
 
-Counted on the wire, between the store and a real server; no clock is involved.
+Statements are counted on the wire, between the store and a real server; no clock is involved.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
 
+from relaybox import Event
+from relaybox.emit.row import Call
 from relaybox.event import Delivery
+from relaybox.ledger import CAP
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import Tables
 from relaybox.store import Claim, DeadLetter, Settlement, Store, Want
 from relaybox.stores import mysql, postgres, sqlite
+from relaybox.stores.statements import Query
+from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
+from tests.integration.operated import Operated
+from tests.integration.shop import Databases, Shop
 from tests.servers import pgbouncer
-
-POSTGRES = ["postgresql-18", "postgresql-15"]
 
 
 class Count(NamedTuple):
@@ -41,6 +49,7 @@ class Wire:
     def __init__(self, server: sa.URL) -> None:
         self._server = server
         self._tasks: list[asyncio.Task[None]] = []
+        self.connections = 0
         self.total = Count(0, 0)
 
     @asynccontextmanager
@@ -59,15 +68,20 @@ class Wire:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         self._tasks.append(asyncio.create_task(self._carry(reader, writer)))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        above_reader, above_writer = await asyncio.open_connection(self._server.host, self._server.port)
+        above, up = await asyncio.open_connection(self._server.host, self._server.port)
+        ways = [asyncio.create_task(self._up(reader, up)), asyncio.create_task(self._down(above, writer))]
         try:
-            await asyncio.gather(self._up(reader, above_writer), self._down(above_reader, writer))
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
             writer.close()
-            above_writer.close()
+            up.close()
 
     async def _up(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         kind, asked = b"", True  # the first message, and only that, has no kind
@@ -115,33 +129,41 @@ class Counted:
         claim = await self._store.claim(want)
         return claim, self._since(before)
 
-    async def settle(self, settlements: list[Settlement]) -> Count:
-        before = self._total()
-        assert not await self._store.settle(settlements)
-        return self._since(before)
+    async def settle(self, settlements: list[Settlement], dead_letter: DeadLetter | None = None) -> Count:
+        return await self._took_of_held(lambda store: store.settle(settlements, dead_letter=dead_letter))
 
     async def bury(self, settlements: list[Settlement]) -> Count:
-        before = self._total()
-        assert not await self._store.settle(settlements, dead_letter=DeadLetter("grave"))
-        return self._since(before)
+        return await self.settle(settlements, DeadLetter("grave"))
+
+    async def extend(self, deliveries: tuple[Delivery, ...]) -> Count:
+        return await self._took_of_held(lambda store: store.extend(deliveries, 60.0))
+
+    async def release(self, deliveries: tuple[Delivery, ...]) -> Count:
+        return await self._took_of_held(lambda store: store.release(deliveries))
 
     async def took(self, operation: Callable[[Store], Awaitable[object]]) -> Count:
         before = self._total()
         await operation(self._store)
         return self._since(before)
 
-    async def extend(self, deliveries: tuple[Delivery, ...]) -> Count:
-        before = self._total()
-        assert not await self._store.extend(deliveries, 60.0)
-        return self._since(before)
+    async def _took_of_held(self, operation: Callable[[Store], Awaitable[object]]) -> Count:
+        """Count an operation that answers which rows are no longer held."""
 
-    async def release(self, deliveries: tuple[Delivery, ...]) -> Count:
-        before = self._total()
-        assert not await self._store.release(deliveries)
-        return self._since(before)
+        async def on_held(store: Store) -> None:
+            assert not await operation(store)
+
+        return await self.took(on_held)
 
     def _since(self, before: Count) -> Count:
         return Count(*(after - at_first for after, at_first in zip(self._total(), before, strict=True)))
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, migrated_database: Databases) -> str:
+    return migrated_database(getattr(request, "param", "postgresql-18"))
+
+
+each_version = pytest.mark.parametrize("url", POSTGRESQL, indirect=True)
 
 
 @asynccontextmanager
@@ -157,11 +179,8 @@ async def counted_postgres(url: str, tables: Tables) -> AsyncIterator[Counted]:
 
 
 @pytest.mark.parametrize("limit", [10, 100])
-@pytest.mark.parametrize("kind", POSTGRES)
-async def test_an_operation_on_postgresql_is_one_round_trip(
-    kind: str, limit: int, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database(kind)
+@each_version
+async def test_an_operation_on_postgresql_is_one_round_trip(limit: int, url: str) -> None:
     engine, tables = create_tables(url)
     emit(engine, tables, 5 * limit)
     plain = Want("plain", "me", limit=limit, explain=False)
@@ -189,9 +208,8 @@ async def test_an_operation_on_postgresql_is_one_round_trip(
 
 
 async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
-    fresh_database: Callable[[str], str], pgbouncer_url: str
+    url: str, pgbouncer_url: str
 ) -> None:
-    url = fresh_database("postgresql-18")
     engine, tables = create_tables(url)
     emit(engine, tables, 50)
     async with counted_postgres(pgbouncer.through(pgbouncer_url, url), tables) as store:
@@ -206,11 +224,8 @@ async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
         assert (await store.claim(Want("nobody", "me")))[1] == Count(5, 1), "and why there is nothing"
 
 
-@pytest.mark.parametrize("kind", POSTGRES)
-async def test_what_relays_share_changes_in_one_round_trip(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database(kind)
+@each_version
+async def test_what_relays_share_changes_in_one_round_trip(url: str) -> None:
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         # None of these is on the delivery path: each is planned for its own parameters, which one more says.
@@ -222,11 +237,8 @@ async def test_what_relays_share_changes_in_one_round_trip(
         assert await store.took(lambda s: s.pause("plain", "me", "410")) == Count(3, 1)
 
 
-@pytest.mark.parametrize("kind", POSTGRES)
-async def test_the_first_ordered_claim_of_a_destination_makes_its_row(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database(kind)
+@each_version
+async def test_the_first_ordered_claim_of_a_destination_makes_its_row(url: str) -> None:
     _, tables = create_tables(url)
     async with counted_postgres(url, tables) as store:
         new = Want("new", "me", ordered=True)
@@ -263,15 +275,12 @@ LOCK_AND_MAKE_DUE = {"mariadb": 3, "sqlite": 2}
 
 
 @pytest.mark.parametrize("limit", [10, 100])
-@pytest.mark.parametrize(("kind", "module"), [("mariadb", mysql), ("sqlite", sqlite)])
+@pytest.mark.parametrize(
+    ("url", "kind", "module"), [("mariadb", "mariadb", mysql), ("sqlite", "sqlite", sqlite)], indirect=["url"]
+)
 async def test_the_number_of_statements_does_not_grow_with_the_batch(
-    kind: str,
-    module: Any,
-    limit: int,
-    fresh_database: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, module: Any, limit: int, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = fresh_database(kind)
     engine, tables = create_tables(url)
     emit(engine, tables, 5 * limit)
     plain = Want("plain", "me", limit=limit)
@@ -301,3 +310,130 @@ async def test_the_number_of_statements_does_not_grow_with_the_batch(
         assert took.statements == 2 * fenced + keyed + LOCKED[kind] + 3, "copies of what failed are one more"
         assert (await store.claim(Want("nobody", "me")))[1].statements == 2, "and why there is nothing"
         assert (await store.took(lambda s: s.reserve("plain", 10, 100.0))).statements == 3
+
+
+PARKED, DUE, LIMIT = 12_000, 100, 20
+
+
+async def looked_at(operated: Operated) -> int:
+    def steps() -> Any:
+        return (yield [Query("SHOW GLOBAL STATUS LIKE 'Handler_icp_attempts'", ())])
+
+    [[[_, count]]] = await operated.store.driver.run(steps)
+    return int(count)
+
+
+def fill(operated: Operated) -> None:
+    calls = [
+        Call("Order", destinations=("shop",), aggregate_id=number, event_type="order.paid", payload={})
+        for number in range(DUE + PARKED)
+    ]
+    rows = [row for call in calls for row in operated._builder.build(call, operated.dialect).rows]
+    with operated.engine.begin() as connection:
+        for start in range(0, len(rows), 500):
+            query = operated.statements.insert(rows[start : start + 500])
+            connection.exec_driver_sql(query.sql, query.params)
+        parked = "UPDATE outbox_event SET next_attempt_at = NULL, ordering_key = 'one' WHERE position > %s"
+        connection.exec_driver_sql(parked, (DUE,))
+        connection.exec_driver_sql("ANALYZE TABLE outbox_event")
+
+
+async def test_parked_rows_cost_a_claim_and_a_count_nothing(fresh_database: Databases) -> None:
+    """They come first in MariaDB's index of what is due; looking for due ones does not read them."""
+    operated = Operated(fresh_database("mariadb"))
+    try:
+        fill(operated)
+        before = await looked_at(operated)
+        claim = await operated.claim("shop", limit=LIMIT)
+        between = await looked_at(operated)
+        stats = await operated.admin.stats()
+        after = await looked_at(operated)
+    finally:
+        await operated.close()
+    assert len(claim.deliveries) == LIMIT
+    assert between - before < 10 * DUE
+    assert stats.total.parked == CAP
+    assert after - between < CAP + 10 * DUE
+
+
+EVENTS = 1_000
+TRIES = 8
+"""How long batches become, and how often the loop turns, is a matter of time: one good try is enough."""
+
+
+class Drained(Shop):
+    """A shop whose events go to a handler that does nothing but count them."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url)
+        self.emitted = self.handled = 0
+        self.outbox.handler("*", name="on_order", **options)(self.take)
+
+    async def take(self, event: Event) -> None:
+        self.handled += 1
+
+    async def drain(self, events: int) -> tuple[int, int]:
+        """Calls, of functions in Python and in C, and blocks of memory that were not there before."""
+        self.emit(events, keys=100, first=self.emitted)
+        self.emitted += events
+        relay, calls = self.outbox.relay(), 0
+
+        def count(frame: FrameType, what: str, _: Any) -> None:
+            nonlocal calls
+            calls += what in ("call", "c_call")
+
+        gc.collect()
+        before = sys.getallocatedblocks()
+        sys.setprofile(count)
+        try:
+            assert await relay.drain(60) is True
+        finally:
+            sys.setprofile(None)
+        del relay
+        gc.collect()
+        assert self.handled == self.emitted
+        return calls, sys.getallocatedblocks() - before
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [({"ordered": False}, 39), ({"ordered": False, "retention": 0}, 39), ({"ordered": True}, 41)],
+    ids=["kept", "deleted", "ordered"],
+)
+async def test_an_event_takes_few_calls_and_leaves_nothing_behind(
+    options: dict[str, Any], measured: int, url: str, record_property: Callable[[str, object], None]
+) -> None:
+    shop = Drained(url, **options)
+    await shop.drain(EVENTS // 4)
+    calls, kept = [], []
+    while len(calls) < TRIES:
+        less, more = await shop.drain(EVENTS), await shop.drain(2 * EVENTS)
+        calls.append((more[0] - less[0]) / EVENTS)
+        kept.append((more[1] - less[1]) / EVENTS)
+        if calls[-1] <= 1.2 * measured and kept[-1] < 0.1:
+            break
+    record_property("calls per event", calls)
+    record_property("objects kept per event", kept)
+    assert min(calls) <= 1.2 * measured, f"{calls} calls an event; they were {measured}"
+    assert min(kept) < 0.1, f"{kept} objects of each event are still there"
+
+
+async def test_a_claimed_event_is_few_objects(
+    url: str, record_property: Callable[[str, object], None]
+) -> None:
+    shop = Drained(url)
+    shop.emit(4 * EVENTS)
+    blocks = []
+    async with shop.store() as store:
+        await store.claim(Want("on_order", "me", limit=1))
+        for limit in (EVENTS // 2, EVENTS):
+            gc.collect()
+            before = sys.getallocatedblocks()
+            claim = await store.claim(Want("on_order", "me", limit=limit))
+            gc.collect()
+            blocks.append(sys.getallocatedblocks() - before)
+            assert len(claim.deliveries) == limit
+            del claim
+    objects = (blocks[1] - blocks[0]) / (EVENTS // 2)
+    record_property("objects per claimed event", objects)
+    assert objects <= 14, f"{objects} objects; they were 12.4"

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +16,18 @@ import pytest
 
 from relaybox.demo.check import Outage, Verdict, compare, milliseconds
 from relaybox.demo.journal import Change, Journal, Reader, Receipt
+from tests.waiting import wait_for
 
 SECONDS = 5
 """How long orders are placed in the demo that is run here."""
-LIMIT = 60.0
+LIMIT = 240.0
+COMMAND = f"""
+from relaybox.cli import main
+from relaybox.demo import run
+run.BUDGET = {LIMIT - 60}
+main()
+"""
+"""With more patience: what a killed relay leaves parked is made due by a sweep every half a minute."""
 
 COMMITTED = [
     Change(f"{order}-{number}", order, number, "order.paid") for order in (1, 2) for number in (1, 2, 3)
@@ -43,14 +50,10 @@ def faults(verdict: Verdict) -> dict[str, int]:
     return {name: getattr(verdict, name) for name in counts if getattr(verdict, name)}
 
 
-def test_what_arrived_once_and_in_the_order_of_its_key_is_good() -> None:
-    verdict = compare(COMMITTED, receipts(*ALL), TIMES)
-    assert (verdict.committed, verdict.delivered, faults(verdict), verdict.good) == (6, 6, {}, True)
-
-
 @pytest.mark.parametrize(
     ("arrived", "found", "good"),
     [
+        (ALL, {}, True),
         (ALL[:-1], {"lost": 1}, False),
         (("1-1", "1-3", "2-1", "2-2", "2-3"), {"lost": 1}, False),
         ((), {"lost": 6}, False),
@@ -60,10 +63,11 @@ def test_what_arrived_once_and_in_the_order_of_its_key_is_good() -> None:
         (("1-2", "1-1", "1-2", "2-1", "2-2", "2-3"), {"lost": 1, "out_of_order": 1, "duplicates": 1}, False),
     ],
 )
-def test_losses_reorderings_and_duplicates_are_found(
+def test_losses_reorderings_and_duplicates_are_found_where_they_are(
     arrived: tuple[str, ...], found: dict[str, int], good: bool
 ) -> None:
     verdict = compare(COMMITTED, receipts(*arrived), TIMES)
+    assert (verdict.committed, verdict.delivered) == (6, len(set(arrived)))
     assert (faults(verdict), verdict.good) == (found, good)
 
 
@@ -132,7 +136,7 @@ def demo(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "relaybox", "demo", "--seconds", str(SECONDS)],
+            [sys.executable, "-c", COMMAND, "demo", "--seconds", str(SECONDS)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -193,9 +197,6 @@ def test_however_it_is_ended_no_process_stays_behind(
     process.send_signal(number)
     process.communicate(timeout=LIMIT)
     assert process.returncode not in (0, None)
-    deadline = time.monotonic() + LIMIT
-    while children := left_over(tmp_path):
-        assert time.monotonic() < deadline, children
-        time.sleep(0.05)
+    wait_for(lambda: not left_over(tmp_path), lambda: f"the end of {left_over(tmp_path)}")
     if number != signal.SIGKILL:
         assert list(tmp_path.glob("relaybox-*")) == []

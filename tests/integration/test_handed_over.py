@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from relaybox.ledger import Filter
 from relaybox.parts import open_store
 from relaybox.stores.ledger import SqlLedger
 from tests.integration.project import Project
-from tests.integration.shop import until
+from tests.integration.shop import Databases
+from tests.waiting import PATIENCE, await_for
 
 EVERY = """
 SELECT status, delivered_at IS NOT NULL, next_attempt_at, attempts FROM outbox_event WHERE destination = %s"""
@@ -27,20 +27,18 @@ FINAL = [("delivered", True, None, 0)]
 
 
 @pytest.fixture
-def url(fresh_database: Callable[[str], str]) -> str:
-    return fresh_database("postgresql-18")
+def url(migrated_database: Databases) -> str:
+    return migrated_database("postgresql-18")
 
 
 @pytest.fixture
 def outbox(url: str) -> Outbox:
-    outbox = Outbox(
+    return Outbox(
         url,
         destinations=[Destination("cdc", "debezium:", retention=0), Destination("mail", "memory:")],
         routes=[Route("order.*", to="cdc"), Route("both.*", to=["mail", "cdc"])],
         unrouted="store",
     )
-    outbox.migrate()
-    return outbox
 
 
 def rows(url: str, destination: str) -> list[tuple[Any, ...]]:
@@ -89,7 +87,6 @@ async def test_an_event_that_was_stored_without_a_route_is_inserted_for_it(url: 
 
 async def test_a_relay_that_has_nothing_to_send_sees_to_the_tables(url: str) -> None:
     outbox = Outbox(url, destinations=[Destination("cdc", "debezium:")])
-    outbox.migrate()
 
     def leads() -> bool:
         with psycopg.connect(url) as connection:
@@ -97,10 +94,10 @@ async def test_a_relay_that_has_nothing_to_send_sees_to_the_tables(url: str) -> 
 
     relay = outbox.relay()
     running = asyncio.create_task(relay.run(signals=False))
-    await until(leads, "the relay leads")
+    await await_for(leads, "the relay leads")
     assert not running.done()
     relay.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, PATIENCE)
 
 
 async def test_what_would_never_be_read_is_refused(url: str, outbox: Outbox) -> None:

@@ -3,130 +3,83 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination, Settings
-from relaybox.emit.row import Call, RowBuilder
-from relaybox.migrations import migrate
+from relaybox import Call, Destination
 from relaybox.outcome import Delivered, Failed, Outcome, Retried
-from relaybox.schema import Tables, make_tables
-from relaybox.store import DeadLetter, Settlement, Store, Want
-from relaybox.stores import mysql, postgres
+from relaybox.store import Claim, DeadLetter, Settlement, Want
 from relaybox.stores.destinations import DestinationSteps
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.statements import Statements
-from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.steps import Steps, StoreSteps
+from tests.integration.shop import Databases, Shop, drive
 from tests.locks import waiters
-
-SECONDS = 60.0
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}
-STORES = {"postgresql": postgres, "mysql": mysql}
-BUILDER = RowBuilder(Settings(destinations=[Destination("shop", "console:", ordered=True)]))
+from tests.waiting import await_for
 
 
 def want(owner: str, limit: int = 100) -> Want:
     return Want("shop", owner, limit, 60.0, ordered=True)
 
 
-class Scene(NamedTuple):
+class Scene(Shop):
     """A database, a store on it, and the same steps to be run by hand in transactions of one's own."""
 
-    engine: sa.Engine
-    tables: Tables
-    statements: Statements
-    steps: StoreSteps
-    store: Store
+    store: SqlStore  # type: ignore[assignment]
 
-    def emit(self, *keys: str) -> list[UUID]:
-        """Commit one event for each key; an empty one stands for none."""
-        dialect = DIALECTS[self.engine.dialect.name]
+    @property
+    def steps(self) -> StoreSteps:
+        return self.store.steps
+
+    def insert(self, connection: sa.Connection, *keys: str) -> list[UUID]:
+        """Emit one event for each key; an empty one stands for none."""
         calls = [Call("Order", 1, "order.paid", {}, key=key or None, destinations=["shop"]) for key in keys]
-        rows = [BUILDER.build(call, dialect).rows[0] for call in calls]
+        return [emitted.event_id for emitted in self.outbox.emit_many(connection, calls)]
+
+    def put(self, *keys: str) -> list[UUID]:
+        """Commit one event for each key."""
         with self.engine.begin() as connection:
-            connection.exec_driver_sql(*self.statements.insert(rows))
-        return [UUID(row[0]) for row in rows]
+            return self.insert(connection, *keys)
 
-    def parked(self) -> set[UUID]:
-        """The rows that wait behind another one."""
-        event = self.tables.event.c
-        query = sa.select(event.id).where(event.status == "pending", event.next_attempt_at.is_(None))
-        with self.engine.connect() as connection:
-            return set(connection.scalars(query))
-
-    def status(self, id_: UUID) -> str:
-        """A row's, as committed."""
-        event = self.tables.event.c
-        with self.engine.connect() as connection:
-            return connection.execute(sa.select(event.status).where(event.id == id_)).scalar_one()
-
-    def end_leases(self) -> None:
-        """Let every lease run out."""
-        event = self.tables.event
-        ended = (
-            sa.update(event).where(event.c.lease_token.is_not(None)).values(leased_until=event.c.created_at)
-        )
-        with self.engine.begin() as connection:
-            connection.execute(ended)
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """An open READ COMMITTED transaction, committed at the end of the block."""
-        with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
-            yield connection
+    def lock(self, connection: sa.Connection, id_: UUID, **options: Any) -> list[UUID]:
+        """Lock a row."""
+        event = self.outbox.tables.event.c
+        return list(connection.scalars(sa.select(event.id).where(event.id == id_).with_for_update(**options)))
 
     async def until_someone_waits(self) -> None:
-        """Until another transaction waits for a lock."""
-        async with asyncio.timeout(SECONDS):
-            while not waiters(self.engine):  # noqa: ASYNC110 - the database sends no signal
-                await asyncio.sleep(0.02)
+        await await_for(lambda: waiters(self.engine), "another transaction waits for a lock")
 
 
-def drive(connection: sa.Connection, steps: Steps[Any]) -> Any:
-    """Run steps in the connection's transaction, without its end."""
-    try:
-        queries = next(steps)
-        while True:
-            results = [connection.exec_driver_sql(*query) for query in queries]
-            queries = steps.send([list(result) if result.returns_rows else [] for result in results])
-    except StopIteration as end:
-        return end.value
+@asynccontextmanager
+async def opened(database: str) -> AsyncIterator[Scene]:
+    scene = Scene(database, destinations=[Destination("shop", "console:", ordered=True)])
+    async with Shop.store(scene, connections=2) as store:
+        scene.store = store
+        yield scene
 
 
 @pytest.fixture(
     params=["postgresql-18", "postgresql-15", "postgresql-18, repeatable read by default", "mariadb"]
 )
-async def scene(request: pytest.FixtureRequest, fresh_database: Callable[[str], str]) -> AsyncIterator[Scene]:
+async def scene(request: pytest.FixtureRequest, migrated_database: Databases) -> AsyncIterator[Scene]:
     kind, _, default = request.param.partition(", ")
-    database = fresh_database(kind)
-    migrate(database)
-    url = sa.make_url(database)
+    database = migrated_database(kind)
     if default:
+        name, level = sa.make_url(database).database, "default_transaction_isolation = 'repeatable read'"
         with psycopg.connect(database) as connection:
-            connection.execute(
-                f"ALTER DATABASE {url.database} SET default_transaction_isolation = 'repeatable read'"
-            )
-    engine = sa.create_engine(url.set(drivername=DRIVERS[url.drivername]))
-    tables, dialect = make_tables(sa.MetaData()), DIALECTS[engine.dialect.name]
-    statements = Statements(tables, dialect, "format")
-    one = url.drivername == "postgresql"
-    steps = StoreSteps(
-        statements, dialect, OneStatement(statements) if one else Stepwise(statements, dialect)
-    )
-    store = STORES[url.drivername].open_store(database, tables, connections=2)
-    yield Scene(engine, tables, statements, steps, store)
-    await store.close()
-    engine.dispose()
+            connection.execute(f"ALTER DATABASE {name} SET {level}")
+    async with opened(database) as scene:
+        yield scene
 
 
 async def test_a_claim_waits_for_the_one_before_it_and_takes_none_of_its_keys(scene: Scene) -> None:
-    scene.emit("a", "a", "b")
+    scene.put("a", "a", "b")
     await scene.store.release(
         (await scene.store.claim(want("first, so that there is a row to lock"))).deliveries
     )
@@ -140,7 +93,7 @@ async def test_a_claim_waits_for_the_one_before_it_and_takes_none_of_its_keys(sc
 
 async def test_a_claim_and_a_settle_at_the_same_time_leave_nothing_parked(scene: Scene) -> None:
     """On PostgreSQL neither waits for the other; elsewhere the claim does, and finds the next of the key."""
-    head, later, other = scene.emit("a", "a", "b")
+    head, later, other = scene.put("a", "a", "b")
     claim = await scene.store.claim(want("relay-1", limit=1))
     assert [d.id for d in claim.deliveries] == [head]
     settled = [Settlement(claim.deliveries[0], Delivered())]
@@ -152,7 +105,7 @@ async def test_a_claim_and_a_settle_at_the_same_time_leave_nothing_parked(scene:
             await scene.until_someone_waits()
         else:
             assert [d.id for d in (await next_claim).deliveries] == [other]
-    assert scene.parked() == set()
+    assert scene.parked() == []
     rest = await (next_claim if waits else scene.store.claim(want("relay-2")))
     assert [d.id for d in rest.deliveries] == ([later, other] if waits else [later])
 
@@ -160,38 +113,40 @@ async def test_a_claim_and_a_settle_at_the_same_time_leave_nothing_parked(scene:
 async def test_the_next_of_a_key_waits_for_whoever_holds_the_destination(scene: Scene) -> None:
     if not scene.steps.dialect.one_statement:
         pytest.skip("a settle makes the next one due itself")
-    scene.emit("a")
+    scene.put("a")
     head = await scene.store.claim(want("relay-1"))
-    [later] = scene.emit("a")
+    [later] = scene.put("a")
     assert (await scene.store.claim(want("relay-2"))).parked == 1
     with scene.transaction() as connection:
         drive(connection, lock(scene, "shop"))
         settle = asyncio.create_task(scene.store.settle([Settlement(head.deliveries[0], Delivered())]))
         await scene.until_someone_waits()
-        assert scene.status(head.deliveries[0].id) == "delivered", "what is settled is settled at once"
-        assert scene.parked() == {later}
+        assert scene.column("status", id=head.deliveries[0].id) == ["delivered"], (
+            "what is settled is settled at once"
+        )
+        assert scene.parked() == [later]
     assert await settle == frozenset()
-    assert scene.parked() == set()
+    assert scene.parked() == []
 
 
 def lock(scene: Scene, destination: str) -> Steps[None]:
-    yield [scene.statements("lock_destination", destination=destination)]
+    yield [scene.steps.statements("lock_destination", destination=destination)]
 
 
-async def test_a_key_whose_head_is_locked_elsewhere_is_left_alone(scene: Scene) -> None:
-    head, later, other = scene.emit("a", "a", "b")
-    event = scene.tables.event
+async def test_what_is_locked_elsewhere_is_left_alone_with_all_of_its_key(scene: Scene) -> None:
+    head, later, other, alone, free = scene.put("a", "a", "b", "", "")
     with scene.transaction() as connection:
-        connection.execute(sa.select(event.c.id).where(event.c.id == head).with_for_update())
+        for locked in (head, alone):
+            scene.lock(connection, locked)
         during = await scene.store.claim(want("relay-2"))
-    assert ([d.id for d in during.deliveries], during.parked) == ([other], 0)
-    assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [head, later]
+    assert ([d.id for d in during.deliveries], during.parked) == ([other, free], 0)
+    assert {d.id for d in (await scene.store.claim(want("relay-2"))).deliveries} == {head, later, alone}
 
 
 async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_event_due(scene: Scene) -> None:
-    scene.emit("a", "a")
+    scene.put("a", "a")
     late = await scene.store.claim(want("relay-1"))
-    [waiting] = scene.emit("a")
+    [waiting] = scene.put("a")
     assert (await scene.store.claim(want("relay-2"))).parked == 1
     scene.end_leases()
     taken_over = await scene.store.claim(want("relay-2", limit=1))
@@ -205,34 +160,33 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
             await scene.until_someone_waits()
         else:
             assert await late_settle == {late.deliveries[0].id}
-            assert scene.parked() == {waiting}, "the head is not settled yet"
+            assert scene.parked() == [waiting], "the head is not settled yet"
     with scene.transaction() as connection:
         drive(connection, scene.steps.go_on(scene.steps.to_go_on(settled), "block"))
     assert await late_settle == {late.deliveries[0].id}
-    assert scene.parked() == set()
+    assert scene.parked() == []
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]
 
 
-@pytest.mark.parametrize("outcome", [Delivered(), Retried(1.0, "503")], ids=repr)
+@pytest.mark.parametrize("outcome", [Delivered(), Retried(1.0, "503"), Failed("no")], ids=repr)
 async def test_a_settle_takes_its_rows_in_the_order_of_their_ids(scene: Scene, outcome: Outcome) -> None:
     """As whoever else takes several, such as an extension of the same leases."""
-    first, second = sorted(scene.emit("", ""))
+    first, second = sorted(scene.put("", ""))
     claims = [(await scene.store.claim(want("relay-1", limit=1))).deliveries[0] for _ in range(2)]
     late, early = sorted(claims, key=lambda delivery: delivery.id, reverse=True)
-    event = scene.tables.event
+    settlements = [Settlement(late, Delivered()), Settlement(early, outcome)]
     with scene.transaction() as connection:
-        connection.execute(sa.select(event.c.id).where(event.c.id == first).with_for_update())
-        settle = asyncio.create_task(
-            scene.store.settle([Settlement(late, Delivered()), Settlement(early, outcome)])
-        )
+        scene.lock(connection, first)
+        settle = asyncio.create_task(scene.store.settle(settlements, dead_letter=DeadLetter("grave")))
         await scene.until_someone_waits()
-        other = sa.select(event.c.id).where(event.c.id == second).with_for_update(nowait=True)
-        assert connection.scalar(other) == second
+        assert scene.lock(connection, second, nowait=True) == [second]
     assert await settle == frozenset()
+    buried = (await scene.store.claim(Want("grave", "relay-1"))).deliveries
+    assert len(buried) == isinstance(outcome, Failed)
 
 
 async def test_a_claim_that_is_cancelled_while_it_waits_leaves_a_clean_store(scene: Scene) -> None:
-    ids = scene.emit("a", "b")
+    ids = scene.put("a", "b")
     await scene.store.release((await scene.store.claim(want("relay-1"))).deliveries)
     with scene.transaction() as connection:
         drive(connection, scene.steps.claim(want("relay-2", limit=1)))
@@ -247,19 +201,10 @@ async def test_a_claim_that_is_cancelled_while_it_waits_leaves_a_clean_store(sce
         assert await scene.store.release(taken.deliveries) == frozenset()
 
 
-async def test_rows_without_a_key_that_are_locked_elsewhere_are_left_alone(scene: Scene) -> None:
-    first, second = scene.emit("", "")
-    event = scene.tables.event
-    with scene.transaction() as connection:
-        connection.execute(sa.select(event.c.id).where(event.c.id == first).with_for_update())
-        during = await scene.store.claim(want("relay-1"))
-    assert [d.id for d in during.deliveries] == [second]
-
-
 async def test_a_settle_finds_what_a_claim_parks_at_the_same_time(scene: Scene) -> None:
-    scene.emit("a")
+    scene.put("a")
     head = await scene.store.claim(want("relay-1"))
-    later = scene.emit("a", "a")
+    later = scene.put("a", "a")
     with scene.transaction() as connection:
         parking = drive(connection, scene.steps.claim(want("relay-2")))
         settle = asyncio.create_task(
@@ -268,14 +213,14 @@ async def test_a_settle_finds_what_a_claim_parks_at_the_same_time(scene: Scene) 
         await scene.until_someone_waits()
     assert (parking.deliveries, parking.parked) == ((), 2)
     assert await settle == frozenset()
-    assert scene.parked() == {later[1]}
+    assert scene.parked() == [later[1]]
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == later
 
 
 async def test_an_extension_and_a_claim_at_the_same_time_do_not_disturb_each_other(scene: Scene) -> None:
-    scene.emit("a")
+    scene.put("a")
     head = await scene.store.claim(want("relay-1"))
-    scene.emit("a", "b")
+    scene.put("a", "b")
     with scene.transaction() as connection:
         assert drive(connection, scene.steps.extend(head.deliveries, 60.0)) == frozenset()
         during = await scene.store.claim(want("relay-2"))
@@ -284,18 +229,16 @@ async def test_an_extension_and_a_claim_at_the_same_time_do_not_disturb_each_oth
 
 
 async def test_an_event_that_is_not_committed_yet_is_not_seen_and_is_taken_afterwards(scene: Scene) -> None:
-    dialect = DIALECTS[scene.engine.dialect.name]
-    row = BUILDER.build(Call("Order", 1, "order.paid", {}, key="a", destinations=["shop"]), dialect).rows[0]
     with scene.transaction() as connection:
-        connection.exec_driver_sql(*scene.statements.insert([row]))
-        [later] = scene.emit("a")
+        late = scene.insert(connection, "a")
+        [later] = scene.put("a")
         during = await scene.store.claim(want("relay-1"))
         assert [d.id for d in during.deliveries] == [later]
-    assert [d.id for d in (await scene.store.claim(want("relay-1"))).deliveries] == [UUID(row[0])]
+    assert [d.id for d in (await scene.store.claim(want("relay-1"))).deliveries] == late
 
 
 async def test_a_row_that_is_taken_over_during_its_settle_is_not_copied(scene: Scene) -> None:
-    scene.emit("")
+    scene.put("")
     late = await scene.store.claim(Want("shop", "relay-1"))
     scene.end_leases()
     with scene.transaction() as connection:
@@ -307,25 +250,9 @@ async def test_a_row_that_is_taken_over_during_its_settle_is_not_copied(scene: S
     assert not (await scene.store.claim(Want("grave", "relay-1"))).deliveries
 
 
-async def test_a_settle_that_copies_locks_its_rows_in_the_order_of_every_other(scene: Scene) -> None:
-    first, second = scene.emit("", "")
-    claim = await scene.store.claim(Want("shop", "relay-1"))
-    outcomes = (Delivered(), Failed("no"))
-    settlements = [Settlement(*pair) for pair in zip(claim.deliveries, outcomes, strict=True)]
-    event = scene.tables.event
-    with scene.transaction() as connection:
-        connection.execute(sa.select(event.c.id).where(event.c.id == first).with_for_update())
-        settle = asyncio.create_task(scene.store.settle(settlements, dead_letter=DeadLetter("grave")))
-        await scene.until_someone_waits()
-        free = sa.select(event.c.id).where(event.c.id == second).with_for_update(nowait=True)
-        assert connection.scalars(free).all() == [second]
-    assert await settle == frozenset()
-    assert len((await scene.store.claim(Want("grave", "relay-1"))).deliveries) == 1
-
-
 async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Scene) -> None:
     await scene.store.open_circuit("shop", 0, "503")
-    destinations = DestinationSteps(scene.statements)
+    destinations = DestinationSteps(scene.steps.statements)
     with scene.transaction() as connection:
         assert drive(connection, destinations.probe("shop", 60)) is True
         other = asyncio.create_task(scene.store.probe("shop", 60))
@@ -334,9 +261,49 @@ async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Sce
 
 
 async def test_a_place_is_counted_from_the_moment_it_is_handed_out(scene: Scene) -> None:
-    destinations = DestinationSteps(scene.statements)
+    destinations = DestinationSteps(scene.steps.statements)
     with scene.transaction() as connection:
         assert drive(connection, destinations.reserve("shop", 100.0)) == 0
         other = asyncio.create_task(scene.store.reserve("shop", 1, 1.0))
         await scene.until_someone_waits()
     assert 90 < await other <= 100
+
+
+OPEN = {
+    "postgresql-18": (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend'"
+    ),
+    "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()",
+}
+
+
+@pytest.mark.parametrize("kind", OPEN)
+async def test_operations_that_begin_together_share_the_connections(
+    kind: str, migrated_database: Databases
+) -> None:
+    async with opened(migrated_database(kind)) as scene:
+        claims = (scene.store.claim(Want("shop", f"relay-{n}")) for n in range(12))
+        assert await asyncio.gather(*claims) == [Claim()] * 12
+        with scene.engine.connect() as connection:
+            held = connection.scalar(sa.text(OPEN[kind])) - 1  # the one that asks
+    assert 1 <= held <= 2
+
+
+async def test_a_claim_that_is_cancelled_while_it_waits_for_the_writer_of_sqlite(
+    migrated_database: Databases,
+) -> None:
+    async with opened(migrated_database("sqlite")) as scene:
+        assert await scene.store.claim(want("relay-1")) == Claim()
+        writer = sqlite3.connect(str(scene.engine.url.database), isolation_level=None)
+        writer.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(scene.store.claim(want("relay-1")))
+        await asyncio.sleep(0.1)  # until its BEGIN is in the driver's thread, which gives no sign
+        waiting.cancel()
+        writer.execute("COMMIT")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await scene.store.claim(want("relay-1")) == Claim()
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("ROLLBACK")
+        writer.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from psycopg.errors import FeatureNotSupported
 
 from relaybox.errors import StoreError
+from relaybox.event import Delivery
 from relaybox.outcome import Delivered
 from relaybox.schema import Tables
 from relaybox.store import Settlement, Want
@@ -22,12 +23,24 @@ from relaybox.stores import postgres
 from relaybox.stores.pipeline import Pipeline
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
+from relaybox.stores.steps import LEASES_APART
+from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
+from tests.integration.shop import Databases, end_sessions
+from tests.locks import waiters
+from tests.waiting import PATIENCE, await_for
 
-KINDS = ["postgresql-18", "postgresql-15"]
 MEGABYTES = 1 << 20
 ORDERED = Want("keys", "me", limit=5, ordered=True)
 NEXT = {name: Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")}
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, migrated_database: Databases) -> str:
+    return migrated_database(getattr(request, "param", "postgresql-18"))
+
+
+each_version = pytest.mark.parametrize("url", POSTGRESQL, indirect=True)
 
 
 @asynccontextmanager
@@ -48,6 +61,12 @@ async def opened(url: str, tables: Tables, connections: int = 1) -> AsyncIterato
         await store.close()
 
 
+def filled(url: str, events: int) -> tuple[sa.Engine, Tables]:
+    engine, tables = create_tables(url)
+    emit(engine, tables, events)
+    return engine, tables
+
+
 def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> list[Any]:
     """The values of one column, in the order of positions."""
     event = tables.event.c
@@ -57,12 +76,10 @@ def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> li
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "prepared"])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_what_no_socket_takes_at_once_gets_through_both_ways(
-    kind: str, lasting: bool, fresh_database: Callable[[str], str]
-) -> None:
+@each_version
+async def test_what_no_socket_takes_at_once_gets_through_both_ways(lasting: bool, url: str) -> None:
     sql, text = "SELECT $1::text || 'end'", "x" * (8 * MEGABYTES)
-    async with connected(fresh_database(kind), (sql,) if lasting else ()) as pipeline, asyncio.timeout(60):
+    async with connected(url, (sql,) if lasting else ()) as pipeline, asyncio.timeout(PATIENCE):
         for _ in range(2):
             results = await pipeline.run([Query(sql, (text,)), Query("SELECT 1", ()), Query(sql, (text,))])
             assert [len(rows[0][0]) if rows[0][0] != 1 else 1 for rows in results] == [
@@ -72,8 +89,8 @@ async def test_what_no_socket_takes_at_once_gets_through_both_ways(
             ]
 
 
-async def test_the_statements_of_a_call_are_one_transaction(fresh_database: Callable[[str], str]) -> None:
-    async with connected(fresh_database("postgresql-18")) as pipeline:
+async def test_the_statements_of_a_call_are_one_transaction(url: str) -> None:
+    async with connected(url) as pipeline:
         await pipeline.run([Query("CREATE TABLE seen (n int)", ())])
         same = [Query("INSERT INTO seen VALUES (1)", ()), Query("SELECT pg_current_xact_id()::text", ())]
         _, [[first]], _, [[second]] = await pipeline.run([*same, *same])
@@ -136,7 +153,7 @@ ROW = message(b"D", struct.pack("!hi", 1, 3) + b"one")
 )
 async def test_a_server_that_closes_in_the_midst_of_an_answer_is_an_error_at_once(words: bytes) -> None:
     server = Hangs(words)
-    async with server.listening() as url, connected(url) as pipeline, asyncio.timeout(10):
+    async with server.listening() as url, connected(url) as pipeline, asyncio.timeout(PATIENCE):
         with pytest.raises(psycopg.OperationalError):
             await pipeline.run([Query("SELECT 'one'", ())])
         with pytest.raises(psycopg.OperationalError):
@@ -144,33 +161,20 @@ async def test_a_server_that_closes_in_the_midst_of_an_answer_is_an_error_at_onc
     assert server.asked == 1
 
 
-async def test_a_session_that_is_ended_between_two_calls_is_refused_once(
-    fresh_database: Callable[[str], str],
-) -> None:
-    url = fresh_database("postgresql-18")
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
+async def test_a_session_that_is_ended_between_two_calls_is_refused_once(url: str) -> None:
+    _, tables = filled(url, 10)
     async with opened(url, tables) as store:
         [first] = (await store.claim(Want("plain", "me", limit=1))).deliveries
-        with psycopg.connect(url, autocommit=True) as other:
-            ended = (
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            assert other.execute(ended).fetchall() == [(True,)]
+        end_sessions(url)
         with pytest.raises(StoreError):
             await store.claim(Want("plain", "me", limit=1))
         assert await store.settle([Settlement(first, Delivered())]) == frozenset()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_databases_default_isolation_is_not_the_stores(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
+@each_version
+async def test_the_databases_default_isolation_is_not_the_stores(url: str) -> None:
     """Else a claim behind the lock would see what was there before it waited, or fail."""
-    url = fresh_database(kind)
-    engine, tables = create_tables(url)
-    emit(engine, tables, 5)
+    engine, tables = filled(url, 5)
     name = sa.make_url(url).database
     with psycopg.connect(url, autocommit=True) as administrator:
         for setting in ("default_transaction_isolation = 'repeatable read'", "plan_cache_mode = 'auto'"):
@@ -181,7 +185,7 @@ async def test_the_databases_default_isolation_is_not_the_stores(
         with engine.begin() as connection:
             connection.execute(sa.text("SELECT name FROM outbox_destination WHERE name = 'keys' FOR UPDATE"))
             claims = [asyncio.create_task(store.claim(ORDERED)) for _ in range(2)]
-            await until_waiting(url, 2)
+            await await_for(lambda: waiters(engine) == 2, "two transactions wait for a lock")
         taken = [delivery.id for claim in await asyncio.gather(*claims) for delivery in claim.deliveries]
     assert len(taken) == len(set(taken)) == 5, "the second claim saw what the first had taken"
 
@@ -191,24 +195,10 @@ def one(query: Query) -> Any:
     return rows
 
 
-async def until_waiting(url: str, count: int) -> None:
-    """Until so many transactions wait for a lock."""
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    with psycopg.connect(url, autocommit=True) as observer:
-        async with asyncio.timeout(20):
-            while observer.execute(waiting).fetchone() != (count,):  # noqa: ASYNC110 - there is no signal
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_changed_table_is_refused_once(kind: str, fresh_database: Callable[[str], str]) -> None:
+@each_version
+async def test_a_changed_table_is_refused_once(url: str) -> None:
     """A prepared statement whose columns changed is an error, and the connection is made anew."""
-    url = fresh_database(kind)
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
+    engine, tables = filled(url, 10)
     async with opened(url, tables) as store:
         first = await store.claim(Want("plain", "me", limit=1))
         assert first.deliveries
@@ -223,13 +213,9 @@ async def test_a_changed_table_is_refused_once(kind: str, fresh_database: Callab
         assert await store.settle([Settlement(d, Delivered()) for d in first.deliveries]) == frozenset()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_on_the_delivery_path_is_planned_once(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database(kind)
-    engine, tables = create_tables(url)
-    emit(engine, tables, 100)
+@each_version
+async def test_what_is_on_the_delivery_path_is_planned_once(url: str) -> None:
+    _, tables = filled(url, 100)
     prepared = Query("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements", ())
     async with opened(url, tables) as store:
         for limit in (1, 5, 10):
@@ -245,26 +231,20 @@ async def test_what_is_on_the_delivery_path_is_planned_once(
     assert min(generic for _, generic, _ in rows) >= 3
 
 
-async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(
-    fresh_database: Callable[[str], str],
-) -> None:
-    url = fresh_database("postgresql-18")
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(url: str) -> None:
     _, tables = create_tables(url)
     busy = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active'"
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND state = 'active'"
         " AND pid <> pg_backend_pid()"
     )
     async with opened(url, tables) as store:
-        sleeping = asyncio.create_task(store.driver.run(lambda: one(Query("SELECT pg_sleep(60)", ()))))
+        sleeping = asyncio.create_task(store.driver.run(lambda: one(Query("SELECT pg_sleep(600)", ()))))
         with psycopg.connect(url, autocommit=True) as observer:
-            async with asyncio.timeout(20):
-                while observer.execute(busy).fetchone() != (1,):  # noqa: ASYNC110 - there is no signal
-                    await asyncio.sleep(0.02)
-                sleeping.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await sleeping
-                while observer.execute(busy).fetchone() != (0,):  # noqa: ASYNC110 - there is no signal
-                    await asyncio.sleep(0.02)
+            await await_for(lambda: observer.execute(busy).fetchone() == (1,), "the server sleeps")
+            sleeping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sleeping
+            await await_for(lambda: observer.execute(busy).fetchone() == (0,), "the server is cancelled")
         assert not (await store.claim(Want("plain", "me"))).deliveries
 
 
@@ -287,8 +267,7 @@ class Refusing:
 @asynccontextmanager
 async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlStore, Refusing]]:
     """A store that has delivered the first of one key, in two destinations, and could not go on with it."""
-    engine, tables = create_tables(url)
-    emit(engine, tables, 10)
+    engine, tables = filled(url, 10)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
     async with opened(url, tables, connections) as store:
@@ -307,10 +286,8 @@ async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlSto
         yield store, driver
 
 
-async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(
-    fresh_database: Callable[[str], str],
-) -> None:
-    async with refusing(fresh_database("postgresql-18")) as (store, driver):
+async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(url: str) -> None:
+    async with refusing(url) as (store, driver):
         with pytest.raises(StoreError):
             await store.claim(NEXT["keys"])
         assert driver.calls == ["go_on"], "a claim would tell that there is nothing"
@@ -323,34 +300,29 @@ async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_
             assert driver.calls == ["go_on", "claim", "claim"], "nothing waits any more"
 
 
-async def test_claims_at_the_same_time_share_what_waits(fresh_database: Callable[[str], str]) -> None:
+async def test_claims_at_the_same_time_share_what_waits(url: str) -> None:
     """Several tasks may find the same keys waiting; each is taken by one of them."""
-    async with refusing(fresh_database("postgresql-18"), connections=2) as (store, driver):
+    async with refusing(url, connections=2) as (store, driver):
         driver.refuses = False
         claims = await asyncio.gather(*(store.claim(NEXT["keys"]) for _ in range(4)))
         assert driver.calls.count("go_on") == 1
         assert sum(len(claim.deliveries) for claim in claims) == 1
 
 
-async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(
-    fresh_database: Callable[[str], str],
-) -> None:
-    url = fresh_database("postgresql-18")
+async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(url: str) -> None:
     async with refusing(url, connections=2) as (store, driver):
         driver.refuses = False
         [other] = (await store.claim(NEXT["plain"])).deliveries
         with psycopg.connect(url) as blocker:
             blocker.execute("SELECT 1 FROM outbox_destination WHERE name = 'keys' FOR UPDATE")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 assert await store.settle([Settlement(other, Delivered())]) == frozenset()
                 assert len((await store.claim(NEXT["plain"])).deliveries) == 1
         assert len((await store.claim(NEXT["keys"])).deliveries) == 1
 
 
-async def test_a_claim_leaves_out_what_was_due_before_it_looks(fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("postgresql-18")
-    engine, tables = create_tables(url)
-    emit(engine, tables, 3)
+async def test_a_claim_leaves_out_what_was_due_before_it_looks(url: str) -> None:
+    engine, tables = filled(url, 3)
     with engine.begin() as connection:
         connection.execute(
             sa.text("UPDATE outbox_event SET next_attempt_at = now() - position * interval '1 h'")
@@ -361,3 +333,103 @@ async def test_a_claim_leaves_out_what_was_due_before_it_looks(fresh_database: C
         assert [delivery.aggregate_id for delivery in late.deliveries] == ["1", "1"]
         [old] = (await store.claim(Want("plain", "me"))).deliveries
         assert old.position == max(delivery.position for delivery in (old, *late.deliveries))
+
+
+EVENTS = 12
+NEXT_KEY = Want("keys", "me", limit=1, ordered=True, spread=1)
+
+
+def noted(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the statements that settles are made of, from now on."""
+    statements, names = store.steps.statements, []
+    original = type(statements).__call__
+
+    def noting(self: object, name: str, **params: object) -> object:
+        if name.startswith(("deliver", "delete", "lock_rows")):
+            names.append(name)
+        return original(statements, name, **params)
+
+    monkeypatch.setattr(type(statements), "__call__", noting)
+    return names
+
+
+def one_after_the_other(deliveries: Sequence[Delivery], leases: int) -> list[list[Delivery]]:
+    size = len(deliveries) // leases
+    return [list(deliveries[start : start + size]) for start in range(0, len(deliveries), size)]
+
+
+def in_turns(deliveries: Sequence[Delivery], leases: int) -> list[list[Delivery]]:
+    return [list(deliveries[first::leases]) for first in range(leases)]
+
+
+def make_leases(engine: sa.Engine, tables: Tables, parts: Sequence[Sequence[Delivery]]) -> list[Delivery]:
+    """Give the rows of each part a token of their own; the deliveries that have them."""
+    held = []
+    for part in parts:
+        with engine.begin() as connection:
+            token = connection.scalar(sa.select(sa.func.gen_random_uuid()))
+            event = tables.event
+            ids = [delivery.id for delivery in part]
+            connection.execute(event.update().where(event.c.id.in_(ids)).values(lease_token=token))
+        for delivery in part:
+            values = {name: getattr(delivery, name) for name in Delivery.__struct_fields__}
+            held.append(Delivery(**values | {"lease_token": token}))
+    return held
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    ("split", "leases", "statements"),
+    [
+        (one_after_the_other, 1, 1),
+        (one_after_the_other, LEASES_APART, LEASES_APART),
+        (one_after_the_other, EVENTS, 1),
+        (in_turns, 2, 1),
+    ],
+    ids=["one lease", "a few leases", "many leases", "leases that mingle"],
+)
+async def test_leases_are_settled_together_and_only_what_is_still_held(
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    split: Callable[[Sequence[Delivery], int], list[list[Delivery]]],
+    leases: int,
+    statements: int,
+    keep: bool,
+) -> None:
+    engine, tables = filled(url, EVENTS)
+    async with opened(url, tables) as store:
+        claim = await store.claim(Want("plain", "me", limit=EVENTS))
+        held = make_leases(engine, tables, split(claim.deliveries, leases))
+        event = tables.event
+        taken = held[-1]
+        with engine.begin() as connection:
+            stolen = event.update().values(lease_token=sa.func.gen_random_uuid())
+            connection.execute(stolen.where(event.c.id == taken.id))
+        names = noted(store, monkeypatch)
+        lost = await store.settle([Settlement(delivery, Delivered(keep=keep)) for delivery in held])
+    assert lost == {taken.id}
+    by_lease = leases <= LEASES_APART and split is one_after_the_other
+    assert names == [f"{'deliver' if keep else 'delete'}{'_lease' * by_lease}"] * statements
+    left = column(engine, tables, "status", "plain")
+    assert sorted(left) == [*["delivered"] * (EVENTS - 1) * keep, "pending"]
+
+
+@pytest.mark.parametrize("parked", [True, False], ids=["put behind", "not looked at yet"])
+async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(url: str, parked: bool) -> None:
+    engine, tables = create_tables(url)
+    # One more than there are keys: the first key has two.
+    emit(engine, tables, 6)
+    async with opened(url, tables) as store:
+        first, *others = [(await store.claim(NEXT_KEY)).deliveries[0] for _ in range(5)]
+        if parked:
+            assert (await store.claim(NEXT_KEY)).parked == 1
+        told: list[str] = []
+        await store.settle(
+            [Settlement(other, Delivered()) for other in others], made_due=lambda: told.append("none")
+        )
+        assert told == [], "no other event of these keys is left"
+        await store.settle([Settlement(first, Delivered())], made_due=lambda: told.append("one more"))
+        assert told == ["one more"]
+        [last] = (await store.claim(NEXT_KEY)).deliveries
+        await store.settle([Settlement(last, Delivered())], made_due=lambda: told.append("none"))
+        assert told == ["one more"]

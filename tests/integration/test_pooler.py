@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import asyncpg
@@ -13,11 +11,12 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Event
 from relaybox.maintenance import caretaker
 from relaybox.wakes.postgres import ListeningWake
-from tests.integration.shop import MEMBERSHIP, SOON, Shop, until
+from tests.databases import engine
+from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop, in_order
 from tests.servers import pgbouncer
+from tests.waiting import await_for
 
 KEYS = 10
 BACKLOG, EVENTS = 400, 400 + 3 * 30
@@ -25,9 +24,9 @@ DEAF = "LISTEN does not get through (a transaction pooler?): until it does, the 
 
 
 @pytest.fixture
-def direct(fresh_database: Callable[[str], str]) -> str:
+def direct(migrated_database: Databases) -> str:
     """The database without the pooler."""
-    return fresh_database("postgresql-18")
+    return migrated_database("postgresql-18")
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def shop(direct: str, url: str) -> Shop:
     few sessions, would wait for one of them.
     """
     shop = Shop(url)
-    shop.engine = sa.create_engine(shop.engine.url.set(port=sa.make_url(direct).port), poolclass=sa.NullPool)
+    shop.engine = engine(direct)
     return shop
 
 
@@ -49,13 +48,7 @@ def shop(direct: str, url: str) -> Shop:
 def taken(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the handler of the shop has taken."""
     monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
-    taken: list[int] = []
-
-    @shop.outbox.handler("*", name="on_order", ordered=True, lease="5s", timeout="1s", poll_interval="50ms")
-    async def handler(event: Event) -> None:
-        taken.append(event.payload["n"])
-
-    return taken
+    return shop.collect(ordered=True, poll_interval="50ms")
 
 
 def emit_by_psycopg(shop: Shop, url: str, n: int) -> None:
@@ -64,8 +57,7 @@ def emit_by_psycopg(shop: Shop, url: str, n: int) -> None:
 
 
 def emit_by_sqlalchemy(shop: Shop, url: str, n: int) -> None:
-    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
-    with engine.begin() as connection:
+    with engine(url).begin() as connection:
         shop.outbox.emit(connection, "Order", n % KEYS, "order.paid", {"n": n})
 
 
@@ -89,30 +81,24 @@ async def test_relays_deliver_everything_once_in_order_and_without_trouble(
             await asyncio.to_thread(emit_by_psycopg, shop, url, n)
             await asyncio.to_thread(emit_by_sqlalchemy, shop, url, n + 1)
             await emit_by_asyncpg(shop, url, n + 2)
-        await until(lambda: shop.states() == {"delivered": EVENTS}, "everything delivered")
+        await await_for(lambda: shop.states() == {"delivered": EVENTS}, "everything delivered")
     assert sorted(taken) == list(range(EVENTS))
-    by_key: dict[int, list[int]] = defaultdict(list)
-    for n in taken:
-        by_key[n % KEYS].append(n)
-    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert in_order(taken, KEYS)
     trouble = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert trouble == []
 
 
 async def test_a_listen_that_the_pooler_swallows_is_noticed_and_polling_takes_over(
-    shop: Shop,
-    taken: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    shop: Shop, taken: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     defaults = ListeningWake.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "patience", 0.3)
     async with shop.outbox.relay():
-        await until(lambda: DEAF in caplog.messages, "the relay says that it polls")
+        await await_for(lambda: DEAF in caplog.messages, "the relay says that it polls")
         await asyncio.to_thread(shop.emit, 20, keys=KEYS)
-        await until(lambda: len(taken) == 20, "what was emitted meanwhile is found by polling")
-        await until(lambda: shop.states() == {"delivered": 20}, "and settled")
+        await await_for(lambda: len(taken) == 20, "what was emitted meanwhile is found by polling")
+        await await_for(lambda: shop.states() == {"delivered": 20}, "and settled")
     assert sorted(taken) == list(range(20))
 
 
@@ -122,13 +108,13 @@ async def test_one_of_two_relays_leads_and_the_other_after_it(
     monkeypatch.setattr(caretaker, "RENEW", SOON)
     async with AsyncExitStack() as both, AsyncExitStack() as one:
         await one.enter_async_context(shop.outbox.relay())
-        await until(lambda: len(leaders(shop)) == 1, "one leads")
+        await await_for(lambda: len(leaders(shop)) == 1, "one leads")
         ((first, term),) = leaders(shop).items()
         await both.enter_async_context(shop.outbox.relay())
-        await until(lambda: len(relays(shop)) == 2, "both are known")
+        await await_for(lambda: len(relays(shop)) == 2, "both are known")
         assert leaders(shop) == {first: term}
         await one.aclose()
-        await until(lambda: leaders(shop).keys() == relays(shop) - {first}, "the other leads")
+        await await_for(lambda: leaders(shop).keys() == relays(shop) - {first}, "the other leads")
         assert [*leaders(shop).values()] == [term + 1]
     assert leaders(shop) == {}
 

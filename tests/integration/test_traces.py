@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,21 +16,20 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from relaybox import Destination, Event, Retry, Route
+from relaybox import Destination, Event, Retry
 from relaybox.contrib.asgi import Receiver
 from relaybox.contrib.celery import inbox_task
 from relaybox.inboxes.sql import Inbox
 from relaybox.outcome import Delivered
 from relaybox.sinks.celery import CelerySink
-from tests.integration.consumed import ASYNC_DRIVERS, DRIVERS, SECRET, delivery, driven
-from tests.integration.consumed import until as waited
-from tests.integration.shop import Shop, until
+from tests.databases import async_url
+from tests.databases import engine as sync_engine
+from tests.integration.consumed import SECRET, delivery
+from tests.integration.shop import QUICK, Databases, Shop, shop_for
 from tests.spans import collecting, named
-
-QUICK: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
+from tests.waiting import await_for, wait_for
 
 
 @pytest.fixture
@@ -39,15 +38,13 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def url(fresh_database: Callable[[str], str]) -> str:
-    return fresh_database("postgresql-18")
+def url(migrated_database: Databases) -> str:
+    return migrated_database("postgresql-18")
 
 
 @pytest.fixture
-def shop(url: str) -> Iterator[Shop]:
-    shop = Shop(url)
-    yield shop
-    shop.engine.dispose()
+def shop(url: str) -> Shop:
+    return Shop(url)
 
 
 @asynccontextmanager
@@ -55,17 +52,13 @@ async def served(app: Any) -> AsyncIterator[str]:
     """The URL at which an application listens."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     task = asyncio.create_task(server._serve())
-    await until(lambda: server.started, "a server")
+    await await_for(lambda: server.started, "a server")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.should_exit = True
         await task
-
-
-def ids(span: ReadableSpan) -> tuple[int, int]:
-    return span.context.trace_id, span.context.span_id
 
 
 def parent(span: ReadableSpan) -> int | None:
@@ -75,8 +68,7 @@ def parent(span: ReadableSpan) -> int | None:
 async def test_one_trace_leads_from_emit_through_the_relay_to_the_receiver(
     url: str, spans: InMemorySpanExporter
 ) -> None:
-    Shop(url).engine.dispose()
-    engine = create_async_engine(driven(url, ASYNC_DRIVERS))
+    engine = create_async_engine(async_url(url))
     receiver = Receiver(secret=SECRET, inbox=Inbox(), transaction=engine, consumer="billing")
     tries = 0
 
@@ -90,13 +82,12 @@ async def test_one_trace_leads_from_emit_through_the_relay_to_the_receiver(
 
     async with served(receiver) as address:
         runner = Destination("runner", address, secret=SECRET, allow=["127.0.0.0/8"], **QUICK)
-        shop = Shop(url, destinations=[runner], routes=[Route("order.*", to="runner")])
+        shop = shop_for(url, runner)
         with trace.get_tracer("shop").start_as_current_span("checkout") as checkout:
             await asyncio.to_thread(shop.emit, 1)
         async with shop.outbox.relay():
-            await until(lambda: shop.states() == {"delivered": 1}, "the delivery")
+            await await_for(lambda: shop.states() == {"delivered": 1}, "the delivery")
     await engine.dispose()
-    shop.engine.dispose()
     emitter = checkout.get_span_context()
     sends, processes, books = (
         named(spans, name) for name in ("relaybox send runner", "relaybox process billing", "book")
@@ -107,7 +98,7 @@ async def test_one_trace_leads_from_emit_through_the_relay_to_the_receiver(
     assert [span.attributes["relaybox.attempt"] for span in sends] == [1, 1]
     assert [span.status.status_code for span in sends] == [StatusCode.ERROR, StatusCode.UNSET]
     assert [(span.kind, parent(span)) for span in processes] == [(SpanKind.CONSUMER, emitter.span_id)] * 2
-    assert [parent(span) for span in books] == [ids(span)[1] for span in processes]
+    assert [parent(span) for span in books] == [span.context.span_id for span in processes]
 
 
 async def test_handlers_continue_the_emitters_trace(shop: Shop, spans: InMemorySpanExporter) -> None:
@@ -135,10 +126,9 @@ async def test_handlers_continue_the_emitters_trace(shop: Shop, spans: InMemoryS
 def test_a_celery_task_continues_the_emitters_trace(
     url: str, eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Shop(url).engine.dispose()
     app = Celery("shop", broker="memory://", backend="cache+memory://")
     app.conf.update(task_always_eager=eager)
-    engine = create_engine(driven(url, DRIVERS), poolclass=NullPool)
+    engine = sync_engine(url)
     seen: list[int] = []
 
     @inbox_task(inbox=Inbox(), transaction=engine, app=app, name="shop.index", shared=False)
@@ -155,9 +145,8 @@ def test_a_celery_task_continues_the_emitters_trace(
     if not eager:
         monkeypatch.setattr(logging.root, "level", logging.root.level)
         with start_worker(app, perform_ping_check=False, shutdown_timeout=30, loglevel="ERROR"):
-            waited(lambda: bool(seen))
+            wait_for(lambda: seen)
     app.close()
-    engine.dispose()
     assert seen == [5]
 
 

@@ -30,13 +30,12 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from relaybox import Emitted, Outbox
+from tests.databases import POSTGRESQL
 
 try:
     import MySQLdb
 except ImportError:  # it has no wheel for Linux
     MySQLdb = None
-
-POSTGRESQL = ("postgresql-18", "postgresql-15")
 
 
 class Api:
@@ -47,13 +46,13 @@ class Api:
     can_be_closed = True
     sqlalchemy = False
 
-    def __init__(self, name: str, kinds: tuple[str, ...], connect: Callable[[sa.URL, bool], Any]) -> None:
+    def __init__(self, name: str, kinds: tuple[str, ...], connect: Callable[[str, bool], Any]) -> None:
         self.name = name
         self.kinds = kinds
         self._connect = connect
 
     async def open(self, url: str, *, autocommit: bool = False) -> Any:
-        return self._connect(sa.make_url(url), autocommit)
+        return self._connect(url, autocommit)
 
     async def emit(self, outbox: Outbox, connection: Any, *args: Any, **options: Any) -> Emitted:
         return outbox.emit(connection, *args, **options)
@@ -101,7 +100,7 @@ class AsyncApi(Api):
     asynchronous = True
 
     async def open(self, url: str, *, autocommit: bool = False) -> Any:
-        return await self._connect(sa.make_url(url), autocommit)
+        return await self._connect(url, autocommit)
 
     async def emit(self, outbox: Outbox, connection: Any, *args: Any, **options: Any) -> Emitted:
         return await outbox.aemit(connection, *args, **options)
@@ -203,18 +202,10 @@ class Sqlalchemy(Api):
         return roll_back
 
 
-class AsyncSqlalchemy(Sqlalchemy):
-    asynchronous = True
-
+class AsyncSqlalchemy(AsyncApi, Sqlalchemy):
     async def open(self, url: str, *, autocommit: bool = False) -> Any:
         made = self._make(engine(create_async_engine, url, self._driver, autocommit))
         return await made if isinstance(made, AsyncConnection) else made
-
-    async def emit(self, outbox: Outbox, connection: Any, *args: Any, **options: Any) -> Emitted:
-        return await outbox.aemit(connection, *args, **options)
-
-    async def emit_many(self, outbox: Outbox, connection: Any, calls: Any, **options: Any) -> list[Emitted]:
-        return await outbox.aemit_many(connection, calls, **options)
 
     async def run(self, connection: Any, sql: str) -> list[Any]:
         target = connection if isinstance(connection, AsyncConnection) else await connection.connection()
@@ -226,55 +217,27 @@ class AsyncSqlalchemy(Sqlalchemy):
         roll_back: Callable[[], Awaitable[Any]] = nested.rollback
         return roll_back
 
-    async def commit(self, connection: Any) -> None:
-        await connection.commit()
 
-    async def rollback(self, connection: Any) -> None:
-        await connection.rollback()
-
-    async def close(self, connection: Any) -> None:
-        await connection.close()
-
-
-def _psycopg(url: sa.URL, autocommit: bool) -> Any:
-    return psycopg.connect(url.render_as_string(hide_password=False), autocommit=autocommit)
-
-
-async def _psycopg_async(url: sa.URL, autocommit: bool) -> Any:
-    address = url.render_as_string(hide_password=False)
-    return await psycopg.AsyncConnection.connect(address, autocommit=autocommit)
-
-
-def _psycopg2(url: sa.URL, autocommit: bool) -> Any:
-    connection = psycopg2.connect(url.render_as_string(hide_password=False))
+def _psycopg2(url: str, autocommit: bool) -> Any:
+    connection = psycopg2.connect(url)
     connection.autocommit = autocommit
     return connection
 
 
-async def _asyncpg(url: sa.URL, autocommit: bool) -> Any:
-    return await asyncpg.connect(url.render_as_string(hide_password=False))
+def _sqlite(connect: Any, **options: Any) -> Callable[[str, bool], Any]:
+    def open_file(url: str, autocommit: bool) -> Any:
+        path = str(sa.make_url(url).database)
+        return connect(path, isolation_level=None if autocommit else "", **options)
+
+    return open_file
 
 
-def _sqlite3(url: sa.URL, autocommit: bool) -> Any:
-    return sqlite3.connect(
-        str(url.database), isolation_level=None if autocommit else "", check_same_thread=False
-    )
+def _mysql(connect: Any) -> Callable[[str, bool], Any]:
+    def log_in(url: str, autocommit: bool) -> Any:
+        account = sa.make_url(url).translate_connect_args(username="user")
+        return connect(**{"password": "", **account}, autocommit=autocommit, charset="utf8mb4")
 
-
-async def _aiosqlite(url: sa.URL, autocommit: bool) -> Any:
-    return await aiosqlite.connect(str(url.database), isolation_level=None if autocommit else "")
-
-
-def _mysql(connect: Any) -> Callable[[sa.URL, bool], Any]:
-    return lambda url, autocommit: connect(
-        host=url.host,
-        port=url.port,
-        user=url.username,
-        password=url.password or "",
-        database=url.database,
-        autocommit=autocommit,
-        charset="utf8mb4",
-    )
+    return log_in
 
 
 def _scoped(engine: Any) -> Any:
@@ -313,16 +276,18 @@ ASYNC_KINDS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 APIS: list[Api] = [
-    Api("psycopg", POSTGRESQL, _psycopg),
-    AsyncApi("psycopg-async", POSTGRESQL, _psycopg_async),
+    Api("psycopg", POSTGRESQL, lambda url, alone: psycopg.connect(url, autocommit=alone)),
+    AsyncApi(
+        "psycopg-async", POSTGRESQL, lambda url, alone: psycopg.AsyncConnection.connect(url, autocommit=alone)
+    ),
     Api("psycopg2", POSTGRESQL, _psycopg2),
-    Asyncpg("asyncpg", POSTGRESQL, _asyncpg),
-    AsyncpgPool("asyncpg-pool", POSTGRESQL, _asyncpg),
+    Asyncpg("asyncpg", POSTGRESQL, lambda url, _: asyncpg.connect(url)),
+    AsyncpgPool("asyncpg-pool", POSTGRESQL, lambda url, _: asyncpg.connect(url)),
     Api("pymysql", ("mariadb",), _mysql(pymysql.connect)),
     *([Api("mysqlclient", ("mariadb",), _mysql(MySQLdb.connect))] if MySQLdb else []),
     Asyncmy("asyncmy", ("mariadb",), _mysql(asyncmy.connect)),
-    Api("sqlite3", ("sqlite",), _sqlite3),
-    Aiosqlite("aiosqlite", ("sqlite",), _aiosqlite),
+    Api("sqlite3", ("sqlite",), _sqlite(sqlite3.connect, check_same_thread=False)),
+    Aiosqlite("aiosqlite", ("sqlite",), _sqlite(aiosqlite.connect)),
     *(
         Sqlalchemy(f"{kind}-{name}", kinds, driver, make, closes)
         for kind, (make, closes) in SYNC_KINDS.items()

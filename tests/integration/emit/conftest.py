@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,10 +14,13 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
 from tests import locks
+from tests.databases import engine as sync_engine
 from tests.integration.emit.apis import PLACES, Api
-from tests.servers.fresh import DRIVERS
+from tests.waiting import await_for
 
-SECONDS = 20.0
+Prepared = Callable[[str], tuple[str, Outbox]]
+PAYLOAD = {"n": 1}
+ORDER = ("Order", "1", "order.paid", {})
 
 DESTINATIONS = [
     Destination("one", "memory:"),
@@ -36,16 +38,13 @@ ROUTES = [
 ]
 
 
+class Oops(Exception):
+    """What a block raises here."""
+
+
 def make_outbox(url: str, **settings: Any) -> Outbox:
     """An outbox whose destinations show every strategy."""
     return Outbox(url, **{"destinations": DESTINATIONS, "routes": ROUTES} | settings)
-
-
-def sync_engine(url: str, **options: Any) -> sa.Engine:
-    """An engine of the test's own, whose events concern nobody else."""
-    address = sa.make_url(url)
-    driver = DRIVERS.get(address.drivername, address.drivername)
-    return sa.create_engine(address.set(drivername=driver), poolclass=sa.NullPool, **options)
 
 
 def create_tables(url: str, outbox: Outbox) -> None:
@@ -60,6 +59,13 @@ def create_tables(url: str, outbox: Outbox) -> None:
 def reader(url: str) -> sa.Connection:
     """A connection that sees what is committed at the moment of each query."""
     return sync_engine(url, isolation_level="AUTOCOMMIT").connect()
+
+
+def payloads(url: str, outbox: Outbox, aggregate: str) -> list[Any]:
+    """What is committed of an aggregate, in the order of positions."""
+    event = outbox.tables.event.c
+    query = sa.select(event.payload).where(event.aggregate_id == aggregate).order_by(event.position)
+    return list(reader(url).scalars(query))
 
 
 @dataclass
@@ -85,12 +91,42 @@ class Place:
         return connection
 
     async def emit(
-        self, connection: Any, event_type: str = "order.paid", payload: Any = None, **options: Any
+        self, connection: Any, event_type: str = "order.paid", payload: Any = PAYLOAD, **options: Any
     ) -> Any:
-        """Emit an event of this test's own aggregate."""
-        return await self.api.emit(
-            self.outbox, connection, "Order", self.id, event_type, payload or {"n": 1}, **options
-        )
+        """Emit an event of this test's own aggregate, by default with the place's outbox."""
+        outbox = options.pop("outbox", self.outbox)
+        return await self.api.emit(outbox, connection, "Order", self.id, event_type, payload, **options)
+
+    async def write(self, *events: dict[str, Any], **common: Any) -> list[Any]:
+        """Emit these in one transaction; the rows of the test's aggregate."""
+        connection = await self.begun()
+        for event in events:
+            await self.emit(connection, **common, **event)
+        await self.api.commit(connection)
+        return self.rows()
+
+    @asynccontextmanager
+    async def block(self, connection: Any) -> AsyncIterator[None]:
+        """The outbox's transaction block on the connection."""
+        block = self.outbox.transaction(connection)
+        if self.api.asynchronous:
+            async with block as given:
+                assert given is connection
+                yield
+        else:
+            with block as given:
+                assert given is connection
+                yield
+
+    async def emit_and_fail(self, connection: Any, **options: Any) -> None:
+        """Emit in a block that raises Oops."""
+        with pytest.raises(Oops):
+            await self._emit_and_raise(connection, options)
+
+    async def _emit_and_raise(self, connection: Any, options: dict[str, Any]) -> None:
+        async with self.block(connection):
+            await self.emit(connection, **options)
+            raise Oops
 
     def rows(self) -> list[Any]:
         """The committed rows of this test's aggregate, in the order of their positions."""
@@ -106,12 +142,8 @@ class Place:
     async def wait_until_blocked(self, statements: int = 1) -> None:
         """Return when so many statements wait for a lock; SQLite cannot say, and its writers queue anyway."""
         engine = reader(self.url).engine
-        if engine.dialect.name not in locks.QUERIES:
-            return
-        deadline = time.monotonic() + SECONDS
-        while locks.waiters(engine) < statements:
-            assert time.monotonic() < deadline, "nothing waits for a lock"
-            await asyncio.sleep(0.005)
+        if engine.dialect.name in locks.QUERIES:
+            await await_for(lambda: locks.waiters(engine) >= statements, "something waits for a lock")
 
     async def close(self) -> None:
         for connection in self._opened:
@@ -119,7 +151,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def prepared(module_database: Callable[[str], str]) -> Iterator[Callable[[str], tuple[str, Outbox]]]:
+def prepared(module_database: Callable[[str], str]) -> Iterator[Prepared]:
     """A database of each kind with the tables in it, made once a module."""
     made: dict[str, tuple[str, Outbox]] = {}
 
@@ -138,15 +170,12 @@ def prepared(module_database: Callable[[str], str]) -> Iterator[Callable[[str], 
 def only(condition: Callable[[Api, str], bool]) -> pytest.MarkDecorator:
     """The places of which ``condition`` is true."""
     chosen = [(api, kind) for api, kind in PLACES if condition(api, kind)]
-    return pytest.mark.parametrize(
-        "place", chosen, ids=[f"{api}-{kind}" for api, kind in chosen], indirect=True
-    )
+    ids = [f"{api}-{kind}" for api, kind in chosen]
+    return pytest.mark.parametrize("place", chosen, ids=ids, indirect=True)
 
 
 @pytest.fixture(params=PLACES, ids=[f"{api}-{kind}" for api, kind in PLACES])
-async def place(
-    request: pytest.FixtureRequest, prepared: Callable[[str], tuple[str, Outbox]]
-) -> AsyncIterator[Place]:
+async def place(request: pytest.FixtureRequest, prepared: Prepared) -> AsyncIterator[Place]:
     """Each API on each of its databases."""
     api, kind = request.param
     made = Place(api, kind, *prepared(kind))

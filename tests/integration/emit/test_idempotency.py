@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
 from relaybox import Call, Destination, Emitted, Route
 from relaybox.errors import EmitError
 from tests.integration.emit.conftest import DESTINATIONS, ROUTES, Place, make_outbox, only
@@ -48,49 +50,31 @@ async def test_twice_in_one_call(place: Place) -> None:
     assert place.payloads() == [0]
 
 
-async def test_in_a_later_transaction(place: Place) -> None:
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_key_is_kept_by_a_commit_and_forgotten_by_a_rollback(place: Place, commits: bool) -> None:
     connection = await place.begun()
     first = await place.emit(connection, idempotency_key=place.id)
-    await place.api.commit(connection)
+    await (place.api.commit if commits else place.api.rollback)(connection)
     await place.api.begin(connection)
     second = await place.emit(connection, idempotency_key=place.id)
     await place.api.commit(connection)
-    assert (second.event_id, second.duplicate) == (first.event_id, True)
-    assert len(place.rows()) == 1
-
-
-async def test_a_rollback_forgets_the_key(place: Place) -> None:
-    connection = await place.begun()
-    first = await place.emit(connection, idempotency_key=place.id)
-    await place.api.rollback(connection)
-    await place.api.begin(connection)
-    second = await place.emit(connection, idempotency_key=place.id)
-    await place.api.commit(connection)
-    assert not second.duplicate
-    assert second.event_id != first.event_id
+    assert second.duplicate is (second.event_id == first.event_id) is commits
     assert [row.event_id for row in place.rows()] == [second.event_id]
 
 
-async def test_the_duplicate_of_a_transaction_that_commits_waits_and_gets_its_id(place: Place) -> None:
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_duplicate_waits_and_is_new_unless_the_first_transaction_commits(
+    place: Place, commits: bool
+) -> None:
     one, two = await place.begun(), await place.begun()
     first = await place.emit(one, payload={"n": 1}, idempotency_key=place.id)
     second = await in_background(place, place.emit(two, payload={"n": 2}, idempotency_key=place.id))
     await place.wait_until_blocked()
-    await place.api.commit(one)
-    assert await second == Emitted(first.event_id, True, ())
+    await (place.api.commit if commits else place.api.rollback)(one)
+    emitted = await second
+    assert emitted == Emitted(first.event_id, True, ()) if commits else not emitted.duplicate
     await place.api.commit(two)
-    assert place.payloads() == [{"n": 1}]
-
-
-async def test_the_duplicate_of_a_transaction_that_rolls_back_is_new(place: Place) -> None:
-    one, two = await place.begun(), await place.begun()
-    await place.emit(one, payload={"n": 1}, idempotency_key=place.id)
-    second = await in_background(place, place.emit(two, payload={"n": 2}, idempotency_key=place.id))
-    await place.wait_until_blocked()
-    await place.api.rollback(one)
-    assert not (await second).duplicate
-    await place.api.commit(two)
-    assert place.payloads() == [{"n": 2}]
+    assert place.payloads() == [{"n": 1 if commits else 2}]
 
 
 async def test_keys_belong_to_their_event_type(place: Place) -> None:
@@ -119,12 +103,8 @@ async def test_a_destination_added_in_between_does_not_get_the_first_event_again
     )
     connection = await place.begun()
     first = await place.emit(connection, idempotency_key=place.id)
-    second = await place.api.emit(
-        later, connection, "Order", place.id, "order.paid", {}, idempotency_key=place.id
-    )
-    fresh = await place.api.emit(
-        later, connection, "Order", place.id, "order.paid", {}, idempotency_key=f"{place.id}!"
-    )
+    second = await place.emit(connection, outbox=later, idempotency_key=place.id)
+    fresh = await place.emit(connection, outbox=later, idempotency_key=f"{place.id}!")
     await place.api.commit(connection)
     assert second == Emitted(first.event_id, True, ())
     assert fresh.destinations == ("one", "three")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from relaybox import Call, Outbox
+from relaybox import Call
 from tests.integration.emit.conftest import Place, make_outbox, only
 
 each_driver = only(
@@ -16,14 +15,6 @@ each_driver = only(
         kind != "postgresql-15" and (not api.sqlalchemy or api.name.startswith(("Session", "AsyncSession")))
     )
 )
-
-
-async def write(place: Place, *events: dict[str, Any]) -> list[Any]:
-    connection = await place.begun()
-    for event in events:
-        await place.emit(connection, **event)
-    await place.api.commit(connection)
-    return place.rows()
 
 
 @each_driver
@@ -41,7 +32,7 @@ async def test_an_event_for_several_destinations_is_a_row_for_each(place: Place)
 @each_driver
 async def test_the_ordering_key_follows_the_strategy(place: Place) -> None:
     names = ["one", "by_aggregate", "by_tenant", "by_type", "by_nothing", "by_function"]
-    rows = await write(place, {"destinations": names, "tenant": "acme"})
+    rows = await place.write({"destinations": names, "tenant": "acme"})
     assert {row.destination: row.ordering_key for row in rows} == {
         "one": None,
         "by_aggregate": f"Order:{place.id}",
@@ -54,14 +45,8 @@ async def test_the_ordering_key_follows_the_strategy(place: Place) -> None:
 
 @each_driver
 async def test_a_key_that_is_given_goes_before_the_strategy(place: Place) -> None:
-    long = "k" * 300
-    rows = await write(
-        place,
-        {"event_type": "ordered.x", "key": "mine"},
-        {"event_type": "ordered.x", "key": None},
-        {"event_type": "ordered.x", "key": long},
-        {"event_type": "ordered.x", "key": long + "!"},
-    )
+    given = ["mine", None, "k" * 300, "k" * 300 + "!"]
+    rows = await place.write(*({"key": key} for key in given), event_type="ordered.x")
     keys = [row.ordering_key for row in rows]
     assert keys[:2] == ["mine", None]
     assert len(keys[2]) == len(keys[3]) == 255
@@ -69,50 +54,28 @@ async def test_a_key_that_is_given_goes_before_the_strategy(place: Place) -> Non
 
 
 @each_driver
-async def test_headers_tenant_and_payload_arrive_as_they_were(place: Place) -> None:
+async def test_what_is_given_arrives_as_it_was(place: Place) -> None:
     payload = {"text": "ä ☃ 🐘 %s :x $1 ? {y} \\ ' \"", "list": [1, 1.5, None, True], "big": 2**63 - 1}
     headers = {"trace": "00-ab", "n": 1}
-    (row,) = await write(place, {"payload": payload, "headers": headers, "tenant": "acme"})
-    assert row.payload == payload
-    assert row.headers == {**headers, "tenant": "acme"}
+    data = bytes(range(256)) + b"%s ' \\ \x00"
+    at = datetime(2040, 1, 31, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=5)))
+    empty = [None, 0, "", [], {}, False]
+    text, binary, *rest = await place.write(
+        {"payload": payload, "headers": headers, "tenant": "acme", "deliver_at": at},
+        {"payload": data},
+        *({"payload": nothing} for nothing in empty),
+    )
+    assert (text.payload, text.headers) == (payload, {**headers, "tenant": "acme"})
+    assert text.next_attempt_at.replace(tzinfo=text.next_attempt_at.tzinfo or UTC) == at
+    assert (binary.payload, bytes(binary.payload_data), binary.payload_encoding) == (None, data, "binary")
+    assert [row.payload for row in rest] == empty
 
 
 @each_driver
 async def test_attempts_are_the_calls_else_the_destinations_else_five(place: Place) -> None:
-    rows = await write(
-        place,
-        {"event_type": "both.x", "max_attempts": 3},
-        {"event_type": "both.x"},
-    )
-    assert [(row.destination, row.max_attempts) for row in rows] == [
-        ("one", 3),
-        ("two", 3),
-        ("one", 5),
-        ("two", 9),
-    ]
-
-
-@each_driver
-async def test_deliver_at_is_kept_to_the_microsecond_whatever_its_time_zone(place: Place) -> None:
-    at = datetime(2040, 1, 31, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=5)))
-    (row,) = await write(place, {"deliver_at": at})
-    assert row.next_attempt_at.replace(tzinfo=row.next_attempt_at.tzinfo or UTC) == at
-
-
-@each_driver
-async def test_bytes_are_stored_as_they_are(place: Place) -> None:
-    data = bytes(range(256)) + b"%s ' \\ \x00"
-    (row,) = await write(place, {"payload": data})
-    assert (row.payload, bytes(row.payload_data), row.payload_encoding) == (None, data, "binary")
-
-
-@each_driver
-async def test_json_null_and_empty_payloads_are_payloads(place: Place) -> None:
-    connection = await place.begun()
-    for payload in (None, 0, "", [], {}, False):
-        await place.api.emit(place.outbox, connection, "Order", place.id, "order.paid", payload)
-    await place.api.commit(connection)
-    assert place.payloads() == [None, 0, "", [], {}, False]
+    rows = await place.write({"max_attempts": 3}, {}, event_type="both.x")
+    found = [(row.destination, row.max_attempts) for row in rows]
+    assert found == [("one", 3), ("two", 3), ("one", 5), ("two", 9)]
 
 
 @each_driver
@@ -154,9 +117,9 @@ async def test_no_events_are_no_statement(place: Place) -> None:
 
 @each_driver
 async def test_an_event_that_no_route_takes_can_be_stored(place: Place) -> None:
-    outbox = make_outbox(place.url, unrouted="store")
     connection = await place.begun()
-    emitted = await place.api.emit(outbox, connection, "Order", place.id, "nobody.asked", {})
+    outbox = make_outbox(place.url, unrouted="store")
+    emitted = await place.emit(connection, "nobody.asked", outbox=outbox)
     await place.api.commit(connection)
     assert emitted.destinations == ("",)
     assert [row.destination for row in place.rows()] == [""]
@@ -164,10 +127,10 @@ async def test_an_event_that_no_route_takes_can_be_stored(place: Place) -> None:
 
 @each_driver
 async def test_the_limit_of_a_payload_is_a_setting(place: Place) -> None:
-    outbox: Outbox = make_outbox(place.url, max_payload="10B")
+    outbox = make_outbox(place.url, max_payload="10B")
     connection = await place.begun()
     with pytest.raises(ValueError, match="limit of 10 bytes"):
-        await place.api.emit(outbox, connection, "Order", place.id, "order.paid", {"a": "12345678"})
-    await place.api.emit(outbox, connection, "Order", place.id, "order.paid", {"a": 1})
+        await place.emit(connection, payload={"a": "12345678"}, outbox=outbox)
+    await place.emit(connection, payload={"a": 1}, outbox=outbox)
     await place.api.commit(connection)
     assert place.payloads() == [{"a": 1}]
