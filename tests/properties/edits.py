@@ -25,13 +25,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "payload_data": (None, b"", b"\xff\x00"),
     "payload_encoding": (None, "binary", "zstd", ""),
     "headers": (
-        "{}",
-        "[]",
-        "5",
-        "null",
-        '"text"',
-        '{"traceparent": 5, "relaybox-replay": []}',
-        '{"tenant": {}}',
+        *("{}", "[]", "5", "null", '"text"', '{"traceparent": 5, "relaybox-replay": []}', '{"tenant": {}}'),
     ),
     "status": ("pending", "delivered", "failed", "discarded", "archived", ""),
     "attempts": (-5, 0, 4, 5, 1000, 2**31 - 1),
@@ -73,11 +67,7 @@ POSTGRESQL: dict[str, tuple[Any, ...]] = {
     **{
         name: (*COMMON[name], "infinity", "-infinity", "0044-03-15 BC", "294276-12-31")
         for name in (
-            "next_attempt_at",
-            "leased_until",
-            "created_at",
-            "updated_at",
-            "delivered_at",
+            *("next_attempt_at", "leased_until", "created_at", "updated_at", "delivered_at"),
             "last_attempt_at",
         )
     },
@@ -88,11 +78,7 @@ MARIADB: dict[str, tuple[Any, ...]] = {
     **{
         name: (*COMMON[name], "0000-00-00 00:00:00", "2024-00-00 00:00:00")
         for name in (
-            "next_attempt_at",
-            "leased_until",
-            "created_at",
-            "updated_at",
-            "delivered_at",
+            *("next_attempt_at", "leased_until", "created_at", "updated_at", "delivered_at"),
             "last_attempt_at",
         )
     },

@@ -42,10 +42,7 @@ DESTINATION: dict[str, tuple[Any, ...]] = {
 }
 GENERAL: dict[str, tuple[Any, ...]] = {
     "database": (
-        "postgresql://me@host:5432/db",
-        "sqlite:///a.db",
-        "mysql+pymysql://u:p@h/d",
-        "env:HOME",
+        *("postgresql://me@host:5432/db", "sqlite:///a.db", "mysql+pymysql://u:p@h/d", "env:HOME"),
         "sqlite://",
     ),
     "schema": ("public", "shop_1"),
@@ -55,50 +52,19 @@ GENERAL: dict[str, tuple[Any, ...]] = {
     "max_payload": ("1MiB", 1000, "512KiB"),
     "app": ("shop:outbox",),
 }
-ROUTE: dict[str, tuple[Any, ...]] = {
-    "events": ("order.*", ["a", "b.*"], "*"),
-    "to": ("runner", ["runner"]),
-}
+ROUTE: dict[str, tuple[Any, ...]] = {"events": ("order.*", ["a", "b.*"], "*"), "to": ("runner", ["runner"])}
 
 WORDS = (
-    "",
-    " ",
-    "0",
-    "-1",
-    "1e9",
-    "nan",
-    "5 m",
-    "1h30m",
-    "999999999999d",
-    "1/0",
-    "0/s",
-    "1 MiB",
-    "whsec_",
-    "env:",
-    "true",
+    *("", " ", "0", "-1", "1e9", "nan", "5 m", "1h30m", "999999999999d", "1/0", "0/s", "1 MiB", "whsec_"),
+    *("env:", "true"),
 )
 WORDS += (
-    "file:/",
-    "handler:",
-    "http://",
-    "https://[::1",
-    "http://a:b@c:d/e",
-    "sqlite:///\0",
-    "postgres://h:x/y",
-    "://",
+    *("file:/", "handler:", "http://", "https://[::1", "http://a:b@c:d/e", "sqlite:///\0"),
+    *("postgres://h:x/y", "://"),
 )
 WORDS += (
-    "10.0.0.0/33",
-    "256.1.1.1",
-    "1.2.3.4/",
-    "*",
-    "a" * 500,
-    "\ud800",
-    "\0",
-    "é",
-    "runner\n",
-    "select; drop",
-    "../..",
+    *("10.0.0.0/33", "256.1.1.1", "1.2.3.4/", "*", "a" * 500, "\ud800", "\0", "é", "runner\n"),
+    *("select; drop", "../.."),
 )
 
 ODD: tuple[Callable[[], Any], ...] = (

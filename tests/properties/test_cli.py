@@ -50,24 +50,12 @@ NAMELESS = [(name,) for name in ("status", "list", "check", "drain", "prune", "s
 GLOBAL = ("--database", "--config", "--app", "--help", "--nonsense", "-y", "--", "-", "--json=1", "--yes=no")
 FLAGS = ("--all", "--dry-run", "--yes", "--json", "--version", "--help", "--grants")
 MOMENTS = (
-    "1h",
-    "-1h",
-    "0s",
-    "1e9d",
-    "999999999d",
-    "36500d",
-    "now",
-    "0001-01-01",
-    "9999-12-31T23:59:59",
+    *("1h", "-1h", "0s", "1e9d", "999999999d", "36500d", "now", "0001-01-01", "9999-12-31T23:59:59"),
     "2024-02-30",
 )
 MOMENTS += (
-    "0001-01-01T00:00:00+14:00",
-    "9999-12-31T23:59:59-14:00",
-    "2024-01-01T00:00:00Z",
-    "2024-W01-1",
-    "\u0661s",
-    "",
+    *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2024-01-01T00:00:00Z", "2024-W01-1"),
+    *("\u0661s", ""),
 )
 LIKELY: dict[str, tuple[str, ...]] = {
     "--since": MOMENTS,
@@ -83,50 +71,20 @@ LIKELY: dict[str, tuple[str, ...]] = {
     "--dialect": ("postgresql", "sqlite", "mariadb"),
 }
 WORDS = (
-    "",
-    " ",
-    "mail",
-    "shop",
-    "gone",
-    "nowhere",
-    "failed",
-    "pending",
-    "sending",
-    "Order",
-    "order.paid",
-    "0",
-    "-1",
-    "50",
+    *("", " ", "mail", "shop", "gone", "nowhere", "failed", "pending", "sending", "Order", "order.paid"),
+    *("0", "-1", "50"),
 )
 WORDS += (
-    "10000",
-    "99999999999999999999",
-    "nan",
-    "json",
-    "postgresql",
-    "sqlite",
-    "mariadb",
-    "sqlite://",
+    *("10000", "99999999999999999999", "nan", "json", "postgresql", "sqlite", "mariadb", "sqlite://"),
     "sqlite:///x.db",
 )
 WORDS += (
-    "postgresql://127.0.0.1:1/x",
-    "postgresql://h:x/y",
-    "env:NOWHERE",
-    "file:/nowhere",
-    "relaybox.toml",
-    "/",
-    "/dev/null",
+    *("postgresql://127.0.0.1:1/x", "postgresql://h:x/y", "env:NOWHERE", "file:/nowhere", "relaybox.toml"),
+    *("/", "/dev/null"),
 )
 WORDS += (
-    "no_such_module:x",
-    "json:dumps",
-    "os:environ",
-    "::",
-    "%",
-    "'; DROP TABLE outbox_event; --",
-    "a" * 3000,
-    "\udc80",
+    *("no_such_module:x", "json:dumps", "os:environ", "::", "%", "'; DROP TABLE outbox_event; --"),
+    *("a" * 3000, "\udc80"),
 )
 
 

@@ -235,9 +235,7 @@ def test_a_report_is_a_table_and_the_first_findings_in_words() -> None:
     text = str(check(rows, received(*(row.event_id for row in rows[30:]))))
     lines = text.splitlines()
     assert lines[:4] == [
-        "events             1,030",
-        "received           1,000",
-        "received again         0",
+        *("events             1,030", "received           1,000", "received again         0"),
         "lost                  30",
     ]
     assert lines[11] == f"lost      shop {UUID(int=1)}: position 1 was never received"

@@ -183,9 +183,7 @@ def test_a_database_url_that_leads_nowhere_is_refused_with_the_fix(url: str, mes
     "url",
     [
         *(
-            "postgresql://h:1,i:2,j/db",
-            "postgresql://u:p@[::1]:5432/db",
-            "postgresql:///db",
+            *("postgresql://h:1,i:2,j/db", "postgresql://u:p@[::1]:5432/db", "postgresql:///db"),
             "mysql://[::1]/x",
         ),
         *("postgresql://u:p?w@h:5432/db", "mysql://u:a:b@h:1/x", "postgresql://u@/db?host=/tmp:x"),

@@ -392,14 +392,8 @@ def test_what_does_not_commit_is_refused(
 @pytest.mark.parametrize(
     "name",
     [
-        "engine",
-        "begin",
-        "sessionmaker",
-        "sessionmaker.begin",
-        "async engine",
-        "async begin",
-        "async_sessionmaker",
-        "async_sessionmaker.begin",
+        *("engine", "begin", "sessionmaker", "sessionmaker.begin", "async engine", "async begin"),
+        *("async_sessionmaker", "async_sessionmaker.begin"),
     ],
 )
 def test_what_commits_is_taken(forms: dict[str, Any], name: str) -> None:

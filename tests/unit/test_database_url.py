@@ -28,10 +28,8 @@ def test_what_drivers_cannot_read_is_refused_at_once_and_not_shown(scheme: str, 
 @pytest.mark.parametrize(
     "url",
     [
-        "postgresql://me:hu%20sh%25@db/shop",
-        "postgresql://me:hush@db/shop?options=-c%20x%3D1",
-        "postgresql://db/shop",
-        "mysql://me:100%25@db/shop",
+        *("postgresql://me:hu%20sh%25@db/shop", "postgresql://me:hush@db/shop?options=-c%20x%3D1"),
+        *("postgresql://db/shop", "mysql://me:100%25@db/shop"),
     ],
 )
 def test_what_they_can_read_is_taken(url: str) -> None:
@@ -39,10 +37,8 @@ def test_what_they_can_read_is_taken(url: str) -> None:
 
 
 URLS = [
-    "postgresql://me:hush-hush%zz@db/shop",
-    "postgresql://me:hush hush@db/shop",
-    "postgresql://me:hush-hush/x@db/shop",
-    "postgresql://me:hush-hush?x@db/shop",
+    *("postgresql://me:hush-hush%zz@db/shop", "postgresql://me:hush hush@db/shop"),
+    *("postgresql://me:hush-hush/x@db/shop", "postgresql://me:hush-hush?x@db/shop"),
     "postgresql://me@db/shop?password=hush-hush%zz",
     "postgresql://me@db/shop?sslpassword=hush%20hush&nothing=5",
 ]

@@ -231,13 +231,7 @@ def test_records_carry_their_values(relay: Relay) -> None:
     assert failed == {**of_both, "event": "failed", "error": "no"}
     assert delivered == {**of_both, "event": "delivered"}
     assert summary.pop("lag_p50") == summary.pop("lag_p99") >= 0
-    assert summary == {
-        "destination": "runner",
-        "event": "summary",
-        "delivered": 1,
-        "retried": 0,
-        "failed": 1,
-    }
+    assert summary == {"destination": "runner", "event": "summary", "delivered": 1, "retried": 0, "failed": 1}
 
 
 def test_names_are_aligned(relay: Relay) -> None:

@@ -131,20 +131,8 @@ def test_a_wrong_signature_is_an_answer_and_no_error(signature: Any, secret: str
 @pytest.mark.parametrize(
     "timestamp",
     [
-        "",
-        "0",
-        "-1",
-        "x",
-        "1e9",
-        f"{NOW}.0",
-        f"+{NOW}",
-        "９" * 10,
-        "9" * 5000,
-        "nan",
-        "inf",
-        b"\xff",
-        None,
-        NOW,
+        *("", "0", "-1", "x", "1e9", f"{NOW}.0", f"+{NOW}", "９" * 10, "9" * 5000, "nan", "inf", b"\xff"),
+        *(None, NOW),
     ],
 )
 def test_a_wrong_timestamp_is_an_answer_and_no_error(timestamp: Any) -> None:

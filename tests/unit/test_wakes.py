@@ -69,9 +69,7 @@ async def test_a_wake_during_a_cancelled_wait_is_there_for_the_next() -> None:
     assert await wake.wait("shop", LONG)
 
 
-async def test_a_wake_at_the_moment_of_falling_asleep_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_wake_at_the_moment_of_falling_asleep_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     wake = LocalWake()
     loop = asyncio.get_running_loop()
     create = loop.create_future
