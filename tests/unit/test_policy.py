@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -30,6 +30,7 @@ from relaybox.relay.decide import LONGEST_AFTER, Opening, Policy
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT, BYTES_IN_FLIGHT, LARGEST, Sizing
 from relaybox.retry import delay
 from relaybox.sink import Answer
+from tests.unit import deliveries
 
 RUNNER = Destination("runner", "memory:", backoff=Backoff(base="2s", cap="10s", jitter=0))
 
@@ -39,8 +40,7 @@ def middle() -> float:
 
 
 def make(attempts: int = 1, event_id: UUID | None = None, key: str | None = None) -> Delivery:
-    values: list[Any] = ["Order", "1", "order.paid", "{}", None, None, "{}", key, 1, "k", attempts, 5, 0]
-    return Delivery(uuid4(), event_id or uuid4(), *values, datetime.now(UTC), "runner", uuid4(), "me")
+    return deliveries.make(attempts=attempts, event_id=event_id or uuid4(), ordering_key=key)
 
 
 def policy(destination: Destination = RUNNER) -> Policy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
-from uuid_utils.compat import uuid7
 
 from relaybox import Call, Destination, Emitted, Event, Outbox, Route
 from relaybox.config import Settings
@@ -30,20 +28,19 @@ from relaybox.observers.log import LogObserver
 from relaybox.observers.metrics import MetricsObserver
 from relaybox.observers.several import Observers
 from relaybox.outcome import Delivered, Unavailable
-from relaybox.relay.clock import MonotonicClock
 from relaybox.relay.lane import Lane
-from relaybox.relay.shared import Shared
 from relaybox.rollout import RouteFile
 from relaybox.routing import Routes, bucket
 from relaybox.shadow import is_shadow, mark
-from relaybox.sinks.handler import HandlerSink
 from relaybox.store import Settlement
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.statements import INSERTED, Statements
 from relaybox.upkeep import Waiting
-from relaybox.wakes.local import LocalWake
+from tests.unit import lanes
 from tests.unit.deliveries import make
+from tests.unit.lanes import HastyClock, insert, open_circuit, running, shared, statuses
+from tests.waiting import await_for
 
 IN, OUT = "2", "1"
 """Aggregates whose buckets are 554 and 9619."""
@@ -412,17 +409,9 @@ def test_an_outbox_follows_its_file_and_nothing_but_its_own_routes(
     assert box.enabled("document.*", IN)
 
 
-def insert(store: MemoryStore, *headers: str, key: str | None = None) -> None:
-    for n, text in enumerate(headers):
-        event = ("Document", str(n), "document.created", "{}", None, None, text)
-        store.insert([(str(uuid7()), str(uuid7()), "search", *event, key, str(uuid7()), 5, None)])
-
-
 def lane(store: MemoryStore, handler: Any, metrics: MetricsObserver, **options: Any) -> Lane:
-    destination = Destination("search", "handler:", poll_interval="20ms", **options)
-    observer = Observers([metrics, LogObserver()])
-    shared = Shared(store, LocalWake(), observer, MonotonicClock(), lambda: 0.5, "me")
-    return Lane(destination, HandlerSink(destination, handler), shared)
+    together = shared(store, Observers([metrics, LogObserver()]), clock=HastyClock())
+    return lanes.make(store, handler, together, **options)
 
 
 SHADOW, REAL = mark("{}"), '{"note":"relaybox-shadow"}'
@@ -438,40 +427,29 @@ async def test_a_lane_delivers_what_is_in_shadow_without_its_sink(key: str | Non
 
     assert await lane(store, handler, metrics, ordered=key is not None).once(5.0) == 4
     assert got == ["1", "3"]
-    assert {row.status for row in store.rows.values()} == {Status.DELIVERED}
+    assert set(statuses(store)) == {Status.DELIVERED}
     text = generate_latest(metrics.registry).decode()
-    assert 'outbox_shadowed_total{destination="search"} 2.0' in text
-    published = 'outbox_messages_published_total{aggregate_type="Document",destination="search",event_type='
-    assert f'{published}"document.created"}} 2.0' in text
+    assert 'outbox_shadowed_total{destination="runner"} 2.0' in text
+    published = 'outbox_messages_published_total{aggregate_type="Order",destination="runner",event_type='
+    assert f'{published}"order.paid"}} 2.0' in text
 
 
 async def test_what_is_in_shadow_closes_no_circuit() -> None:
-    store, metrics, got = MemoryStore(), MetricsObserver(), []
+    store, got = MemoryStore(), []
     insert(store, *[SHADOW] * 20)
-    store.destinations["search"].circuit = "open"
-    store.destinations["search"].circuit_until = 0.0
+    open_circuit(store)
+    circuit = store.destinations["runner"]
 
     async def handler(event: Event) -> None:
         got.append(event)
         raise Unavailable("still away")
 
-    searching = lane(store, handler, metrics)
-    running = asyncio.create_task(searching.run(1.0))
-
-    async def until(status: Status, count: int) -> None:
-        while sum(row.status is status for row in store.rows.values()) != count:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-    async with asyncio.timeout(20):
-        await until(Status.DELIVERED, 20)
-        assert (got, store.destinations["search"].circuit) == ([], "open")
+    async with running(lane(store, handler, MetricsObserver())):
+        await await_for(lambda: statuses(store) == [Status.DELIVERED] * 20)
+        assert (got, circuit.circuit) == ([], "open")
         insert(store, SHADOW, "{}")
-        await until(Status.DELIVERED, 21)
-        while not got:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        searching.stop()
-        await running
-    assert store.destinations["search"].circuit == "open"
+        await await_for(lambda: got and statuses(store).count(Status.DELIVERED) == 21)
+    assert circuit.circuit == "open"
 
 
 def test_a_log_tells_how_much_was_in_shadow(caplog: pytest.LogCaptureFixture) -> None:

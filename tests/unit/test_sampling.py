@@ -11,25 +11,19 @@ from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.maintenance.sample import CAP, Sampling
 from relaybox.upkeep import Sample, Sampled
+from tests.unit.upkeep import Clock, going_on
 
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 
 
 class Time:
-    """The database's clock, and this process's own."""
+    """The database's clock."""
 
     def __init__(self) -> None:
         self.moment = START
 
     def now(self) -> datetime:
         return self.moment
-
-
-class Clock:
-    def now(self) -> float:
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 class FakeSamples:
@@ -68,10 +62,6 @@ class FakeSamples:
         return 0
 
 
-async def go_on(seconds: float) -> bool:
-    return True
-
-
 @pytest.fixture
 def time() -> Time:
     return Time()
@@ -85,7 +75,7 @@ def samples(time: Time) -> FakeSamples:
 @pytest.fixture
 def sampling(samples: FakeSamples, time: Time) -> Sampling:
     destinations = [Destination("shop", "console:"), Destination("mail", "console:")]
-    return Sampling(samples, destinations, time, Clock(), go_on)  # type: ignore[arg-type]
+    return Sampling(samples, destinations, time, Clock(), going_on)  # type: ignore[arg-type]
 
 
 async def test_a_minute_is_sampled_once(sampling: Sampling, samples: FakeSamples, time: Time) -> None:

@@ -16,7 +16,8 @@ from relaybox.relay.settle import Settler
 from relaybox.store import Settlement
 from relaybox.stores.memory import MemoryStore
 from relaybox.testing.sink_contract import make_delivery
-from tests.unit.test_lane import shared
+from tests.unit.lanes import shared
+from tests.waiting import PATIENCE
 
 
 class Refusing(MemoryStore):
@@ -52,7 +53,7 @@ async def test_a_lane_is_woken_where_it_would_look_too_late(
     settler = Settler(destination, shared(store), None, lambda _: settled.set(), lambda: told.append(1))
     running = asyncio.create_task(settler.run())
     settler.add(Settlement(make_delivery(key="a"), outcome))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await settled.wait()
     running.cancel()
     assert bool(told) == woken

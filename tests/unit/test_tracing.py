@@ -159,7 +159,7 @@ def test_a_send_is_a_span_below_the_emitters_with_a_link_to_it(spans: InMemorySp
         "relaybox.attempt": 3,
     }
     assert span.end_time - span.start_time == pytest.approx(0.5e9, rel=0.01)
-    assert span.end_time == pytest.approx(time.time_ns(), abs=5e9)
+    assert span.end_time == pytest.approx(time.time_ns(), abs=60e9)
 
 
 def test_a_send_that_went_wrong_says_why(spans: InMemorySpanExporter) -> None:
