@@ -49,13 +49,7 @@ class Drawn(NamedTuple):
 
 
 NOT_TEXT: tuple[Callable[[], Any], ...] = (
-    lambda: 5,
-    lambda: True,
-    lambda: b"bytes",
-    lambda: ["text"],
-    lambda: "",
-    object,
-    HostileObject,
+    *(lambda: 5, lambda: True, lambda: b"bytes", lambda: ["text"], lambda: "", object, HostileObject),
 )
 
 
@@ -93,11 +87,7 @@ def _name(longest: int) -> Callable[[Random, bool], Pair]:
 def _aggregate_id(r: Random, wrong: bool) -> Pair:
     if wrong:
         odd = (
-            lambda: 1.5,
-            lambda: 1 << 900,
-            lambda: True,
-            lambda: None,
-            lambda: values.bad_text(r),
+            *(lambda: 1.5, lambda: 1 << 900, lambda: True, lambda: None, lambda: values.bad_text(r)),
             HostileObject,
         )
         return r.choice(odd)(), REFUSED
@@ -140,15 +130,8 @@ def _binary(r: Random) -> Pair:
 def _headers(r: Random, wrong: bool) -> Pair:
     if wrong:
         odd: tuple[Callable[[], Any], ...] = (
-            lambda: 5,
-            lambda: "text",
-            lambda: [("a", 1)],
-            lambda: {1: "a"},
-            lambda: {"": "a"},
-            lambda: {"a": object()},
-            lambda: {"a\0": 1},
-            lambda: HostileDict(a=1),
-            HostileMapping,
+            *(lambda: 5, lambda: "text", lambda: [("a", 1)], lambda: {1: "a"}, lambda: {"": "a"}),
+            *(lambda: {"a": object()}, lambda: {"a\0": 1}, lambda: HostileDict(a=1), HostileMapping),
             HostileObject,
         )
         return r.choice(odd)(), REFUSED
@@ -171,13 +154,9 @@ def _deliver_at(r: Random, wrong: bool) -> Pair:
     if wrong:
         far = timezone(timedelta(hours=14))
         odd = (
-            "2024-01-01T00:00:00Z",
-            1_700_000_000,
-            datetime(2024, 1, 1),
-            datetime(1, 1, 1, tzinfo=far),
+            *("2024-01-01T00:00:00Z", 1_700_000_000, datetime(2024, 1, 1), datetime(1, 1, 1, tzinfo=far)),
             datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=14))),
-            datetime(2024, 1, 1, tzinfo=HostileTimezone()),
-            HostileObject(),
+            *(datetime(2024, 1, 1, tzinfo=HostileTimezone()), HostileObject()),
         )
         return r.choice(odd), REFUSED
     past = (datetime(1, 1, 2, tzinfo=UTC), datetime(999, 1, 1, tzinfo=UTC), datetime(1969, 7, 20, tzinfo=UTC))
@@ -188,17 +167,9 @@ def _deliver_at(r: Random, wrong: bool) -> Pair:
 def _destinations(r: Random, wrong: bool) -> Pair:
     if wrong:
         odd: tuple[Callable[[], Any], ...] = (
-            list,
-            lambda: 5,
-            lambda: [5],
-            lambda: [["plain"]],
-            lambda: ["nowhere"],
-            lambda: [None],
-            lambda: {"plain": 1, 2: 3},
-            lambda: "",
-            lambda: [values.bad_text(r)],
-            lambda: HostileList(["plain"]),
-            HostileObject,
+            *(list, lambda: 5, lambda: [5], lambda: [["plain"]], lambda: ["nowhere"], lambda: [None]),
+            *(lambda: {"plain": 1, 2: 3}, lambda: "", lambda: [values.bad_text(r)]),
+            *(lambda: HostileList(["plain"]), HostileObject),
         )
         return r.choice(odd)(), REFUSED
     if r.random() < 0.5:

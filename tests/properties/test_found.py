@@ -152,27 +152,14 @@ def test_a_payload_that_is_a_bare_number_arrives_from_sqlite(
 
 
 SPOILT: list[tuple[str, str, Any]] = [
-    ("sqlite", "event_id", "garbage"),
-    ("sqlite", "id", "01a1df23-79f7-7316-9d80-f79a51f276dd"),
-    ("sqlite", "attempts", "many"),
-    ("sqlite", "position", "first"),
-    ("sqlite", "payload", b"\xff"),
-    ("sqlite", "created_at", "yesterday"),
-    ("sqlite", "attempts", -5),
-    ("sqlite", "headers", "{"),
-    ("sqlite", "status", "archived"),
-    ("sqlite", "destination", b"\xff"),
-    ("sqlite", "id", NOT_UTF8),
-    ("sqlite", "id", BLOB),
-    ("sqlite", "ordering_key", NOT_UTF8),
-    ("sqlite", "ordering_key", BLOB),
-    ("mariadb", "event_id", "garbage"),
-    ("mariadb", "attempts", -5),
-    ("mariadb", "headers", "{"),
-    ("mariadb", "created_at", "0000-00-00 00:00:00"),
-    ("postgresql-18", "created_at", "infinity"),
-    ("postgresql-18", "attempts", 2**31 - 1),
-    ("postgresql-18", "headers", "5"),
+    *(("sqlite", "event_id", "garbage"), ("sqlite", "id", "01a1df23-79f7-7316-9d80-f79a51f276dd")),
+    *(("sqlite", "attempts", "many"), ("sqlite", "position", "first"), ("sqlite", "payload", b"\xff")),
+    *(("sqlite", "created_at", "yesterday"), ("sqlite", "attempts", -5), ("sqlite", "headers", "{")),
+    *(("sqlite", "status", "archived"), ("sqlite", "destination", b"\xff"), ("sqlite", "id", NOT_UTF8)),
+    *(("sqlite", "id", BLOB), ("sqlite", "ordering_key", NOT_UTF8), ("sqlite", "ordering_key", BLOB)),
+    *(("mariadb", "event_id", "garbage"), ("mariadb", "attempts", -5), ("mariadb", "headers", "{")),
+    *(("mariadb", "created_at", "0000-00-00 00:00:00"), ("postgresql-18", "created_at", "infinity")),
+    *(("postgresql-18", "attempts", 2**31 - 1), ("postgresql-18", "headers", "5")),
 ]
 
 
@@ -306,9 +293,7 @@ def test_a_head_that_no_statement_can_name_and_that_is_not_due_does_not_hold_up_
 @pytest.mark.parametrize(
     ("text", "moment"),
     [
-        (b"infinity", LATEST),
-        (b"-infinity", EARLIEST),
-        (b"0044-03-15 00:00:00+00 BC", EARLIEST),
+        *((b"infinity", LATEST), (b"-infinity", EARLIEST), (b"0044-03-15 00:00:00+00 BC", EARLIEST)),
         (b"294276-12-31 00:00:00+00", LATEST),
         (b"2024-01-01 00:00:00+00", datetime(2024, 1, 1, tzinfo=UTC)),
     ],

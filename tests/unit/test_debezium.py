@@ -14,11 +14,11 @@ from relaybox.debezium import connector, find, statements
 from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
-from relaybox.ledger import Entry
 from relaybox.stores.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
 from relaybox.stores.statements import INSERTED
 from relaybox.upkeep import Target, Waiting
 from relaybox.why import explain
+from tests.unit.deliveries import entry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 POSTGRES = "postgresql://shop:secret@db.example:5433/shop"
@@ -209,29 +209,8 @@ def test_there_is_no_connector_for_another_database(database: str) -> None:
         find(settings(database=database))
 
 
-ENTRY = Entry(
-    id=UUID(int=1),
-    event_id=UUID(int=1),
-    destination="cdc",
-    aggregate_type="Order",
-    aggregate_id="7",
-    event_type="order.paid",
-    ordering_key="7",
-    position=1,
-    status="delivered",
-    idempotency_key="1",
-    attempts=0,
-    max_attempts=5,
-    crashes=0,
-    next_attempt_at=None,
-    leased_until=None,
-    lease_owner=None,
-    created_at=NOON,
-    updated_at=NOON,
-    last_attempt_at=None,
-    delivered_at=NOON,
-    error_message=None,
-    seen_at=NOON + timedelta(hours=1),
+ENTRY = entry(
+    NOON, destination="cdc", status="delivered", delivered_at=NOON, seen_at=NOON + timedelta(hours=1)
 )
 
 

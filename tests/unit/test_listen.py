@@ -40,16 +40,10 @@ async def ask(port: int, request: bytes) -> tuple[str, bytes]:
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
-        ("Host: localhost:9464", 200),
-        ("host:127.0.0.1", 200),
-        ("HOST: [::1]:9464 ", 200),
-        ("accept: */*", 200),
-        ("host: rebound.evil.example:9464", 421),
-        ("host: 127.0.0.1.evil.example", 421),
-        ("host: localhost\r\nhost: evil.example", 421),
-        ("host: localhost@evil.example", 421),
-        ("host:", 421),
-        ("host: a:b:c", 421),
+        *(("Host: localhost:9464", 200), ("host:127.0.0.1", 200), ("HOST: [::1]:9464 ", 200)),
+        *(("accept: */*", 200), ("host: rebound.evil.example:9464", 421)),
+        *(("host: 127.0.0.1.evil.example", 421), ("host: localhost\r\nhost: evil.example", 421)),
+        *(("host: localhost@evil.example", 421), ("host:", 421), ("host: a:b:c", 421)),
         ("accept: x\r\nHost: evil.example", 421),
     ],
 )

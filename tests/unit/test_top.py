@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
-from uuid import uuid4
 
 import pytest
 from rich.console import Console
@@ -15,6 +14,7 @@ from relaybox.cli.frame import Frame, View, draw, spark
 from relaybox.cli.watch import DOWN, UP, Watch, _split
 from relaybox.errors import StoreError
 from relaybox.ledger import Counts, Entry, Place, Relay
+from tests.unit.deliveries import entry
 
 NOW = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC)
 CLOSED = Place("runner", None, None, None, None, "closed", None, None, NOW)
@@ -38,10 +38,8 @@ def frame(*destinations: DestinationStats, relays: int = 1) -> Frame:
 
 
 def failure(error: str = "422 Unprocessable\nEntity") -> Entry:
-    values = dict.fromkeys(Entry.__dataclass_fields__)
-    values |= {"id": uuid4(), "event_id": uuid4(), "destination": "runner", "event_type": "order.paid"}
-    values |= {"status": "failed", "created_at": NOW, "seen_at": NOW, "error_message": error}
-    return Entry(**{**values, "updated_at": NOW - timedelta(minutes=5)})  # type: ignore[arg-type]
+    since = NOW - timedelta(minutes=5)
+    return entry(NOW, destination="runner", status="failed", error_message=error, updated_at=since)
 
 
 RUNNER = DestinationStats("runner", True, Counts(due=12, failed=3, oldest_seconds=90), CLOSED)
