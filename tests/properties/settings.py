@@ -57,12 +57,8 @@ ROUTE: dict[str, tuple[Any, ...]] = {"events": ("order.*", ["a", "b.*"], "*"), "
 WORDS = (
     *("", " ", "0", "-1", "1e9", "nan", "5 m", "1h30m", "999999999999d", "1/0", "0/s", "1 MiB", "whsec_"),
     *("env:", "true"),
-)
-WORDS += (
     *("file:/", "handler:", "http://", "https://[::1", "http://a:b@c:d/e", "sqlite:///\0"),
     *("postgres://h:x/y", "://"),
-)
-WORDS += (
     *("10.0.0.0/33", "256.1.1.1", "1.2.3.4/", "*", "a" * 500, "\ud800", "\0", "é", "runner\n"),
     *("select; drop", "../.."),
 )

@@ -36,14 +36,8 @@ BUILDER = RowBuilder(Settings(destinations=[Destination("shop", "console:")], ro
 
 def row(**options: Any) -> dict[str, Any]:
     """The row of an event with these arguments."""
-    given = {
-        "aggregate_type": "Order",
-        "aggregate_id": 1,
-        "event_type": "order.paid",
-        "payload": 1,
-        **options,
-    }
-    [values] = BUILDER.build(Call(**given), SQLITE).rows
+    given = {"aggregate_type": "Order", "aggregate_id": 1, "event_type": "order.paid", "payload": 1}
+    [values] = BUILDER.build(Call(**{**given, **options}), SQLITE).rows
     return dict(zip(INSERTED, values, strict=True))
 
 
@@ -125,9 +119,10 @@ def test_a_file_that_no_parser_takes_is_refused(tmp_path: Path, name: str, text:
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01", "9999-12-31", "0001-01-01T00:00:00+14:00"])
-def test_the_ends_of_the_calendar_may_be_asked_for(moment: str, fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("sqlite")
-    Outbox(url).migrate()
+def test_the_ends_of_the_calendar_may_be_asked_for(
+    moment: str, migrated_database: Callable[[str], str]
+) -> None:
+    url = migrated_database("sqlite")
     for option in ("--since", "--until"):
         done = CliRunner().invoke(app, ["--database", url, "events", "list", option, moment])
         assert done.exit_code == (2 if "+14" in moment else 0), done.exception
@@ -135,13 +130,12 @@ def test_the_ends_of_the_calendar_may_be_asked_for(moment: str, fresh_database: 
 
 @pytest.mark.parametrize("payload", [5, 1.0, 1e22, 3.141592653589793, -7])
 def test_a_payload_that_is_a_bare_number_arrives_from_sqlite(
-    payload: float, fresh_database: Callable[[str], str]
+    payload: float, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database("sqlite")
+    url = migrated_database("sqlite")
     taken: list[Event] = []
     outbox = Outbox(url)
     outbox.handler("*", name="shop")(lambda event: taken.append(event))
-    outbox.migrate()
     with closing(sqlite3.connect(sa.make_url(url).database or "")) as connection, connection:
         outbox.emit(connection, "Order", 1, "order.paid", payload)
         [stored] = connection.execute("SELECT payload FROM outbox_event").fetchone()
@@ -232,10 +226,9 @@ def test_what_stands_behind_a_spoilt_row_of_its_key_is_not_handed_out_with_it(
     assert (numbers(first), first.parked) == ([0, 4, 5, 6, 7], 1)
     assert (numbers(second), second.parked) == ([], 2)
     with edited.engine.begin() as connection:
-        query = (
-            "SELECT attempts, lease_token FROM outbox_event WHERE destination = 'ordered' ORDER BY position"
-        )
-        behind = [tuple(row) for row in connection.exec_driver_sql(query)][2:4]
+        where = "WHERE destination = 'ordered' ORDER BY position"
+        found = connection.exec_driver_sql(f"SELECT attempts, lease_token FROM outbox_event {where}")  # noqa: S608
+        behind = [tuple(row) for row in found][2:4]
     assert behind == [(0, None)] * 2
 
 

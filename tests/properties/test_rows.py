@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,24 +30,23 @@ from relaybox.parts import open_store
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.ledger import SqlLedger
 from relaybox.stores.samples import SqlSamples
+from tests.databases import engine
 from tests.properties import edits
 from tests.properties.conftest import Feed
 from tests.properties.edits import Sql
-from tests.servers.fresh import DRIVERS
+from tests.waiting import await_for
 
 AREAS = {
     "sqlite": ("rows edited in SQLite", edits.SQLITE),
     "postgresql-18": ("rows edited in PostgreSQL", edits.POSTGRESQL),
     "mariadb": ("rows edited in MariaDB", edits.MARIADB),
 }
-PATIENCE = 15.0
-"""Seconds in which what is healthy must be delivered."""
-
+SOON: dict[str, Any] = {"poll_interval": "50ms", "backoff": {"base": "10ms"}}
 DESTINATIONS = (
-    Destination("plain", "handler:", poll_interval="50ms", backoff={"base": "10ms"}),
-    Destination("ordered", "handler:", ordered=True, poll_interval="50ms", backoff={"base": "10ms"}),
-    Destination("buried", "handler:", dead_letter="letters", poll_interval="50ms", backoff={"base": "10ms"}),
-    Destination("letters", "handler:", poll_interval="50ms"),
+    Destination("plain", "handler:", **SOON),
+    Destination("ordered", "handler:", ordered=True, **SOON),
+    Destination("buried", "handler:", dead_letter="letters", **SOON),
+    Destination("letters", "handler:", **SOON),
 )
 ROUTED = ["plain", "ordered", "buried"]
 UNCHECKED = {
@@ -65,7 +63,6 @@ class Troubles(Observer):
         self.seen: Counter[str] = Counter()
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Count it."""
         self.seen[f"{destination}: {doing}: {error!r}"] += 1
 
 
@@ -73,10 +70,8 @@ class Edited:
     """An outbox whose rows are edited by hand."""
 
     def __init__(self, url: str) -> None:
-        parsed = sa.make_url(url)
-        self.kind = parsed.drivername
-        driver = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
-        self.engine = sa.create_engine(driver, poolclass=sa.NullPool)
+        self.kind = sa.make_url(url).get_backend_name()
+        self.engine = engine(url)
         self.given: set[tuple[str, UUID]] = set()
         self.outbox = Outbox(
             url,
@@ -110,7 +105,6 @@ class Edited:
         return [one.event_id for one in made]
 
     def rows(self) -> list[Any]:
-        """The ids of all rows."""
         with self.engine.begin() as connection:
             return list(connection.exec_driver_sql("SELECT id FROM outbox_event").scalars())
 
@@ -143,7 +137,6 @@ class Edited:
                 self.change(connection, new, id_)
 
     def change(self, connection: sa.Connection, new: dict[str, Any], id_: Any) -> None:
-        """Write new values into a row."""
         mark = "?" if self.kind == "sqlite" else "%s"
         places = [f"{name} = {v.text if isinstance(v, Sql) else mark}" for name, v in new.items()]
         values = [value for value in new.values() if not isinstance(value, Sql)]
@@ -160,7 +153,6 @@ class Edited:
             connection.commit()
 
     def clear(self) -> None:
-        """Take all rows away."""
         with self.engine.begin() as connection:
             for table in ("outbox_event", "outbox_attempt", "outbox_destination"):
                 connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608
@@ -189,20 +181,27 @@ def test_a_relay_goes_on_whatever_is_in_a_row(
 async def check(edited: Edited, victims: Sequence[UUID]) -> None:
     """Deliver what is healthy, then ask all there is to be asked of what is not."""
     troubles = Troubles()
+
+    async def arrive(healthy: list[UUID]) -> None:
+        wanted = {(name, id_) for name in ROUTED for id_ in healthy}
+        stuck = lambda: f"a lane is stuck: {troubles.seen.most_common(5)}"  # noqa: E731
+        await await_for(lambda: edited.given >= wanted, stuck)
+
     async with edited.outbox.relay(observers=[troubles], patience=1.0):
         # Behind those that are claimed for the first time, then behind those that are settled.
         for _ in range(2):
-            healthy = edited.emit("Healthy", 2)
-            deadline = time.monotonic() + PATIENCE
-            while not edited.given.issuperset((name, id_) for name in ROUTED for id_ in healthy):
-                assert time.monotonic() < deadline, f"a lane is stuck: {troubles.seen.most_common(5)}"
-                await asyncio.sleep(0.01)
+            await arrive(edited.emit("Healthy", 2))
     assert not troubles.seen
-    since, deadline = edited.now(), time.monotonic() + PATIENCE
-    # More than once: what was emitted in the future does not keep one going, nor what waits behind it.
-    while left := edited.due_since(since):
-        assert time.monotonic() < deadline, f"nobody takes {left}"
+    since = edited.now()
+
+    async def taken() -> bool:
+        if not edited.due_since(since):
+            return True
         await edited.outbox.adrain()
+        return False
+
+    # More than once: what was emitted in the future does not keep one going, nor what waits behind it.
+    await await_for(taken, lambda: f"nobody takes {edited.due_since(since)}")
     await ask(edited, victims)
 
 

@@ -71,11 +71,8 @@ def _value(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(_value, value))}]"
         case dict():
-            return (
-                "{ "
-                + ", ".join(f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items())
-                + " }"
-            )
+            pairs = [f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items()]
+            return f"{{ {', '.join(pairs)} }}"
     # What has no form in TOML is somebody's text.
     plain = isinstance(value, str) and not isinstance(value, HostileText)
     return json.dumps(value if plain else type(value).__name__)

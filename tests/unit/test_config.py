@@ -139,7 +139,7 @@ def test_any_other_database_url_is_refused_without_its_password(url: Any) -> Non
     [
         (
             "sqlite://shop.db",
-            "sqlite://shop.db': write sqlite:///shop.db (three slashes; four for an absolute",
+            "sqlite://shop.db': write sqlite:///shop.db (three slashes; four for an absolute path)",
         ),
         ("sqlite+aiosqlite://:memory:", "sqlite://:memory:': write sqlite:///:memory: (three"),
         ("sqlite://u:hunter2@h/x", "sqlite://***@h/x': write sqlite:///***@h/x (three slashes"),
@@ -348,7 +348,7 @@ def test_every_sink_of_the_list_is_taken_with_or_without_a_host(scheme: str) -> 
         ({"ordered": "yes"}, "ordered = 'yes': write true or false"),
         (
             {"ordering": "agregate"},
-            "ordering = 'agregate': choose 'aggregate', 'tenant', 'event_type', 'none'",
+            "ordering = 'agregate': choose 'aggregate', 'tenant', 'event_type', 'none' or a fun",
         ),
         ({"on_failed": "stop"}, "on_failed = 'stop': choose 'block', 'skip'"),
         ({"max_attempts": 0}, "max_attempts = 0: write a whole number, 1 or more"),
@@ -466,7 +466,7 @@ def test_settings_have_the_documented_defaults() -> None:
         ),
         (
             {"routes": [Route("a", to="x")]},
-            "route 'a': to = 'x': no destination is called that; none is conf",
+            "route 'a': to = 'x': no destination is called that; none is configured",
         ),
         (
             {"destinations": [Destination("a", URL, dead_letter="graveyrd"), Destination("graveyard", URL)]},
@@ -474,7 +474,7 @@ def test_settings_have_the_documented_defaults() -> None:
         ),
         (
             {"destinations": [Destination("a", URL, dead_letter="a")]},
-            "destination 'a': dead_letter = 'a': name",
+            "destination 'a': dead_letter = 'a': name another destination, not itself",
         ),
         ({"schema": "a b"}, "schema = 'a b': use up to 40"),
         ({"schema": ""}, "schema = '': use up to 40"),
@@ -570,7 +570,7 @@ def test_the_database_is_the_one_given_then_the_environment_s_then_the_file_s(he
         ("[relaybox]\ndatabase = 5", "database in the file is of type int"),
         (
             "[relaybox]\ndatabase = 'env:NOPE'",
-            "database in the file: env:NOPE is missing or empty; set the var",
+            "database in the file: env:NOPE is missing or empty; set the variable NOPE",
         ),
         ("[relaybox", "relaybox.toml cannot be read as TOML"),
         ("relaybox = 5", "[relaybox] is a int; write a table"),
