@@ -46,13 +46,8 @@ async def deliver(drawn: list[Answer]) -> None:
                 return
 
     async with listening(talk) as receiver:
-        settings = {
-            "allow": ["127.0.0.0/8"],
-            "timeout": TIMEOUT,
-            "concurrency": 50,
-            "secret": "whsec_c2VjcmV0",
-        }
-        sink = HttpSink(Destination("runner", receiver.url, **settings))
+        settings = {"allow": ["127.0.0.0/8"], "timeout": TIMEOUT, "concurrency": 50}
+        sink = HttpSink(Destination("runner", receiver.url, secret="whsec_c2VjcmV0", **settings))
 
         async def goes_on() -> bool:
             [after] = await sink.send([make_delivery("healthy")])

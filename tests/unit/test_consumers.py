@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -19,6 +18,9 @@ from uuid import uuid4
 
 import aio_pika
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from relaybox import Event
 from relaybox.consumer import Crashed, Done, Later
@@ -27,9 +29,8 @@ from relaybox.consumers.kafka import KafkaConsumer
 from relaybox.consumers.loop import Loop
 from relaybox.consumers.rabbitmq import RabbitmqConsumer
 from relaybox.errors import ConfigError
-from tests.integration.consuming import running, until
-
-SOON = {"base": "10ms", "cap": "20ms"}
+from tests.integration.consuming import running
+from tests.waiting import PATIENCE, await_for
 
 
 class EveryTime:
@@ -52,6 +53,13 @@ def opened() -> Iterator[bool]:
 @asynccontextmanager
 async def aopened() -> AsyncIterator[bool]:
     yield True
+
+
+GIVEN: dict[str, Any] = {
+    "inbox": EveryTime(),
+    "transaction": opened,
+    "backoff": {"base": "10ms", "cap": "20ms"},
+}
 
 
 class FakeMessage:
@@ -97,29 +105,22 @@ class FakeDelivery:
 
 
 def kafka_consumer(**options: Any) -> KafkaConsumer:
-    given: dict[str, Any] = {"inbox": EveryTime(), "transaction": opened, "backoff": SOON}
-    return KafkaConsumer("127.0.0.1:1", "topic", group="g", **(given | options))
+    return KafkaConsumer("127.0.0.1:1", "topic", group="g", **(GIVEN | options))
 
 
 def rabbitmq_consumer(**options: Any) -> RabbitmqConsumer:
-    given: dict[str, Any] = {"inbox": EveryTime(), "transaction": opened, "backoff": SOON}
-    return RabbitmqConsumer("amqp://127.0.0.1:1/", "q", **(given | options))
+    return RabbitmqConsumer("amqp://127.0.0.1:1/", "q", **(GIVEN | options))
 
 
 def event() -> Event:
-    return Event(
-        id=uuid4(),
-        type="order.paid",
-        aggregate_type="Order",
-        aggregate_id="7",
-        payload={},
-        headers={},
-        created_at=datetime.now(UTC),
-        attempt=1,
-    )
+    return Event(uuid4(), "order.paid", "Order", "7", {}, {}, 1, datetime.now(UTC))
 
 
-# --- what has yet to run is not done ---
+async def attended(consumer: Any, message: Any = None) -> Any:
+    return await asyncio.wait_for(consumer._attend(message or FakeMessage(), asyncio.Event()), PATIENCE)
+
+
+ODD = pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
 
 
 @pytest.mark.parametrize("entry", ["handle", "ahandle"])
@@ -138,9 +139,6 @@ async def test_a_plain_handler_that_returns_an_awaitable_is_not_done(entry: str)
     assert "awaitable" in verdict.reason
 
 
-# --- Kafka: a partition never stops ---
-
-
 @pytest.mark.parametrize("milliseconds", [2**63 - 1, -(2**63), 10**15])
 async def test_a_timestamp_that_no_calendar_has_is_taken_for_now(milliseconds: int) -> None:
     consumer, seen = kafka_consumer(), []
@@ -150,12 +148,11 @@ async def test_a_timestamp_that_no_calendar_has_is_taken_for_now(milliseconds: i
         seen.append(event.created_at)
 
     before = datetime.now(UTC)
-    attending = consumer._attend(FakeMessage((1, milliseconds)), asyncio.Event())
-    assert await asyncio.wait_for(attending, 10) is True
+    assert await attended(consumer, FakeMessage((1, milliseconds))) is True
     assert before <= seen[0] <= datetime.now(UTC)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+@ODD
 async def test_a_partition_goes_on_whatever_is_raised(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,7 +171,7 @@ async def test_a_partition_goes_on_whatever_is_raised(
     monkeypatch.setattr(kafka, "_received", failing)
     lane = kafka_membership.Lane(consumer._attend, asyncio.Event())
     lane.put(FakeMessage())
-    await until(lambda: lane.next_offset == 8, 10)
+    await await_for(lambda: lane.next_offset == 8)
     assert type(error).__name__ in caplog.text
     assert "its partition waits" in caplog.text
 
@@ -188,7 +185,7 @@ async def test_a_synchronous_handler_that_raises_a_cancellation_is_tried_again()
         if event.attempt == 1:
             raise asyncio.CancelledError
 
-    assert await asyncio.wait_for(consumer._attend(FakeMessage(), asyncio.Event()), 10) is True
+    assert await attended(consumer) is True
     assert attempts == [1, 2]
 
 
@@ -202,7 +199,7 @@ async def test_a_dead_letter_function_that_cancels_itself_is_called_again() -> N
 
     consumer, message = kafka_consumer(dead_letter=bury), FakeMessage()
     message.headers = list  # type: ignore[method-assign]
-    assert await asyncio.wait_for(consumer._attend(message, asyncio.Event()), 10) is True
+    assert await attended(consumer, message) is True
     assert len(calls) == 2
 
 
@@ -218,7 +215,7 @@ async def test_whoever_gives_up_is_obeyed() -> None:
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_settings_that_the_client_refuses_leave_no_thread(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,15 +224,8 @@ async def test_settings_that_the_client_refuses_leave_no_thread(caplog: pytest.L
 
     before = threads()
     async with running(kafka_consumer(settings={"security.protocol": "nonsense"})):
-        await until(lambda: caplog.text.count("connecting again") > 3, 10)
+        await await_for(lambda: caplog.text.count("connecting again") > 3)
     assert threads() <= before
-
-
-# --- RabbitMQ: a message is always answered, and the loop goes on ---
-
-
-async def attended(delivery: Any, consumer: RabbitmqConsumer) -> None:
-    await asyncio.wait_for(consumer._attend(delivery, asyncio.Event()), 10)
 
 
 def paid(consumer: Loop) -> Any:
@@ -245,24 +235,24 @@ def paid(consumer: Loop) -> Any:
     return consumer
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+@ODD
 async def test_a_message_whose_end_fails_is_given_back(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery = FakeDelivery(ack=error)
-    await attended(delivery, paid(rabbitmq_consumer()))
+    await attended(paid(rabbitmq_consumer()), delivery)
     assert delivery.answers == ["nack requeue=True"]
     assert type(error).__name__ in caplog.text
 
 
 async def test_a_channel_that_is_gone_is_told_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     delivery = FakeDelivery(ack=aio_pika.exceptions.ChannelInvalidStateError("closed"))
-    await attended(delivery, paid(rabbitmq_consumer()))
+    await attended(paid(rabbitmq_consumer()), delivery)
     assert delivery.answers == []
     assert "was not acknowledged: ChannelInvalidStateError" in caplog.text
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+@ODD
 async def test_what_fails_around_the_handlers_is_tried_again(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +265,7 @@ async def test_what_fails_around_the_handlers_is_tried_again(
 
     monkeypatch.setattr(consumer, "ahandle", ahandle)
     delivery = FakeDelivery()
-    await attended(delivery, consumer)
+    await attended(consumer, delivery)
     assert delivery.answers == ["ack"]
 
 
@@ -293,7 +283,7 @@ async def test_a_client_that_cancels_its_waiting_calls_is_connected_again(
     monkeypatch.setattr(consumer, "_consume", consume)
     with caplog.at_level(logging.WARNING, "relaybox.consumer"):
         async with running(consumer):
-            await until(lambda: len(calls) == 3, 10)
+            await await_for(lambda: len(calls) == 3)
     assert caplog.text.count("connecting again") == 2
 
 
@@ -309,7 +299,7 @@ async def test_a_run_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch) -> 
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(
@@ -327,20 +317,19 @@ async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(
     monkeypatch.setattr(rabbitmq.aio_pika, "connect", connect)
     monkeypatch.setattr(rabbitmq, "CONNECT_SECONDS", 0.05)
     async with running(rabbitmq_consumer()):
-        await until(lambda: "RabbitMQ did not answer in 0.05s; connecting again" in caplog.text, 10)
+        await await_for(lambda: "RabbitMQ did not answer in 0.05s; connecting again" in caplog.text)
     assert "did not answer" in caplog.text
 
 
-# --- what opens a transaction has to commit it ---
+LEFT_OPEN = ("connect", "Session", "sessionmaker()", "async connect", "AsyncSession", "async_sessionmaker()")
+COMMITTED = ("engine", "begin", "sessionmaker", "sessionmaker.begin", "async engine", "async begin")
+COMMITTED += ("async_sessionmaker", "async_sessionmaker.begin")
+FORMS = [*((name, False) for name in LEFT_OPEN), *((name, True) for name in COMMITTED)]
 
 
 @pytest.fixture
 def forms(tmp_path: Any) -> Iterator[dict[str, Any]]:
     """What may open a transaction of SQLAlchemy, and what does not commit it."""
-    import sqlalchemy as sa
-    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-    from sqlalchemy.orm import Session, sessionmaker
-
     engine = sa.create_engine(f"sqlite:///{tmp_path}/a.db")
     aengine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/b.db")
     yield {
@@ -364,8 +353,11 @@ def forms(tmp_path: Any) -> Iterator[dict[str, Any]]:
     asyncio.run(aengine.dispose())
 
 
-def handled(form: Any, name: str) -> Any:
-    consumer = kafka_consumer(transaction=form)
+@pytest.mark.parametrize(("name", "commits"), FORMS)
+def test_only_what_commits_is_taken(
+    forms: dict[str, Any], name: str, commits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = kafka_consumer(transaction=forms[name])
     if "async" in name.lower():
 
         @consumer.on("order.*")
@@ -376,29 +368,10 @@ def handled(form: Any, name: str) -> Any:
         @consumer.on("order.*")
         def on_order(event: Event, connection: Any) -> None: ...
 
-    return asyncio.run(consumer.ahandle(event()))
-
-
-@pytest.mark.parametrize(
-    "name", ["connect", "Session", "sessionmaker()", "async connect", "AsyncSession", "async_sessionmaker()"]
-)
-def test_what_does_not_commit_is_refused(
-    forms: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert not isinstance(handled(forms[name], name), Done)
-    assert ConfigError.__name__ in caplog.text
-    assert "does not commit" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("engine", "begin", "sessionmaker", "sessionmaker.begin", "async engine", "async begin"),
-        *("async_sessionmaker", "async_sessionmaker.begin"),
-    ],
-)
-def test_what_commits_is_taken(forms: dict[str, Any], name: str) -> None:
-    assert handled(forms[name], name) == Done()
+    verdict = asyncio.run(consumer.ahandle(event()))
+    assert (verdict == Done()) is commits
+    assert (ConfigError.__name__ in caplog.text) is not commits
+    assert ("does not commit" in caplog.text) is not commits
 
 
 async def test_a_thread_that_hangs_is_left_and_its_event_waits_for_it(
@@ -409,14 +382,14 @@ async def test_a_thread_that_hangs_is_left_and_its_event_waits_for_it(
     @consumer.on("order.*")
     def hang(event: Event) -> None:
         called.append(event.attempt)
-        go_on.wait(60)
+        go_on.wait(PATIENCE)
 
     attending = asyncio.create_task(consumer._attend(FakeMessage(), asyncio.Event()))
-    await until(lambda: caplog.text.count("has not returned yet") > 2, 10)
+    await await_for(lambda: caplog.text.count("has not returned yet") > 2)
     assert "took longer than 0.05s" in caplog.text
     assert called == [1]
     go_on.set()
-    assert await asyncio.wait_for(attending, 10) is True
+    assert await asyncio.wait_for(attending, PATIENCE) is True
     assert len(called) == 2
 
 
@@ -427,7 +400,7 @@ async def test_threads_that_hang_take_no_place(monkeypatch: pytest.MonkeyPatch) 
 
     @consumer.on("order.*")
     def hang(event: Event) -> None:
-        go_on.wait(60)
+        go_on.wait(PATIENCE)
 
     try:
         verdicts = await asyncio.gather(*(consumer.ahandle(event()) for _ in range(3)))
@@ -445,7 +418,7 @@ async def test_no_more_than_so_many_threads_hang(
     @consumer.on("order.*")
     def hang(event: Event) -> None:
         called.append(event.id)
-        go_on.wait(60)
+        go_on.wait(PATIENCE)
 
     try:
         for _ in range(3):
@@ -458,7 +431,7 @@ async def test_no_more_than_so_many_threads_hang(
     refused = f"{hanging} handlers hang, and no other is called before one of them is over"
     assert verdicts == [Later(refused)] * 10
     assert caplog.text.count("handlers hang; none is called") == 1
-    await until(lambda: not consumer._hanging(), 10)
+    await await_for(lambda: not consumer._hanging())
     assert await consumer.ahandle(event()) == Done()
 
 
@@ -471,7 +444,7 @@ async def test_an_async_handler_that_hangs_is_cancelled_and_called_again() -> No
         if event.attempt == 1:
             await asyncio.Event().wait()
 
-    assert await asyncio.wait_for(consumer._attend(FakeMessage(), asyncio.Event()), 10) is True
+    assert await attended(consumer) is True
     assert attempts == [1, 2]
 
 
@@ -493,7 +466,7 @@ async def test_a_dead_letter_function_that_hangs_is_called_again(asynchronous: b
     def bury(message: Any, reason: str) -> None:
         calls.append(reason)
         if len(calls) == 1:
-            go_on.wait(60)
+            go_on.wait(PATIENCE)
 
     async def abury(message: Any, reason: str) -> None:
         calls.append(reason)
@@ -504,7 +477,7 @@ async def test_a_dead_letter_function_that_hangs_is_called_again(asynchronous: b
     message = FakeMessage()
     message.headers = list  # type: ignore[method-assign]
     try:
-        assert await asyncio.wait_for(consumer._attend(message, asyncio.Event()), 10) is True
+        assert await attended(consumer, message) is True
     finally:
         go_on.set()
     assert len(calls) == 2
@@ -513,26 +486,26 @@ async def test_a_dead_letter_function_that_hangs_is_called_again(asynchronous: b
 def test_a_stop_does_not_wait_for_a_thread_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "PATIENCE", 0.1)
     consumer, delivery = rabbitmq_consumer(timeout="1h"), FakeDelivery()
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
     @consumer.on("order.*")
     def hang(event: Event) -> None:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE)
+        over.set()
 
     async def consume() -> None:
         work = loop.Work()
         work.start(consumer._attend(delivery, work.ending))  # type: ignore[arg-type]
-        await until(begun.is_set, 10)
+        await await_for(begun.is_set)
         consumer.stop()
         await work.end()
 
     monkeypatch.setattr(consumer, "_consume", consume)
-    began = time.monotonic()
     try:
         # Its end waits for the threads of asyncio.
         asyncio.run(consumer.run())
-        assert time.monotonic() - began < 10
+        assert not over.is_set()
     finally:
         go_on.set()
     assert delivery.answers == []

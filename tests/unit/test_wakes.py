@@ -13,14 +13,14 @@ import pytest
 
 from relaybox.wakes.local import Bell, LocalWake
 from relaybox.wakes.postgres import channel_name
+from tests.waiting import PATIENCE
 
-LONG = 60.0
-SOON = 10.0
+LONG = PATIENCE
 
 
-async def asleep(wake: LocalWake, *destinations: str, seconds: float = LONG) -> list[asyncio.Task[bool]]:
+async def asleep(wake: LocalWake, *destinations: str) -> list[asyncio.Task[bool]]:
     """Lanes that wait."""
-    tasks = [asyncio.create_task(wake.wait(name, seconds)) for name in destinations]
+    tasks = [asyncio.create_task(wake.wait(name, LONG)) for name in destinations]
     await asyncio.sleep(0)
     return tasks
 
@@ -37,10 +37,10 @@ async def test_a_wake_ends_the_wait_of_its_destination_alone() -> None:
     wake = LocalWake()
     shop, audit = await asleep(wake, "shop", "audit")
     wake.wake("shop")
-    assert await asyncio.wait_for(shop, SOON)
+    assert await asyncio.wait_for(shop, LONG)
     assert not audit.done()
     wake.wake()
-    assert await asyncio.wait_for(audit, SOON)
+    assert await asyncio.wait_for(audit, LONG)
 
 
 async def test_a_wake_between_two_waits_is_not_lost_and_counts_once() -> None:
@@ -79,7 +79,7 @@ async def test_a_wake_at_the_moment_of_falling_asleep_is_noticed(monkeypatch: py
         return create()
 
     monkeypatch.setattr(loop, "create_future", wake_and_create)
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(LONG / 2):
         assert await wake.wait("shop", LONG)
 
 
@@ -102,7 +102,7 @@ async def test_a_wake_is_never_lost_however_it_meets_the_end_of_a_wait(hasty_thr
     def emitter() -> None:
         for number in range(rounds):
             wake.wake("shop")
-            if not seen.acquire(timeout=SOON):
+            if not seen.acquire(timeout=LONG):
                 return
             done.append(number)
 
