@@ -10,14 +10,6 @@ from typing import Any
 
 from relaybox.setting import Secret
 from tests.properties import values
-from tests.properties.values import (
-    HostileDict,
-    HostileInt,
-    HostileList,
-    HostileMapping,
-    HostileObject,
-    HostileText,
-)
 
 DESTINATION: dict[str, tuple[Any, ...]] = {
     "sink": ("https://example.org/events", "handler:shop:take", "console:", "memory:", "celery:"),
@@ -68,9 +60,14 @@ ODD: tuple[Callable[[], Any], ...] = (
     *(lambda: 1 << 40_000, lambda: math.nan, lambda: math.inf, lambda: -math.inf, lambda: 1e300),
     *(lambda: 1e-320, lambda: -0.0, lambda: timedelta.max, lambda: timedelta(-1), lambda: b"bytes", list),
     *(dict, lambda: [None], lambda: [[]], lambda: {"base": 5, "nothing": 1}, lambda: {"cap": "1ms"}),
-    *(lambda: {1: 2}, object, lambda: Secret("x"), lambda: print, lambda: len, HostileObject),
-    *(HostileMapping, lambda: HostileText("30s"), lambda: HostileInt(5), lambda: HostileList(["a"])),
-    lambda: HostileDict(base=1),
+    *(lambda: {1: 2}, object, lambda: Secret("x"), lambda: print, lambda: len, values.HostileObject),
+    *(
+        values.HostileMapping,
+        lambda: values.HostileText("30s"),
+        lambda: values.HostileInt(5),
+        lambda: values.HostileList(["a"]),
+    ),
+    lambda: values.HostileDict(base=1),
 )
 """What is no setting, or hardly one."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from relaybox.cli import app
 from tests.integration.operated import CONFIGURATION, Operated
 from tests.properties import values
-from tests.properties.conftest import Feed
+from tests.properties.conftest import Database, Feed
 
 COMMAND = get_command(app)
 FILTER = ("--status", "--destination", "--type", "--aggregate-type", "--aggregate-id", "--key", "--event")
@@ -81,7 +80,7 @@ WORDS = (
 
 
 @pytest.fixture
-def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]) -> list[UUID]:
+def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Database) -> list[UUID]:
     """Events in every state, in the database that the commands use."""
     url = fresh_database("sqlite")
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ from relaybox.stores.dialects import MARIADB, POSTGRESQL, SQLITE, Dialect
 from tests.databases import sync_url
 from tests.properties import calls
 from tests.properties.calls import Drawn
-from tests.properties.conftest import Feed
+from tests.properties.conftest import Database, Feed
 from tests.properties.test_emit import too_much
 from tests.properties.values import same
 from tests.properties.volume import attempt
@@ -79,9 +79,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("kind", AREAS)
-def test_what_was_committed_arrives_as_it_was_given(
-    kind: str, feed: Feed, migrated_database: Callable[[str], str]
-) -> None:
+def test_what_was_committed_arrives_as_given(kind: str, feed: Feed, migrated_database: Database) -> None:
     area, dialect = AREAS[kind]
     shop = Shop(migrated_database(kind), dialect)
 

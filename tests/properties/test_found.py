@@ -27,6 +27,7 @@ from relaybox.store import Claim, Want
 from relaybox.stores.dialects import EARLIEST, LATEST, SQLITE
 from relaybox.stores.pipeline import AnyTime
 from relaybox.stores.statements import INSERTED
+from tests.properties.conftest import Database
 from tests.properties.edits import BLOB, NOT_UTF8
 from tests.properties.test_rows import Edited, check
 from tests.properties.values import Both, HostileMapping, HostileObject, HostileText, HostileTimezone, Size
@@ -119,9 +120,7 @@ def test_a_file_that_no_parser_takes_is_refused(tmp_path: Path, name: str, text:
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01", "9999-12-31", "0001-01-01T00:00:00+14:00"])
-def test_the_ends_of_the_calendar_may_be_asked_for(
-    moment: str, migrated_database: Callable[[str], str]
-) -> None:
+def test_the_ends_of_the_calendar_may_be_asked_for(moment: str, migrated_database: Database) -> None:
     url = migrated_database("sqlite")
     for option in ("--since", "--until"):
         done = CliRunner().invoke(app, ["--database", url, "events", "list", option, moment])
@@ -130,7 +129,7 @@ def test_the_ends_of_the_calendar_may_be_asked_for(
 
 @pytest.mark.parametrize("payload", [5, 1.0, 1e22, 3.141592653589793, -7])
 def test_a_payload_that_is_a_bare_number_arrives_from_sqlite(
-    payload: float, migrated_database: Callable[[str], str]
+    payload: float, migrated_database: Database
 ) -> None:
     url = migrated_database("sqlite")
     taken: list[Event] = []
@@ -159,7 +158,7 @@ SPOILT: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("kind", "column", "value"), SPOILT)
 def test_a_lane_goes_on_behind_a_row_that_somebody_spoilt(
-    kind: str, column: str, value: Any, module_database: Callable[[str], str], outboxes: dict[str, Edited]
+    kind: str, column: str, value: Any, module_database: Database, outboxes: dict[str, Edited]
 ) -> None:
     edited = outboxes.get(kind) or outboxes.setdefault(kind, Edited(module_database(kind)))
     edited.clear()
@@ -178,9 +177,7 @@ def outboxes() -> dict[str, Edited]:
     return {}
 
 
-def test_a_text_that_is_not_utf8_in_sqlite_fails_its_own_delivery_only(
-    fresh_database: Callable[[str], str],
-) -> None:
+def test_a_text_that_is_not_utf8_in_sqlite_fails_its_own_delivery_only(fresh_database: Database) -> None:
     edited = Edited(fresh_database("sqlite"))
     victims: list[UUID] = edited.emit("Victim", 1)
     with edited.engine.begin() as connection:
@@ -217,7 +214,7 @@ def spoil(edited: Edited, column: str, value: Any, *numbers_: int) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
 def test_what_stands_behind_a_spoilt_row_of_its_key_is_not_handed_out_with_it(
-    kind: str, fresh_database: Callable[[str], str]
+    kind: str, fresh_database: Database
 ) -> None:
     edited = Edited(fresh_database(kind))
     edited.emit("Victim", 8, of_one=4)
@@ -232,9 +229,7 @@ def test_what_stands_behind_a_spoilt_row_of_its_key_is_not_handed_out_with_it(
     assert behind == [(0, None)] * 2
 
 
-def test_what_stands_behind_a_spoilt_row_that_is_skipped_is_handed_out_next(
-    fresh_database: Callable[[str], str],
-) -> None:
+def test_what_stands_behind_a_spoilt_row_that_is_skipped_is_handed_out_next(fresh_database: Database) -> None:
     edited = Edited(fresh_database("sqlite"))
     edited.emit("Victim", 4, of_one=4)
     spoil(edited, "event_id", "garbage", 0)
@@ -244,9 +239,7 @@ def test_what_stands_behind_a_spoilt_row_that_is_skipped_is_handed_out_next(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_one_claim_fails_no_more_spoilt_rows_than_it_asked_for(
-    kind: str, fresh_database: Callable[[str], str]
-) -> None:
+def test_one_claim_fails_no_more_spoilt_rows_than_it_asked_for(kind: str, fresh_database: Database) -> None:
     edited = Edited(fresh_database(kind))
     edited.emit("Victim", 4)
     spoil(edited, "event_id", "garbage", 0, 1, 2)
@@ -258,7 +251,7 @@ def test_one_claim_fails_no_more_spoilt_rows_than_it_asked_for(
 @pytest.mark.parametrize(("column", "value"), [("id", NOT_UTF8), ("id", BLOB), ("ordering_key", NOT_UTF8)])
 @pytest.mark.parametrize("on_failed", ["block", "skip"])
 def test_a_row_that_no_statement_can_name_does_not_hold_up_the_others(
-    column: str, value: Any, on_failed: str, fresh_database: Callable[[str], str]
+    column: str, value: Any, on_failed: str, fresh_database: Database
 ) -> None:
     edited = Edited(fresh_database("sqlite"))
     edited.emit("Victim", 6, of_one=3)
@@ -270,7 +263,7 @@ def test_a_row_that_no_statement_can_name_does_not_hold_up_the_others(
 
 
 def test_a_head_that_no_statement_can_name_and_that_is_not_due_does_not_hold_up_the_others(
-    fresh_database: Callable[[str], str],
+    fresh_database: Database,
 ) -> None:
     edited = Edited(fresh_database("sqlite"))
     edited.emit("Victim", 6, of_one=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -16,13 +16,7 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
 from relaybox.admin import Admin
-from relaybox.cli.documents import (
-    detail_document,
-    failures_document,
-    page_document,
-    reason_document,
-    stats_document,
-)
+from relaybox.cli import documents
 from relaybox.cli.events import _described, _line
 from relaybox.ledger import Filter
 from relaybox.observe import Observer
@@ -32,7 +26,7 @@ from relaybox.stores.ledger import SqlLedger
 from relaybox.stores.samples import SqlSamples
 from tests.databases import engine
 from tests.properties import edits
-from tests.properties.conftest import Feed
+from tests.properties.conftest import Database, Feed
 from tests.properties.edits import Sql
 from tests.waiting import await_for
 
@@ -160,9 +154,7 @@ class Edited:
 
 
 @pytest.mark.parametrize("kind", AREAS)
-def test_a_relay_goes_on_whatever_is_in_a_row(
-    kind: str, feed: Feed, fresh_database: Callable[[str], str]
-) -> None:
+def test_a_relay_goes_on_whatever_is_in_a_row(kind: str, feed: Feed, fresh_database: Database) -> None:
     area, table = AREAS[kind]
     edited = Edited(fresh_database(kind))
 
@@ -209,9 +201,9 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
     store = open_store(edited.outbox.settings.database, edited.outbox.tables, connections=1)
     admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
     try:
-        assert stats_document(await admin.stats())
+        assert documents.stats_document(await admin.stats())
         failures = await admin.failures()
-        assert len(failures_document(failures)["failures"]) == len(failures.groups)
+        assert len(documents.failures_document(failures)["failures"]) == len(failures.groups)
         for group in failures.groups[:3]:
             wanted = Filter(destination=group.destination, fingerprint=group.fingerprint)
             assert (await admin.count("retry", wanted)).count == group.count
@@ -220,13 +212,13 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
         for name in ("", *ROUTED, *await samples.names()):
             assert (await samples.measure(name, 100)).pending >= 0
         page = await admin.events(limit=100)
-        assert len(page_document(page)["events"]) == len(page.entries)
+        assert len(documents.page_document(page)["events"]) == len(page.entries)
         for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:
             for detail in await admin.event(id_):
-                assert detail_document(detail)["destination"] == detail.entry.destination
+                assert documents.detail_document(detail)["destination"] == detail.entry.destination
                 assert _described(detail, shared=True)
                 assert _line(detail.entry)
             for reason in await admin.why(id_):
-                assert reason_document(reason)["text"]
+                assert documents.reason_document(reason)["text"]
     finally:
         await store.close()

@@ -55,10 +55,12 @@ def open_circuit(store: MemoryStore) -> None:
     store.destinations["runner"].circuit_until = 0.0
 
 
-def shared(store: MemoryStore, observer: Observer | None = None, **options: Any) -> Shared:
-    """Return what lanes have in common."""
-    parts = {"wake": LocalWake(), "clock": MonotonicClock(), "random": random.random, "owner": "me"}
-    return Shared(store, observer=observer or Observer(), **{**parts, **options})
+def shared(
+    store: MemoryStore, observer: Observer | None = None, *, hasty: bool = False, **options: Any
+) -> Shared:
+    """Return what lanes have in common; ``hasty``: none of them sleeps for long."""
+    clock = HastyClock() if hasty else MonotonicClock()
+    return Shared(store, LocalWake(), observer or Observer(), clock, random.random, "me", **options)
 
 
 def make(

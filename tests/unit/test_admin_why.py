@@ -40,7 +40,7 @@ def text(row: Entry, place: Place = CLOSED, relays: tuple[Relay, ...] = (RELAY,)
         ({"leased_until": LATER, "lease_owner": "r"}, "sending"),
     ],
 )
-def test_what_is_final_or_being_sent_is_so_whatever_holds_its_destination(
+def test_what_is_final_or_being_sent_is_so_whatever_else_holds(
     changes: dict[str, Any], expected: str
 ) -> None:
     held = replace(PAUSED, circuit="open")

@@ -17,23 +17,13 @@ from relaybox.errors import ConfigError, UnknownSetting
 from relaybox.event import Delivery
 from relaybox.outcome import Reject
 from relaybox.parts import open_sink
-from relaybox.sinks.broker import (
-    Address,
-    Messages,
-    Template,
-    count,
-    explain,
-    flag,
-    key_of,
-    one_of,
-    parse_address,
-    tenant_of,
-    text,
-)
+from relaybox.sinks import broker
+from relaybox.sinks.broker import Address, Messages, Template, explain, key_of, parse_address, tenant_of
 from relaybox.sinks.kafka_settings import KafkaSettings
 from relaybox.testing.sink_contract import make_delivery
 
-OPTIONS = {"stream": text, "maxlen": count, "tls": flag, "acks": one_of("all", "1")}
+OPTIONS = {"stream": broker.text, "maxlen": broker.count, "tls": broker.flag}
+OPTIONS["acks"] = broker.one_of("all", "1")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -98,9 +88,7 @@ def test_where_a_host_may_be_left_out_it_may_be_left_out_whole() -> None:
         ("kafka://user:%C3%BC@one", ("user", "ü")),
     ],
 )
-def test_user_and_password_are_as_they_were_before_they_were_encoded(
-    sink: str, login: tuple[str | None, str | None]
-) -> None:
+def test_user_and_password_are_decoded(sink: str, login: tuple[str | None, str | None]) -> None:
     address = parsed(sink)
     assert (address.user, address.password) == login
     assert address.secrets == ((login[1],) if login[1] else ())
@@ -114,9 +102,7 @@ def test_the_password_may_be_in_auth(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert parsed("kafka://user@one", auth=f"file:{tmp_path / 'password'}").password == "aus der Datei"
 
 
-def test_a_password_that_is_given_twice_or_not_to_be_found_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_password_that_is_given_twice_or_not_found_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="holds a password, and auth is set too") as raised:
         parsed("kafka://user:geheim@one", auth="geheim")
     assert "geheim" not in str(raised.value)
@@ -174,9 +160,7 @@ def test_options_stand_in_the_url_or_in_the_table() -> None:
         ("redis://one", {"acks": {}}, "choose 'all', '1'"),
     ],
 )
-def test_an_option_that_is_wrong_is_an_error_that_names_it(
-    sink: str, options: dict[str, Any], reason: str
-) -> None:
+def test_a_wrong_option_is_an_error_that_names_it(sink: str, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parsed(sink, options=options)
     message = str(raised.value)
@@ -412,9 +396,7 @@ def test_a_setting_that_is_wrong_is_told_when_the_sink_is_made(url: str, reason:
         ("kafka://u:p@h/x", {"auth": "p"}, "keep one of them"),
     ],
 )
-def test_a_wrong_setting_is_refused_when_the_sink_is_made(
-    sink: str, options: dict[str, Any], message: str
-) -> None:
+def test_kafka_refuses_a_wrong_setting_at_once(sink: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_sink(Destination("shop", sink, **options), {})
 

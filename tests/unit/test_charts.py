@@ -203,6 +203,6 @@ def test_rates(value: float | None, text: str) -> None:
 
 def test_sizes_and_axes() -> None:
     assert [show.size(count) for count in (None, 7, 1536, 2**20)] == [
-        *("–", f"7{GAP}B", f"1.5{GAP}KiB", f"1{GAP}MiB"),
+        *("–", f"7{GAP}B", f"1.5{GAP}KiB", f"1{GAP}MiB")
     ]
     assert [show.compact(value) for value in (0.5, 20, 1500, 2_000_000)] == ["0.5", "20", "1.5k", "2M"]

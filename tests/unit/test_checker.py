@@ -85,9 +85,7 @@ FAILED = {**ALL, ("shop", C): "failed"}
         ),
     ],
 )
-def test_each_kind_of_finding(
-    arrivals: list[UUID], options: dict[str, Any], expected: list[tuple[Kind, UUID]]
-) -> None:
+def test_findings(arrivals: list[UUID], options: dict[str, Any], expected: list[tuple[Kind, UUID]]) -> None:
     report = check(ROWS, received(*arrivals), **options)
     assert found(report) == expected
     assert report.duplicates == len(arrivals) - len(set(arrivals))
@@ -214,7 +212,7 @@ def test_a_report_is_a_table_and_the_first_findings_in_words() -> None:
     text = str(check(rows, received(*(row.event_id for row in rows[30:]))))
     lines = text.splitlines()
     assert [line.rsplit(maxsplit=1) for line in lines[:4]] == [
-        *(["events", "1,030"], ["received", "1,000"], ["received again", "0"], ["lost", "30"]),
+        *(["events", "1,030"], ["received", "1,000"], ["received again", "0"], ["lost", "30"])
     ]
     assert len(set(map(len, lines[:4]))) == 1, "the numbers stand below one another"
     assert lines[11] == f"lost      shop {UUID(int=1)}: position 1 was never received"

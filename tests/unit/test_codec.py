@@ -249,7 +249,7 @@ CYCLE["me"] = CYCLE
         ({"a": Colour}, "$.a", "enum.EnumType", "send a dict"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_path_value_and_fix(
+def test_what_cannot_be_stored_is_refused_with_path_and_fix(
     value: Any, path: str | None, seen: str, fix: str
 ) -> None:
     error = refusal(value)

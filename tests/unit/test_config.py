@@ -15,25 +15,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import (
-    SINKS,
-    Backoff,
-    ConfigWarning,
-    Destination,
-    Route,
-    Secret,
-    Settings,
-    identifier,
-    mask_url,
-    normalize_url,
-    parse_duration,
-    parse_rate,
-    parse_size,
-)
+from relaybox.config import SINKS, Backoff, ConfigWarning, Destination, Route, Secret, Settings, normalize_url
 from relaybox.connect import connected
 from relaybox.errors import ConfigError, StoreError, UnknownSetting
 from relaybox.schema import make_tables
-from relaybox.setting import without_password
+from relaybox.setting import identifier, mask_url, parse_duration, parse_rate, parse_size, without_password
 from relaybox.stores import dialects
 from relaybox.stores.postgres import open_store
 
@@ -372,9 +358,7 @@ def test_every_sink_of_the_list_is_taken_with_or_without_a_host(scheme: str) -> 
         ({"backoff": 5}, "backoff is a int; write a table of settings"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_the_value_and_the_fix(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_setting_is_refused_with_value_and_fix(settings: dict[str, Any], message: str) -> None:
     said = refusal(lambda: Destination(**{"name": "runner", "sink": URL} | settings))
     assert said.startswith(f"destination 'runner': {message}")
 

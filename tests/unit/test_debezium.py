@@ -196,7 +196,7 @@ def test_two_destinations_never_share_a_slot() -> None:
         ),
     ],
 )
-def test_which_destination_is_said_or_asked_for(
+def test_which_one_is_said_or_asked_for(
     destinations: tuple[Destination, ...], name: str | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

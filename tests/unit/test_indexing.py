@@ -176,7 +176,7 @@ def test_documents_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> N
         *(({"a": 2**53 + 4}, {"a": 2**53}, ("a",)), ({"a": 10**400}, {"a": 10**401}, ("a",))),
     ],
 )
-def test_documents_differ_in_their_fields(
+def test_documents_differ_in_fields(
     one: dict[str, Any], other: dict[str, Any], fields: tuple[str, ...]
 ) -> None:
     assert version_of(one) != version_of(other)
@@ -220,8 +220,6 @@ OPERATION = Operation(
         ("cancelled", STALLED + 1, True),
     ],
 )
-def test_who_is_dead_is_judged_by_the_databases_clock(
-    state: OperationState, silent: float, dead: bool
-) -> None:
+def test_the_databases_clock_tells_who_is_dead(state: OperationState, silent: float, dead: bool) -> None:
     seen = THEN + timedelta(seconds=silent)
     assert is_dead(replace(OPERATION, state=state, seen_at=seen)) is dead

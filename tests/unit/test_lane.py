@@ -26,18 +26,7 @@ from relaybox.relay.probe import choose
 from relaybox.sink import REGARDLESS, Answer, Progress, Sink
 from relaybox.store import Claim, Settlement, Want
 from relaybox.stores.memory import DestinationState, MemoryStore
-from tests.unit.lanes import (
-    HastyClock,
-    drain,
-    filled,
-    insert,
-    make,
-    nothing,
-    open_circuit,
-    running,
-    shared,
-    statuses,
-)
+from tests.unit.lanes import drain, filled, insert, make, nothing, open_circuit, running, shared, statuses
 from tests.waiting import PATIENCE, await_for
 
 
@@ -96,9 +85,7 @@ async def test_a_circuit_whose_events_all_wait_is_told_to_be_open_and_never_clos
 
 
 @pytest.mark.parametrize("after", [0, None])
-async def test_a_drain_does_not_go_round_with_an_event_whose_attempts_do_not_count(
-    after: float | None,
-) -> None:
+async def test_a_drain_tries_an_event_once_whose_attempts_do_not_count(after: float | None) -> None:
     store, calls = filled(1), 0
 
     async def handler(event: Event) -> None:
@@ -321,7 +308,7 @@ async def test_nothing_begins_while_the_share_is_none() -> None:
         await asyncio.sleep(0.1)
         under_way -= 1
 
-    together = shared(store, share=lambda total: share, clock=HastyClock())
+    together = shared(store, share=lambda total: share, hasty=True)
     async with running(make(store, handler, together, concurrency=10, batch_size=400), patience=60.0):
         await await_for(lambda: begun)
         share = 0
@@ -391,7 +378,7 @@ async def stopped(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_drain_that_is_stopped_has_patience_with_a_handler_that_hangs_and_no_more(
+async def test_a_stopped_drain_has_some_patience_with_a_handler_that_hangs(
     hanging: Hanging, ordered: bool
 ) -> None:
     store = filled(30, key="a" if ordered else None)
@@ -415,9 +402,7 @@ async def test_a_thread_that_hangs_is_left_to_itself() -> None:
         go_on.set()
 
 
-async def test_what_was_answered_in_time_is_settled_and_what_was_not_begun_is_given_back(
-    hanging: Hanging,
-) -> None:
+async def test_what_was_answered_is_settled_and_what_was_not_begun_is_given_back(hanging: Hanging) -> None:
     store = filled(20)
     lane = make(store, hanging, concurrency=3)
     assert not await stopped(lane, store, hanging.called, hanging.go_on, PATIENCE)
@@ -427,9 +412,7 @@ async def test_what_was_answered_in_time_is_settled_and_what_was_not_begun_is_gi
 
 
 @pytest.mark.parametrize("what", ["probe", "suspect"])
-async def test_a_drain_that_is_stopped_gives_a_probe_or_a_suspect_in_flight_back(
-    hanging: Hanging, what: str
-) -> None:
+async def test_a_stopped_drain_gives_a_probe_or_a_suspect_back(hanging: Hanging, what: str) -> None:
     store = filled(3 if what == "probe" else 1)
     if what == "probe":
         open_circuit(store)

@@ -12,7 +12,7 @@ from relaybox.errors import StoreError
 from relaybox.event import Event, Status
 from relaybox.relay import settle
 from relaybox.stores.memory import MemoryStore
-from tests.unit.lanes import HastyClock, filled, insert, make, running, shared, statuses
+from tests.unit.lanes import filled, insert, make, running, shared, statuses
 from tests.waiting import await_for
 
 
@@ -24,7 +24,7 @@ class Scene:
         self.share = 1
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
-        together = shared(self.store, share=lambda total: self.share, clock=HastyClock())
+        together = shared(self.store, share=lambda total: self.share, hasty=True)
         self.lane = make(self.store, self.handle, together, lease="1h", concurrency=1)
 
     async def handle(self, event: Event) -> None:

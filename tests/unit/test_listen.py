@@ -16,13 +16,15 @@ from relaybox.cli.monitor import Monitor
 from relaybox.errors import ConfigError
 from relaybox.health import Problem
 from relaybox.relay.relay import Relay
+from tests.waiting import PATIENCE
+
+
+async def page() -> Reply:
+    return Reply(200, "text/plain", b"hello\n")
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    async def page() -> Reply:
-        return Reply(200, "text/plain", b"hello\n")
-
     listening = listen("0")
     async with serving(listening, {"/page": page}):
         yield listening.getsockname()[1]
@@ -53,9 +55,6 @@ async def test_on_this_host_it_answers_to_names_of_it_alone(port: int, lines: st
 
 
 async def test_elsewhere_it_answers_to_any_name() -> None:
-    async def page() -> Reply:
-        return Reply(200, "text/plain", b"hello\n")
-
     listening = listen("0.0.0.0:0")
     async with serving(listening, {"/page": page}):
         head, _ = await ask(listening.getsockname()[1], b"GET /page HTTP/1.1\r\nhost: relay\r\n\r\n")
@@ -102,22 +101,18 @@ async def test_what_is_not_understood_is_refused(port: int, request_: bytes, sta
     assert not head or head.startswith(f"HTTP/1.1 {status} ")
 
 
-async def test_slow_clients_are_given_up_and_hold_up_nobody(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_clients_are_given_up_and_block_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOWEST", 0.2)
     slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
     for _, writer in slow:
         writer.write(b"GET /pa")
     assert (await ask(port, b"GET /page HTTP/1.1\r\n\r\n"))[1] == b"hello\n"
     for reader, writer in slow:
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         writer.close()
 
 
-async def test_more_connections_than_are_served_are_closed(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_beyond_the_limit_are_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AT_ONCE", 2)
     waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     assert await ask(port, b"") == ("", b"")

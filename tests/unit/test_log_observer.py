@@ -226,9 +226,7 @@ def test_a_counter_counts_by_destination_and_knows_what_is_held() -> None:
     assert not counter.held
 
 
-def test_only_who_debugs_gets_a_record_of_every_outcome(
-    relay: Relay, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_who_debugs_gets_every_outcome(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     relay.settle(*[Failed("no")] * (FAILURES + 3), *[RETRIED] * 8, *[Delivered()] * 4)
     told = [one["event"] for one in relay.told()]
     assert (told.count("failed"), told.count("retried"), told.count("delivered")) == (FAILURES + 3, 8, 4)

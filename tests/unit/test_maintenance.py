@@ -80,9 +80,7 @@ def settle(tally: Tally, *outcomes: Outcome, age: float = 0.0) -> None:
     tally.settled("shop", [Settlement(delivery(age), outcome) for outcome in outcomes], frozenset())
 
 
-async def test_outcomes_are_counted_by_minute_and_destination(
-    tally: Tally, clock: Clock, upkeep: Any
-) -> None:
+async def test_outcomes_count_by_minute_and_destination(tally: Tally, clock: Clock, upkeep: Any) -> None:
     settle(tally, Delivered(), Delivered(keep=False), Retried(1.0, "e"), Failed("e"), Released(), age=1.0)
     tally.claimed("other", Claim(failed=(delivery(),)))
     clock.time += 60
@@ -127,7 +125,7 @@ async def test_what_is_settled_during_a_flush_is_written_by_the_next(tally: Tall
     assert [row.delivered for row in upkeep.recorded] == [2]
 
 
-async def test_minutes_that_are_written_and_long_over_are_forgotten(
+async def test_minutes_that_are_written_and_over_are_forgotten(
     tally: Tally, clock: Clock, upkeep: Any
 ) -> None:
     settle(tally, Delivered())
@@ -241,7 +239,7 @@ async def test_a_job_that_fails_is_logged_once_and_the_others_go_on(
     assert upkeep.calls[-2:] == ["resign", "leave"]
 
 
-async def test_when_a_job_works_again_that_is_said_too(
+async def test_a_job_that_works_again_is_said(
     clock: Clock, upkeep: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = caretaker(upkeep, clock)

@@ -10,22 +10,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from relaybox import Reject, Retry, Unavailable
 from relaybox.circuit import FIRST_PAUSE, LONGEST_PAUSE, REMEMBERED, THRESHOLD, Circuit
 from relaybox.config import Backoff, Destination
 from relaybox.event import Delivery
-from relaybox.outcome import (
-    Delivered,
-    Failed,
-    Gone,
-    Outcome,
-    Reject,
-    Released,
-    Retried,
-    Retry,
-    Throttled,
-    Unavailable,
-    Unreachable,
-)
+from relaybox.outcome import Delivered, Failed, Gone, Outcome, Released, Retried, Throttled, Unreachable
 from relaybox.relay.decide import LONGEST_AFTER, Opening, Policy
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT, BYTES_IN_FLIGHT, LARGEST, Sizing
 from relaybox.retry import delay

@@ -53,9 +53,7 @@ class Refusing(MemoryStore):
     ],
     ids=["delivered", "after trouble", "again soon", "again late"],
 )
-async def test_a_lane_is_woken_where_it_would_look_too_late(
-    outcome: Outcome, refusals: int, ordered: bool, woken: bool
-) -> None:
+async def test_a_lane_is_woken_in_time(outcome: Outcome, refusals: int, ordered: bool, woken: bool) -> None:
     destination = Destination("runner", "handler:", ordered=ordered, poll_interval="20ms")
     settled, told = asyncio.Event(), []
     store = Refusing(refusals)

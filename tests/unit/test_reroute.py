@@ -130,7 +130,7 @@ def job(clock: Clock, upkeep: Any, woken: list[list[str]]) -> Reroute:
     return Reroute(upkeep, FakeRouter(), lambda names: woken.append(sorted(names)), clock, going_on)
 
 
-async def test_a_new_term_begins_with_a_round_and_then_there_is_an_interval(
+async def test_a_new_term_begins_with_a_round_then_an_interval(
     clock: Clock, upkeep: Any, job: Reroute
 ) -> None:
     counts = []
@@ -141,9 +141,7 @@ async def test_a_new_term_begins_with_a_round_and_then_there_is_an_interval(
     assert counts == [1, 1, 2, 3, 3]
 
 
-async def test_a_round_that_failed_is_tried_again_at_once_and_goes_on_where_the_last_batch_was(
-    upkeep: Any, job: Reroute
-) -> None:
+async def test_a_round_that_failed_goes_on_at_once_where_it_was(upkeep: Any, job: Reroute) -> None:
     turn = (NOON, 7)
     upkeep.slices = [Slice(3, turn), StoreError("away"), Slice(2, None)]
     with pytest.raises(StoreError):
@@ -184,9 +182,7 @@ async def test_what_cannot_be_routed_is_said_once_and_again_when_it_is_another(
     assert second.startswith("1 event stays unrouted")
 
 
-async def test_the_caretaker_routes_soon_after_its_start_and_with_the_other_jobs(
-    clock: Clock, upkeep: Any
-) -> None:
+async def test_the_caretaker_routes_soon_after_its_start_with_other_jobs(clock: Clock, upkeep: Any) -> None:
     me = Member(f"host:1:{uuid4()}", "host", 1, "0.1.0")
     tally = Tally(me.name, DatabaseTime(clock, lambda: NOON))
     here = Caretaker(upkeep, [], me, clock, tally, router=FakeRouter())

@@ -39,7 +39,7 @@ from relaybox.stores.statements import INSERTED, Statements
 from relaybox.upkeep import Waiting
 from tests.unit import lanes
 from tests.unit.deliveries import make
-from tests.unit.lanes import HastyClock, insert, open_circuit, running, shared, statuses
+from tests.unit.lanes import insert, open_circuit, running, shared, statuses
 from tests.waiting import await_for
 
 IN, OUT = "2", "1"
@@ -371,7 +371,7 @@ def test_what_cannot_be_taken_over_is_told(watched: Watched, caplog: pytest.LogC
     assert "shadow = True: no" in caplog.text
 
 
-def test_an_outbox_follows_its_file_and_nothing_but_its_own_routes(
+def test_an_outbox_follows_its_file_for_its_own_routes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(rollout: float) -> None:
@@ -404,7 +404,7 @@ def test_an_outbox_follows_its_file_and_nothing_but_its_own_routes(
 
 
 def lane(store: MemoryStore, handler: Any, metrics: MetricsObserver, **options: Any) -> Lane:
-    together = shared(store, Observers([metrics, LogObserver()]), clock=HastyClock())
+    together = shared(store, Observers([metrics, LogObserver()]), hasty=True)
     return lanes.make(store, handler, together, **options)
 
 

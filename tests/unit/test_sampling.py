@@ -102,7 +102,7 @@ async def test_who_no_longer_leads_is_told(sampling: Sampling, samples: FakeSamp
     assert samples.pruned == []
 
 
-async def test_after_a_failure_the_next_minute_is_the_next_try(
+async def test_after_a_failure_the_next_minute_is_tried(
     sampling: Sampling, samples: FakeSamples, time: Time
 ) -> None:
     samples.broken = True

@@ -62,7 +62,7 @@ async def test_an_index_that_another_relay_created_first_is_used(engine: Double)
     assert await sink(late, options={"create_index": True}).send([event("1", "a")]) == [Delivered()]
 
 
-async def test_an_index_that_was_deleted_meanwhile_is_told_from_the_next_send_on(
+async def test_an_index_that_was_deleted_is_told_from_the_next_send_on(
     engine: Double, clock: list[float]
 ) -> None:
     one = sink(engine)
@@ -75,9 +75,7 @@ async def test_an_index_that_was_deleted_meanwhile_is_told_from_the_next_send_on
     assert "the index 'documents' does not exist on engine:7700" in answer.reason
 
 
-async def test_while_an_index_is_being_built_every_change_goes_to_both(
-    engine: Double, clock: list[float]
-) -> None:
+async def test_while_an_index_is_built_every_change_goes_to_both(engine: Double, clock: list[float]) -> None:
     one = sink(engine)
     await one.send([event("1", "a")])
     engine.indexes[BUILDING] = {}
@@ -92,9 +90,7 @@ async def test_while_an_index_is_being_built_every_change_goes_to_both(
     assert engine.looked["documents"] == 2
 
 
-async def test_an_index_that_takes_the_others_place_between_the_two_writes_misses_nothing(
-    engine: Double,
-) -> None:
+async def test_an_index_that_takes_the_place_between_the_two_writes_misses_nothing(engine: Double) -> None:
     class Replacing(Double):
         async def write(self, index: str, changes: Any) -> Sequence[Answer]:
             answers = await super().write(index, changes)
@@ -133,9 +129,7 @@ async def test_what_is_meant_for_one_that_is_gone_is_delivered_without_effect(en
     assert engine.titles() == {}
 
 
-async def test_a_build_that_refuses_what_the_index_takes_is_dropped(
-    engine: Double, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_build_that_refuses_more_is_dropped(engine: Double, caplog: pytest.LogCaptureFixture) -> None:
     engine.indexes[BUILDING] = {}
     engine.refused_in[BUILDING, "a"] = Reject("a text where a number was expected")
     one = sink(engine)

@@ -156,7 +156,7 @@ class Operator:
 
 
 @pytest.mark.parametrize("now", [(PAUSED,), (replace(RUNNER, place=replace(CLOSED, circuit="open")), PAUSED)])
-async def test_yes_is_the_answer_to_what_was_asked_though_the_screen_has_changed(
+async def test_yes_answers_what_was_asked_though_the_screen_changed(
     now: tuple[DestinationStats, ...],
 ) -> None:
     operator = Operator()
