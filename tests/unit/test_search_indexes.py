@@ -29,6 +29,16 @@ def engine() -> Double:
 
 
 @pytest.fixture
+def both() -> Double:
+    return Double("documents", BUILDING)
+
+
+def of_build(id_: str, title: str, **fields: Any) -> Delivery:
+    headers = json.dumps({"relaybox-index": BUILDING})
+    return msgspec.structs.replace(event(id_, title, headers=headers), **fields)
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time as the sink sees it; whoever appends to it lets it go on."""
     times = [100.0]
@@ -45,21 +55,16 @@ async def test_an_index_that_is_missing_is_told_and_nothing_written(engine: Doub
     assert engine.requests == []
 
 
-async def test_an_index_that_is_missing_is_created_where_that_is_wanted(engine: Double) -> None:
-    engine.indexes.clear()
-    one = sink(engine, "meilisearch://engine/documents?create_index=true")
-    assert await one.send([event("1", "a")]) == [Delivered()]
-    assert engine.titles() == {"1": "a"}
-
-
-async def test_an_index_that_another_relay_created_first_is_used(engine: Double) -> None:
+async def test_an_index_that_is_missing_is_created_where_that_is_wanted_or_another_relay_did() -> None:
     class Slow(Double):
         async def create(self, name: str, *, like: str | None = None) -> None:
             await super().create(name)
             raise Reject("it exists")
 
-    late = Slow()
-    assert await sink(late, options={"create_index": True}).send([event("1", "a")]) == [Delivered()]
+    for engine in (Double(), Slow()):
+        one = sink(engine, "meilisearch://engine/documents?create_index=true")
+        assert await one.send([event("1", "a")]) == [Delivered()]
+        assert engine.titles() == {"1": "a"}
 
 
 async def test_an_index_that_was_deleted_is_told_from_the_next_send_on(
@@ -68,10 +73,9 @@ async def test_an_index_that_was_deleted_is_told_from_the_next_send_on(
     one = sink(engine)
     await one.send([event("1", "a")])
     engine.indexes.clear()
-    [answer] = await one.send([event("1", "b")])
-    assert isinstance(answer, Unavailable)
-    [answer] = await one.send([event("1", "b")])
-    assert isinstance(answer, Unavailable)
+    for _ in range(2):
+        [answer] = await one.send([event("1", "b")])
+        assert isinstance(answer, Unavailable)
     assert "the index 'documents' does not exist on engine:7700" in answer.reason
 
 
@@ -90,7 +94,7 @@ async def test_while_an_index_is_built_every_change_goes_to_both(engine: Double,
     assert engine.looked["documents"] == 2
 
 
-async def test_an_index_that_takes_the_place_between_the_two_writes_misses_nothing(engine: Double) -> None:
+async def test_an_index_that_takes_the_place_between_the_two_writes_misses_nothing() -> None:
     class Replacing(Double):
         async def write(self, index: str, changes: Any) -> Sequence[Answer]:
             answers = await super().write(index, changes)
@@ -100,33 +104,25 @@ async def test_an_index_that_takes_the_place_between_the_two_writes_misses_nothi
 
     replacing = Replacing("documents", BUILDING)
     one = sink(replacing)
-    assert await one.send([event("1", "a")]) == [Delivered()]
-    assert replacing.titles() == {"1": "a"}
-    # It still takes the other to exist, which does not matter.
-    assert await one.send([event("1", "b")]) == [Delivered()]
-    assert replacing.titles() == {"1": "b"}
+    # The second time it still takes the other to exist, which does not matter.
+    for title in "ab":
+        assert await one.send([event("1", title)]) == [Delivered()]
+        assert replacing.titles() == {"1": title}
 
 
-async def test_what_is_meant_for_the_one_being_built_goes_there_alone(engine: Double) -> None:
-    engine.indexes[BUILDING] = {}
-    headers = json.dumps({"relaybox-index": BUILDING})
-    batch = [event("1", "live"), event("1", "backfill", headers=headers), event("1", "newest")]
-    assert await sink(engine).send(batch) == [Delivered()] * 3
-    assert engine.titles() == engine.titles(BUILDING) == {"1": "newest"}
-    assert [(index, *names) for (index, _), names in zip(engine.requests, engine.written(), strict=True)] == [
-        (BUILDING, "live"),
-        ("documents", "live"),
-        (BUILDING, "backfill"),
-        (BUILDING, "newest"),
-        ("documents", "newest"),
+async def test_what_is_meant_for_the_one_being_built_goes_there_alone(both: Double) -> None:
+    batch = [event("1", "live"), of_build("1", "backfill"), event("1", "newest")]
+    assert await sink(both).send(batch) == [Delivered()] * 3
+    assert both.titles() == both.titles(BUILDING) == {"1": "newest"}
+    requests = zip([index for index, _ in both.requests], both.written(), strict=True)
+    assert [(index == BUILDING, *names) for index, names in requests] == [
+        *((True, "live"), (False, "live"), (True, "backfill"), (True, "newest"), (False, "newest"))
     ]
 
 
 async def test_what_is_meant_for_one_that_is_gone_is_delivered_without_effect(engine: Double) -> None:
-    headers = json.dumps({"relaybox-index": BUILDING})
-    assert await sink(engine).send([event("1", "backfill", headers=headers)]) == [Delivered()]
-    assert engine.requests == []
-    assert engine.titles() == {}
+    assert await sink(engine).send([of_build("1", "backfill")]) == [Delivered()]
+    assert (engine.requests, engine.titles()) == ([], {})
 
 
 async def test_a_build_that_refuses_more_is_dropped(engine: Double, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,18 +140,15 @@ async def test_a_build_that_refuses_more_is_dropped(engine: Double, caplog: pyte
     assert engine.titles() == {"1": "a", "2": "b"}
 
 
-async def test_what_both_refuse_is_refused_and_the_build_goes_on(engine: Double) -> None:
-    engine.indexes[BUILDING] = {}
-    refusal = engine.refused["a"] = Reject("bad")
-    assert await sink(engine).send([event("1", "a")]) == [refusal]
-    assert BUILDING in engine.indexes
-
-
-async def test_a_build_in_trouble_has_it_tried_again(engine: Double) -> None:
-    engine.indexes[BUILDING] = {}
-    trouble = engine.refused_in[BUILDING, "a"] = Retry("later")
-    assert await sink(engine).send([event("1", "a")]) == [trouble]
-    assert engine.titles() == {"1": "a"}
+async def test_what_both_refuse_is_refused_and_what_the_build_may_take_later_is_tried_again(
+    both: Double,
+) -> None:
+    refusal = both.refused["a"] = Reject("bad")
+    trouble = both.refused_in[BUILDING, "b"] = Retry("later")
+    batch = [event("1", "a"), event("2", "b"), of_build("3", "b", attempts=1, max_attempts=2)]
+    assert await sink(both).send(batch) == [refusal, trouble, trouble]
+    assert BUILDING in both.indexes
+    assert both.titles() == {"2": "b"}
 
 
 GARBAGE = [b'{"message":"\xff","taskUid":"\xff","items":[{"index":{"status":200,"error":{"type":"\xff"}}}]}']
@@ -179,15 +172,13 @@ def test_garbage_is_of_somebody_else(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("createdAt"), Retry("500"), Unavailable("away")])
-async def test_a_look_that_fails_is_no_events_fault(error: Exception) -> None:
-    engine = Double("documents")
+async def test_a_look_that_fails_is_no_events_fault(engine: Double, error: Exception) -> None:
     engine.raised = error
     answers = await sink(engine).send([event("1", "a"), event("1", "b"), event("2", "c")])
     assert [type(answer) for answer in answers] == [Unavailable, Released, Unavailable]
 
 
-async def test_a_name_that_no_index_can_have_is_the_events_own_fault() -> None:
-    engine = Double("documents")
+async def test_a_name_that_no_index_can_have_is_the_events_own_fault(engine: Double) -> None:
     engine.raised = Reject("no index can be called so")
     assert await sink(engine).send([event("1", "a")]) == [engine.raised]
 
@@ -255,24 +246,10 @@ async def test_of_many_that_are_refused_few_are_tried_at_a_time() -> None:
 async def test_an_index_called_as_if_it_were_being_built_is_refused() -> None:
     with pytest.raises(ConfigError, match="__building"):
         sink(Double(), "meilisearch://engine/{tenant}__building")
-    engine = Double()
-    [answer] = await sink(engine, "meilisearch://engine").send(
-        [event("1", "a", aggregate_type="Site__Building")]
-    )
+    one = event("1", "a", aggregate_type="Site__Building")
+    [answer] = await sink(Double(), "meilisearch://engine").send([one])
     assert isinstance(answer, Reject)
     assert "'site__building'" in answer.reason
-
-
-HEADERS = json.dumps({"relaybox-index": BUILDING})
-
-
-def of_build(id_: str, title: str, **fields: Any) -> Delivery:
-    return msgspec.structs.replace(event(id_, title, headers=HEADERS), **fields)
-
-
-@pytest.fixture
-def both() -> Double:
-    return Double("documents", BUILDING)
 
 
 async def test_what_the_build_refuses_of_its_own_events_drops_it_and_fails_nothing(
@@ -313,12 +290,6 @@ async def test_in_its_last_attempt_it_is_released_and_not_failed(both: Double) -
     assert BUILDING not in both.indexes
     assert await one.send([live]) == [Delivered()]
     assert both.titles() == {"1": "a"}
-
-
-async def test_what_may_still_succeed_is_tried_again_and_the_build_goes_on(both: Double) -> None:
-    trouble = both.refused_in[BUILDING, "a"] = Retry("later")
-    assert await sink(both).send([of_build("1", "a", attempts=1, max_attempts=2)]) == [trouble]
-    assert BUILDING in both.indexes
 
 
 @pytest.mark.parametrize("error", [Reject, Unavailable])
