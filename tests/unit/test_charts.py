@@ -64,12 +64,9 @@ def test_rates_are_by_the_second_also_in_the_minute_that_goes_on() -> None:
 
 
 def test_lag_is_read_from_the_buckets() -> None:
-    point = make_series(history(settled=(Settled(LAST, 100, 0, 0, {0: 50, 10: 45, 20: 5}),)), 1, 60).points[
-        -1
-    ]
-    assert point.p50 == pytest.approx(0.001)
-    assert point.p95 == pytest.approx(0.032)
-    assert point.p99 == pytest.approx(1.024)
+    settled = (Settled(LAST, 100, 0, 0, {0: 50, 10: 45, 20: 5}),)
+    point = make_series(history(settled=settled), 1, 60).points[-1]
+    assert (point.p50, point.p95, point.p99) == pytest.approx((0.001, 0.032, 1.024))
 
 
 def test_what_was_emitted_is_how_far_the_position_has_come() -> None:
@@ -98,15 +95,12 @@ def chart(name: str, data: Series, hours: float = 1) -> Chart:
     return next(one for one in charts(data, hours) if one.name == name)
 
 
-def test_what_is_not_known_is_a_gap() -> None:
+def test_what_is_not_known_is_a_gap_and_one_value_alone_a_dot() -> None:
+    line = chart("backlog", series(None, 5, None)).lines[0]
+    assert re.fullmatch(r"M[\d.]+ [\d.]+ h0\.1", line.path)
     line = chart("backlog", series(1, 2, None, None, 3, 4)).lines[0]
     assert line.path.count("M") == 2
     assert line.area.count("Z") == 2
-
-
-def test_one_value_alone_is_a_dot() -> None:
-    line = chart("backlog", series(None, 5, None)).lines[0]
-    assert re.fullmatch(r"M[\d.]+ [\d.]+ h0\.1", line.path)
 
 
 def test_nothing_at_all_is_said() -> None:
@@ -173,36 +167,15 @@ GAP = "\N{NO-BREAK SPACE}"
 )
 def test_a_form_leads_only_to_paths_of_ours(given: str | None) -> None:
     assert back(given, "/events") == "/events"
-
-
-def test_a_path_of_ours_is_kept() -> None:
     assert back("/events?status=failed&error=a%2Fb", "/") == "/events?status=failed&error=a%2Fb"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "–"),
-        (0, f"0{GAP}ms"),
-        (0.0421, f"42.1{GAP}ms"),
-        (1.34, f"1.3{GAP}s"),
-        (75, f"1{GAP}min"),
-        (90_000, f"1{GAP}d"),
-    ],
-)
-def test_lags_of_every_length(seconds: float | None, text: str) -> None:
-    assert show.lag(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0, "0/s"), (0.034, "0.034/s"), (12.3, "12/s"), (1234.5, "1,234/s")]
-)
-def test_rates(value: float | None, text: str) -> None:
-    assert show.rate(value) == text
-
-
-def test_sizes_and_axes() -> None:
-    assert [show.size(count) for count in (None, 7, 1536, 2**20)] == [
-        *("–", f"7{GAP}B", f"1.5{GAP}KiB", f"1{GAP}MiB")
-    ]
+def test_lags_rates_sizes_and_axes() -> None:
+    lags = {None: "–", 0: f"0{GAP}ms", 0.0421: f"42.1{GAP}ms", 1.34: f"1.3{GAP}s", 75: f"1{GAP}min"}
+    lags[90_000] = f"1{GAP}d"
+    assert {seconds: show.lag(seconds) for seconds in lags} == lags
+    rates = {None: "–", 0: "0/s", 0.034: "0.034/s", 12.3: "12/s", 1234.5: "1,234/s"}
+    assert {value: show.rate(value) for value in rates} == rates
+    sizes = {None: "–", 7: f"7{GAP}B", 1536: f"1.5{GAP}KiB", 2**20: f"1{GAP}MiB"}
+    assert {count: show.size(count) for count in sizes} == sizes
     assert [show.compact(value) for value in (0.5, 20, 1500, 2_000_000)] == ["0.5", "20", "1.5k", "2M"]

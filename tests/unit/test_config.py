@@ -185,12 +185,9 @@ def test_a_secret_is_a_value_a_variable_or_a_file(tmp_path: Path, monkeypatch: p
     assert Secret("env:RUNNER_SECRET").reveal() == "hunter2"
     assert Secret("env:RUNNER_SECRET").reveal({"RUNNER_SECRET": "hunter4"}) == "hunter4"
     assert Secret(f"file:{file}").reveal() == "hunter3"
-
-
-def test_a_secret_is_read_only_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = Secret("env:LATER")
+    later = Secret("env:LATER")
     monkeypatch.setenv("LATER", "hunter2")
-    assert secret.reveal() == "hunter2"
+    assert later.reveal() == "hunter2", "it is read only when it is used"
 
 
 def test_a_missing_secret_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -297,8 +294,12 @@ def test_a_destination_is_frozen_hashable_and_can_be_changed_by_copy() -> None:
 
 
 def test_an_ordered_destination_blocks_where_nothing_else_is_said() -> None:
+    table = {"sink": URL, "ordered": True, "timeout": "5s"}
+    assert Destination.from_mapping("runner", table) == Destination("runner", URL, ordered=True, timeout=5)
     assert Destination("a", URL, ordered=True).on_failed == "block"
     assert Destination("a", URL, ordered=True, on_failed="skip").on_failed == "skip"
+    destination = Destination("a", URL, ordering=str, format=repr)
+    assert (destination.ordering, destination.format) == (str, repr), "both may be functions"
 
 
 @pytest.mark.parametrize("scheme", ["meilisearch", "meilisearchs", "Algolia", "opensearch"])
@@ -309,11 +310,6 @@ def test_a_search_index_is_ordered_unless_it_says_otherwise(scheme: str) -> None
     destination = Destination.from_mapping("a", {"sink": url, "ordered": False})
     assert (destination.ordered, destination.on_failed) == (False, "skip")
     assert Destination("a", URL).on_failed == "skip"
-
-
-def test_order_and_format_may_be_functions() -> None:
-    destination = Destination("a", URL, ordering=str, format=repr)
-    assert (destination.ordering, destination.format) == (str, repr)
 
 
 @pytest.mark.parametrize("scheme", sorted(SINKS - {"http", "https", "debezium"}))
@@ -382,15 +378,9 @@ def test_a_lease_shorter_than_the_timeout_is_argued_with() -> None:
         Destination("a", URL, lease="30s")
 
 
-def test_a_table_becomes_a_destination() -> None:
-    destination = Destination.from_mapping("runner", {"sink": URL, "ordered": True, "timeout": "5s"})
-    assert destination == Destination("runner", URL, ordered=True, timeout=5)
-
-
 def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        UnknownSetting, match="destination 'a' has no setting 'timout'; did you mean 'timeout'"
-    ):
+    nearest = "destination 'a' has no setting 'timout'; did you mean 'timeout'"
+    with pytest.raises(UnknownSetting, match=nearest):
         Destination.from_mapping("a", {"sink": URL, "timout": 1})
     with pytest.raises(UnknownSetting):
         Destination.from_mapping("a", {"sink": URL, "name": "b"})

@@ -37,9 +37,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("found", [SELECT, [{"id": 1}], (one for one in "ab"), lambda: [5], Source(SELECT)])
 def test_what_may_be_a_source_is_made_into_one(module: Any, found: Any) -> None:
     module.documents = found
-
     source = load_source("searched:documents")
-
     assert source.name == "searched:documents"
     assert source.documents is (found.documents if isinstance(found, Source) else found)
 
@@ -47,16 +45,13 @@ def test_what_may_be_a_source_is_made_into_one(module: Any, found: Any) -> None:
 @pytest.mark.parametrize("found", [5, "text", b"bytes", {"id": 1}, None, dict])
 def test_what_cannot_be_a_source_is_refused(module: Any, found: Any) -> None:
     module.documents = found
-
-    with pytest.raises(
-        ConfigError, match=r"^source = 'searched:documents': it is (of type .*|a class); give a select"
-    ):
+    told = r"^source = 'searched:documents': it is (of type .*|a class); give a select"
+    with pytest.raises(ConfigError, match=told):
         load_source("searched:documents")
 
 
 def test_a_name_that_is_nowhere_is_told(module: Any) -> None:
     module.documents = SELECT
-
     with pytest.raises(ConfigError, match="did you mean 'documents'"):
         load_source("searched:document")
     with pytest.raises(ConfigError, match="there is no module 'serched'"):
@@ -87,7 +82,7 @@ def test_wrong_settings_are_refused() -> None:
 
 def test_a_document_that_cannot_be_made_names_its_id() -> None:
     broken = Source([], document=lambda row: {"title": row["nothing"]})
-    with pytest.raises(ConfigError, match=r"the document of 7 cannot be made: KeyError: 'nothing' \(test_so"):
+    with pytest.raises(ConfigError, match=r"the document of 7 cannot be made: KeyError: 'nothing' \(test_in"):
         broken.payload({}, 7, dict)
     with pytest.raises(ConfigError, match="the document of 7 is of type int; give a mapping"):
         as_source([1]).payload(5, 7, lambda one: one)
@@ -117,10 +112,9 @@ def test_what_has_no_form_in_a_checkpoint_is_no_key(value: Any) -> None:
 
 
 def test_an_id_that_a_column_cannot_have_is_told() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        from_key("x", int)
-    with pytest.raises(ValueError, match="badly formed"):
-        from_key("x", UUID)
+    for type_, told in ((int, "invalid literal"), (UUID, "badly formed")):
+        with pytest.raises(ValueError, match=told):
+            from_key("x", type_)
 
 
 URL = "meilisearch://127.0.0.1:7700/documents"
@@ -132,7 +126,6 @@ def newest(event: Event) -> dict[str, str]:
 
 def test_a_search_destination_that_would_refuse_the_events_is_told() -> None:
     search = Destination("search", URL, options={"actions": {"document.seen": "ignore"}})
-
     check_target(search, "document.updated")
     with pytest.raises(ConfigError, match=r"^destination 'search': no action is known .*'document\.read'"):
         check_target(search, "document.read")
@@ -142,12 +135,9 @@ def test_a_search_destination_that_would_refuse_the_events_is_told() -> None:
         check_target(search, "document.deleted")
 
 
-def test_any_other_destination_takes_what_it_gets() -> None:
+def test_a_destination_says_whether_it_rereads_and_any_other_takes_what_it_gets() -> None:
     check_target(Destination("mail", "console:"), "document.read")
     assert not rereads(Destination("mail", "console:"))
-
-
-def test_a_destination_says_whether_it_rereads() -> None:
     assert rereads(Destination("search", URL, options={"document": newest, "reread": True}))
     assert not rereads(Destination("search", URL))
 
@@ -187,7 +177,6 @@ def test_hashed_ids_hold_what_was_added_and_nothing_else() -> None:
     ids = HashedIds(part=64)
     for number in range(1_000):
         ids.add(f"document-{number}")
-
     assert all(f"document-{number}" in ids for number in range(1_000))
     assert not any(f"document-{number}" in ids for number in range(1_000, 2_000))
 

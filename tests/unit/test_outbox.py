@@ -95,16 +95,13 @@ def test_one_destination_or_route_instead_of_a_list_is_named(
         Outbox(database, destinations=[runner], routes=Route("*", to="runner"))  # type: ignore[arg-type]
 
 
-def test_a_destination_has_no_options_unless_it_is_given_some() -> None:
-    assert Destination("shop", "memory:").options == {}
-
-
 @pytest.mark.parametrize("given", [{"maxlen": 10, "tls": True}, UserDict({"maxlen": 10, "tls": True})])
 def test_options_are_a_table_of_names_and_values(given: Any) -> None:
     options = Destination("shop", "memory:", options=given).options
     assert options == {"maxlen": 10, "tls": True}
     assert (list(options), len(options), options["maxlen"]) == (["maxlen", "tls"], 2, 10)
     assert "acks" not in options
+    assert Destination("shop", "memory:").options == {}
 
 
 def test_options_stand_in_the_file_as_a_table() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -51,13 +52,8 @@ UNROUTED = DestinationStats("", False, Counts(due=1), None)
 
 def rendered(view: View, width: int = 120, height: int | None = None, *, colour: bool = False) -> str:
     out = StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=colour,
-        highlight=False,
-        color_system="standard" if colour else None,
-    )
+    system: Any = "standard" if colour else None
+    console = Console(file=out, width=width, force_terminal=colour, highlight=False, color_system=system)
     console.print(draw(view, width, height))
     return out.getvalue()
 
@@ -129,13 +125,8 @@ def test_the_chosen_destination_is_in_sight_though_not_all_are() -> None:
     assert text.splitlines()[-1] == "pause runner-30? y/n"
 
 
-def test_bars_are_as_high_as_the_highest() -> None:
-    assert spark([0, 5, 10]) == "▁▅█"
-    assert spark([0, 0]) == "▁▁"
-    assert spark([]) == ""
-
-
-def test_keys_that_come_together_are_told_apart() -> None:
+def test_bars_are_as_high_as_the_highest_and_keys_that_come_together_are_told_apart() -> None:
+    assert [spark(values) for values in ([0, 5, 10], [0, 0], [])] == ["▁▅█", "▁▁", ""]
     assert _split(f"{UP}{DOWN}q") == [UP, DOWN, "q"]
     assert _split("") == [""]
 
