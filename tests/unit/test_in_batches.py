@@ -125,17 +125,9 @@ async def test_what_is_raised_is_the_answer_of_all_in_the_request_and_of_nobody_
     service.raised[batch[2].event_id] = raised
     answers = await service.send(batch)
     assert [type(answer) for answer in answers] == [kind, Released, kind, Delivered, Delivered]
+    assert getattr(answers[2], "__traceback__", None) is None
     with pytest.raises(kind, match=reason):
         raise answers[2]  # type: ignore[misc]
-
-
-async def test_an_answer_does_not_keep_what_it_was_raised_in_the_midst_of() -> None:
-    service = Service()
-    [delivery] = deliveries(1)
-    service.raised[delivery.event_id] = Unavailable("down")
-    [answer] = await service.send([delivery])
-    assert isinstance(answer, Unavailable)
-    assert answer.__traceback__ is None
 
 
 async def test_what_may_not_begin_leaves_its_place_to_others_and_releases_its_key() -> None:

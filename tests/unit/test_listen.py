@@ -120,18 +120,14 @@ async def test_connections_beyond_the_limit_are_closed(port: int, monkeypatch: p
         writer.close()
 
 
-def test_a_port_alone_is_one_of_the_loopback() -> None:
+def test_a_port_alone_is_one_of_the_loopback_and_one_that_is_taken_is_told() -> None:
     for address in ("0", ":0", "127.0.0.1:0"):
         with listen(address) as listening:
             assert listening.getsockname()[0] == "127.0.0.1"
-
-
-def test_a_port_that_is_taken_is_one_line() -> None:
     with listen("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=f"--listen = '127.0.0.1:{port}': another process listens there"
-        ):
+        told = f"--listen = '127.0.0.1:{port}': another process listens there"
+        with pytest.raises(ConfigError, match=told):
             listen(f"127.0.0.1:{port}")
 
 
@@ -141,9 +137,6 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="write HOST:PORT"):
         listen(address)
-
-
-def test_an_address_of_another_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="name an address of this host"):
         listen("192.0.2.1:9464")
 

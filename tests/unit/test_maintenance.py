@@ -43,9 +43,6 @@ def delivery(age: float = 0.0) -> Delivery:
     return make(created_at=NOON - timedelta(seconds=age))
 
 
-# Lag
-
-
 @given(st.floats(0, 1e7))
 def test_a_lag_is_in_the_bucket_that_it_fits(seconds: float) -> None:
     index = bucket(seconds)
@@ -66,9 +63,6 @@ def test_percentiles_are_read_from_the_counts() -> None:
     assert percentile(counts, 0.95) == ends(4)
     assert percentile(counts, 0.99) == ends(20)
     assert percentile({}, 0.5) is None
-
-
-# Tally
 
 
 @pytest.fixture
@@ -94,10 +88,8 @@ async def test_outcomes_count_by_minute_and_destination(tally: Tally, clock: Clo
 
 
 async def test_what_was_lost_is_not_counted(tally: Tally, upkeep: Any) -> None:
-    lost = delivery()
-    tally.settled(
-        "shop", [Settlement(lost, Delivered()), Settlement(delivery(), Delivered())], frozenset([lost.id])
-    )
+    lost, mine = delivery(), delivery()
+    tally.settled("shop", [Settlement(one, Delivered()) for one in (lost, mine)], frozenset([lost.id]))
     await tally.flush(upkeep)
     assert [row.delivered for row in upkeep.recorded] == [1]
 
@@ -149,9 +141,6 @@ async def test_a_clock_that_is_set_back_does_not_begin_a_minute_anew(clock: Cloc
     assert [(row.minute, row.delivered) for row in upkeep.recorded] == [(NOON, 2)]
 
 
-# Rounds
-
-
 async def test_works_take_turns_until_they_have_nothing_more_to_do(clock: Clock) -> None:
     done: list[str] = []
 
@@ -200,9 +189,6 @@ async def test_a_walk_takes_a_few_steps_a_round_and_goes_on_where_it_was(clock: 
     assert (await job(1)).changed == 1
 
 
-# The caretaker
-
-
 def caretaker(upkeep: Any, clock: Clock) -> Caretaker:
     tally = Tally("me", DatabaseTime(clock, lambda: NOON))
     return Caretaker(upkeep, [Destination("shop", "console:")], ME, clock, tally)
@@ -233,9 +219,8 @@ async def test_a_job_that_fails_is_logged_once_and_the_others_go_on(
         await run_until(here, lambda: upkeep.calls.count(broken) > 3)
         for job in {"beat", "lead", "record"} - {broken}:
             assert job in upkeep.calls
-        assert [record.message for record in caplog.records if f"no {broken}" in record.message] == [
-            caplog.records[0].message
-        ]
+        told = [record.message for record in caplog.records if f"no {broken}" in record.message]
+        assert told == [caplog.records[0].message]
     assert upkeep.calls[-2:] == ["resign", "leave"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -66,23 +65,9 @@ async def test_a_lane_is_woken_in_time(outcome: Outcome, refusals: int, ordered:
     assert bool(told) == woken
 
 
-@dataclass
-class Held:
-    """An in-flight list, and how often it said that it changed."""
-
-    changes: int = 0
-    list: InFlight = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.list = InFlight(self.changed)
-
-    def changed(self) -> None:
-        self.changes += 1
-
-
 @pytest.fixture
-def held() -> Held:
-    return Held()
+def held() -> InFlight:
+    return InFlight(lambda: None)
 
 
 def claimed(*positions: int) -> Batch:
@@ -91,30 +76,30 @@ def claimed(*positions: int) -> Batch:
     return Batch(rows, until=0.0)
 
 
-def test_a_batch_is_done_when_all_of_it_is_settled(held: Held) -> None:
+def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight) -> None:
     batch = claimed(1, 2)
-    held.list.add(batch)
-    held.list.drop(batch.deliveries[:1])
-    assert (len(held.list), list(held.list), batch.done.is_set()) == (1, [batch], False)
-    held.list.drop(batch.deliveries[1:])
-    assert (len(held.list), list(held.list), batch.done.is_set(), held.list.bytes) == (0, [], True, 0)
+    held.add(batch)
+    held.drop(batch.deliveries[:1])
+    assert (len(held), list(held), batch.done.is_set()) == (1, [batch], False)
+    held.drop(batch.deliveries[1:])
+    assert (len(held), list(held), batch.done.is_set(), held.bytes) == (0, [], True, 0)
 
 
-def test_what_is_settled_late_under_an_old_lease_leaves_the_new_one(held: Held) -> None:
+def test_what_is_settled_late_under_an_old_lease_leaves_the_new_one(held: InFlight) -> None:
     old, new = claimed(1), claimed(1)
-    held.list.add(old)
-    held.list.add(new)
-    held.list.drop(old.deliveries)
-    assert (list(held.list), list(new.unsettled)) == ([new], [1])
+    held.add(old)
+    held.add(new)
+    held.drop(old.deliveries)
+    assert (list(held), list(new.unsettled)) == ([new], [1])
 
 
-def test_a_row_that_this_relay_claims_again_is_no_longer_held_by_the_old_claim(held: Held) -> None:
+def test_a_row_that_this_relay_claims_again_is_no_longer_held_by_the_old_claim(held: InFlight) -> None:
     old, new = claimed(1, 2), claimed(2)
-    held.list.add(old)
-    held.list.add(new)
+    held.add(old)
+    held.add(new)
     assert (list(old.unsettled), old.done.is_set()) == ([1], False)
-    held.list.drop([old.deliveries[0], *new.deliveries])
-    assert (len(held.list), list(held.list), held.list.bytes) == (0, [], 0)
+    held.drop([old.deliveries[0], *new.deliveries])
+    assert (len(held), list(held), held.bytes) == (0, [], 0)
     assert old.done.is_set()
     assert new.done.is_set()
 

@@ -72,9 +72,6 @@ def test_the_key_of_a_destination_without_order_is_none() -> None:
     call = Call("Order", 1, "order.paid", {}, key="k")
     assert ordering_key(call, ("Order", "1"), Destination("plain", "console:")) is None
     assert ordering_key(call, ("Order", "1"), Destination("one", "console:", ordered=True)) == "k"
-
-
-def test_a_key_that_emit_would_refuse_is_refused_before_it_is_stored() -> None:
     with pytest.raises(InvalidField, match="key"):
         stored(Call("Order", 1, "order.paid", {}, key=""))
 
@@ -103,9 +100,6 @@ def test_what_is_scheduled_waits_only_where_it_would_hold_up_a_key() -> None:
         assert router.takes("order.paid")
         assert len(router.targets(event)) == count
         assert not router.takes("nobody.asked")
-
-
-# The job
 
 
 class FakeRouter:

@@ -89,11 +89,20 @@ async def test_a_minute_is_sampled_once(sampling: Sampling, samples: FakeSamples
     assert samples.pruned == ["sample", "operation"] * 2
 
 
-async def test_the_whole_is_what_all_are_together(sampling: Sampling, samples: FakeSamples) -> None:
+async def test_the_whole_is_what_all_are_together(
+    sampling: Sampling, samples: FakeSamples, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measure(destination: str, cap: int) -> Sample:
+        return Sample(destination, 1, 0, 0.0)
+
     await sampling(1)
-    [kept] = samples.kept.values()
+    monkeypatch.setattr(samples, "measure", measure)
+    time.moment += timedelta(minutes=1)
+    await sampling(1)
+    kept, new = samples.kept.values()
     assert [one.destination for one in kept] == ["shop", "mail", "gone", ""]
     assert kept[-1] == Sample("", CAP, 1, 7.0, 42)
+    assert new[-1].oldest_seconds == 0.0, "what has just come is no time old"
 
 
 async def test_who_no_longer_leads_is_told(sampling: Sampling, samples: FakeSamples) -> None:
@@ -123,15 +132,3 @@ async def test_one_that_is_stopped_writes_nothing(samples: FakeSamples, time: Ti
     sampling = Sampling(samples, [], time, Clock(), stop)  # type: ignore[arg-type]
     assert not (await sampling(1)).done
     assert samples.kept == {}
-
-
-async def test_what_has_just_come_is_no_time_old(
-    sampling: Sampling, samples: FakeSamples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def measure(destination: str, cap: int) -> Sample:
-        return Sample(destination, 1, 0, 0.0)
-
-    monkeypatch.setattr(samples, "measure", measure)
-    await sampling(1)
-    [kept] = samples.kept.values()
-    assert kept[-1].oldest_seconds == 0.0

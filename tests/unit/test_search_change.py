@@ -64,7 +64,10 @@ def test_own_patterns_go_before_the_default_ones_in_their_order() -> None:
     actions = {"draft.*": "ignore", "document.archived": "delete", "*.updated": "delete", "*": "index"}
     found = changes(actions=actions).action_of
     assert [found(name) for name in ("draft.updated", "document.archived.v3", "x.updated", "x.y")] == [
-        *("ignore", "delete", "delete", "index")
+        "ignore",
+        "delete",
+        "delete",
+        "index",
     ]
     # The default's turn comes after all of the given ones.
     assert found("x.deleted") == "index"
