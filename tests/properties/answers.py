@@ -8,23 +8,10 @@ from typing import NamedTuple
 from tests.properties import values
 
 STATUS_LINES = (
-    b"HTTP/1.1 200 OK",
-    b"HTTP/1.0 204 No Content",
-    b"HTTP/9.9 200 OK",
-    b"HTTP/1.1 2000 OK",
-    b"HTTP/1.1 -1 OK",
-    b"HTTP/1.1 abc",
-    b"HTTP/1.1",
-    b"HTTP/1.1 99 Low",
-    b"http/1.1 200 ok",
-    b"200 OK",
-    b"SSH-2.0-OpenSSH_9.2",
-    b"HTTP/1.1 200 " + b"x" * 9000,
-    b"HTTP/1.1 200 \xff\xfe\x00",
-    b"HTTP/1.1  200  OK",
-    b"\r\nHTTP/1.1 200 OK",
-    b"<html>",
-    b"\x16\x03\x01\x02\x00",
+    *(b"HTTP/1.1 200 OK", b"HTTP/1.0 204 No Content", b"HTTP/9.9 200 OK", b"HTTP/1.1 2000 OK"),
+    *(b"HTTP/1.1 -1 OK", b"HTTP/1.1 abc", b"HTTP/1.1", b"HTTP/1.1 99 Low", b"http/1.1 200 ok", b"200 OK"),
+    *(b"SSH-2.0-OpenSSH_9.2", b"HTTP/1.1 200 " + b"x" * 9000, b"HTTP/1.1 200 \xff\xfe\x00"),
+    *(b"HTTP/1.1  200  OK", b"\r\nHTTP/1.1 200 OK", b"<html>", b"\x16\x03\x01\x02\x00"),
 )
 HEADERS = (
     b"Content-Length: -1",
@@ -63,15 +50,9 @@ RETRY_AFTER = (
     b"1" * 5000,
 )
 CHUNKS = (
-    b"5\r\nhello\r\n0\r\n\r\n",
-    b"5\r\nhel",
-    b"zz\r\nhello\r\n",
-    b"-5\r\nhello\r\n",
-    b"FFFFFFFFFFFFFFFFFF\r\nx",
-    b"5;ext=" + b"y" * 500 + b"\r\nhello\r\n0\r\n\r\n",
-    b"0\r\nTrailer: x\r\n\r\n",
-    b"5\r\nhelloXX0\r\n\r\n",
-    b"",
+    *(b"5\r\nhello\r\n0\r\n\r\n", b"5\r\nhel", b"zz\r\nhello\r\n", b"-5\r\nhello\r\n"),
+    *(b"FFFFFFFFFFFFFFFFFF\r\nx", b"5;ext=" + b"y" * 500 + b"\r\nhello\r\n0\r\n\r\n"),
+    *(b"0\r\nTrailer: x\r\n\r\n", b"5\r\nhelloXX0\r\n\r\n", b""),
 )
 
 

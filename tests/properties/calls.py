@@ -11,21 +11,7 @@ from uuid import UUID
 from relaybox.config import Destination, Route, Settings
 from relaybox.emit.row import Call
 from tests.properties import values
-from tests.properties.values import (
-    REFUSED,
-    Both,
-    HostileDatetime,
-    HostileDict,
-    HostileInt,
-    HostileList,
-    HostileMapping,
-    HostileObject,
-    HostileText,
-    HostileTimezone,
-    Mood,
-    Pair,
-    Size,
-)
+from tests.properties.values import REFUSED, Pair
 
 LONGEST = 20_000
 """Bytes of a payload."""
@@ -49,13 +35,7 @@ class Drawn(NamedTuple):
 
 
 NOT_TEXT: tuple[Callable[[], Any], ...] = (
-    lambda: 5,
-    lambda: True,
-    lambda: b"bytes",
-    lambda: ["text"],
-    lambda: "",
-    object,
-    HostileObject,
+    *(lambda: 5, lambda: True, lambda: b"bytes", lambda: ["text"], lambda: "", object, values.HostileObject),
 )
 
 
@@ -85,7 +65,7 @@ def _name(longest: int) -> Callable[[Random, bool], Pair]:
                 (*NOT_TEXT, lambda: None, lambda: values.bad_text(r), lambda: "x" * (longest + 1))
             )(), REFUSED
         name = r.choice(("order.paid", "order.paid.v2", values.text(r, longest), "x" * longest))[:longest]
-        return r.choice((name, name, name, Mood.GOOD)), name
+        return r.choice((name, name, name, values.Mood.GOOD)), name
 
     return draw
 
@@ -93,16 +73,21 @@ def _name(longest: int) -> Callable[[Random, bool], Pair]:
 def _aggregate_id(r: Random, wrong: bool) -> Pair:
     if wrong:
         odd = (
-            lambda: 1.5,
-            lambda: 1 << 900,
-            lambda: True,
-            lambda: None,
-            lambda: values.bad_text(r),
-            HostileObject,
+            *(lambda: 1.5, lambda: 1 << 900, lambda: True, lambda: None, lambda: values.bad_text(r)),
+            values.HostileObject,
         )
         return r.choice(odd)(), REFUSED
     return r.choice(
-        (7, -1, 10**200, Size.SMALL, Both.ONE, HostileInt(3), UUID(int=5), values.text(r, 255))
+        (
+            7,
+            -1,
+            10**200,
+            values.Size.SMALL,
+            values.Both.ONE,
+            values.HostileInt(3),
+            UUID(int=5),
+            values.text(r, 255),
+        )
     ), None
 
 
@@ -140,16 +125,14 @@ def _binary(r: Random) -> Pair:
 def _headers(r: Random, wrong: bool) -> Pair:
     if wrong:
         odd: tuple[Callable[[], Any], ...] = (
-            lambda: 5,
-            lambda: "text",
-            lambda: [("a", 1)],
-            lambda: {1: "a"},
-            lambda: {"": "a"},
-            lambda: {"a": object()},
-            lambda: {"a\0": 1},
-            lambda: HostileDict(a=1),
-            HostileMapping,
-            HostileObject,
+            *(lambda: 5, lambda: "text", lambda: [("a", 1)], lambda: {1: "a"}, lambda: {"": "a"}),
+            *(
+                lambda: {"a": object()},
+                lambda: {"a\0": 1},
+                lambda: values.HostileDict(a=1),
+                values.HostileMapping,
+            ),
+            values.HostileObject,
         )
         return r.choice(odd)(), REFUSED
     if r.random() < 0.6:
@@ -162,49 +145,37 @@ def _headers(r: Random, wrong: bool) -> Pair:
 
 def _max_attempts(r: Random, wrong: bool) -> Pair:
     if wrong:
-        odd = (0, -1, 2**31, 10**40, 1 << 20_000, True, 1.5, "3", b"", [], HostileObject())
+        odd = (0, -1, 2**31, 10**40, 1 << 20_000, True, 1.5, "3", b"", [], values.HostileObject())
         return r.choice(odd), REFUSED
-    return r.choice((1, 3, 2**31 - 1, Size.SMALL)), None
+    return r.choice((1, 3, 2**31 - 1, values.Size.SMALL)), None
 
 
 def _deliver_at(r: Random, wrong: bool) -> Pair:
     if wrong:
         far = timezone(timedelta(hours=14))
         odd = (
-            "2024-01-01T00:00:00Z",
-            1_700_000_000,
-            datetime(2024, 1, 1),
-            datetime(1, 1, 1, tzinfo=far),
+            *("2024-01-01T00:00:00Z", 1_700_000_000, datetime(2024, 1, 1), datetime(1, 1, 1, tzinfo=far)),
             datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=14))),
-            datetime(2024, 1, 1, tzinfo=HostileTimezone()),
-            HostileObject(),
+            *(datetime(2024, 1, 1, tzinfo=values.HostileTimezone()), values.HostileObject()),
         )
         return r.choice(odd), REFUSED
     past = (datetime(1, 1, 2, tzinfo=UTC), datetime(999, 1, 1, tzinfo=UTC), datetime(1969, 7, 20, tzinfo=UTC))
-    known = HostileDatetime(2024, 1, 1, tzinfo=UTC)
+    known = values.HostileDatetime(2024, 1, 1, tzinfo=UTC)
     return r.choice((*past, known, datetime.now(UTC), datetime.now(UTC) - timedelta(days=1))), None
 
 
 def _destinations(r: Random, wrong: bool) -> Pair:
     if wrong:
         odd: tuple[Callable[[], Any], ...] = (
-            list,
-            lambda: 5,
-            lambda: [5],
-            lambda: [["plain"]],
-            lambda: ["nowhere"],
-            lambda: [None],
-            lambda: {"plain": 1, 2: 3},
-            lambda: "",
-            lambda: [values.bad_text(r)],
-            lambda: HostileList(["plain"]),
-            HostileObject,
+            *(list, lambda: 5, lambda: [5], lambda: [["plain"]], lambda: ["nowhere"], lambda: [None]),
+            *(lambda: {"plain": 1, 2: 3}, lambda: "", lambda: [values.bad_text(r)]),
+            *(lambda: values.HostileList(["plain"]), values.HostileObject),
         )
         return r.choice(odd)(), REFUSED
     if r.random() < 0.5:
         return None, ["plain"]
     names = r.choice(
-        (["plain"], ["ordered"], ["ordered", "plain"], ["plain", "plain"], [HostileText("plain")])
+        (["plain"], ["ordered"], ["ordered", "plain"], ["plain", "plain"], [values.HostileText("plain")])
     )
     return r.choice((list(names), tuple(names), names[0] if len(names) == 1 else names)), names
 

@@ -11,6 +11,7 @@ from tests.properties import volume
 from tests.properties.volume import Batch
 
 Feed: TypeAlias = Callable[..., None]
+Database: TypeAlias = Callable[[str], str]
 
 
 @pytest.fixture

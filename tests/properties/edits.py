@@ -25,13 +25,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "payload_data": (None, b"", b"\xff\x00"),
     "payload_encoding": (None, "binary", "zstd", ""),
     "headers": (
-        "{}",
-        "[]",
-        "5",
-        "null",
-        '"text"',
-        '{"traceparent": 5, "relaybox-replay": []}',
-        '{"tenant": {}}',
+        *("{}", "[]", "5", "null", '"text"', '{"traceparent": 5, "relaybox-replay": []}', '{"tenant": {}}'),
     ),
     "status": ("pending", "delivered", "failed", "discarded", "archived", ""),
     "attempts": (-5, 0, 4, 5, 1000, 2**31 - 1),
@@ -68,34 +62,14 @@ SQLITE: dict[str, tuple[Any, ...]] = {
     "position": (0, -1, 2**62, *ANYTHING),
 }
 
+TIMES = ("next_attempt_at", "leased_until", "created_at", "updated_at", "delivered_at", "last_attempt_at")
 POSTGRESQL: dict[str, tuple[Any, ...]] = {
     **COMMON,
-    **{
-        name: (*COMMON[name], "infinity", "-infinity", "0044-03-15 BC", "294276-12-31")
-        for name in (
-            "next_attempt_at",
-            "leased_until",
-            "created_at",
-            "updated_at",
-            "delivered_at",
-            "last_attempt_at",
-        )
-    },
+    **{name: (*COMMON[name], "infinity", "-infinity", "0044-03-15 BC", "294276-12-31") for name in TIMES},
 }
-
 MARIADB: dict[str, tuple[Any, ...]] = {
     **COMMON,
-    **{
-        name: (*COMMON[name], "0000-00-00 00:00:00", "2024-00-00 00:00:00")
-        for name in (
-            "next_attempt_at",
-            "leased_until",
-            "created_at",
-            "updated_at",
-            "delivered_at",
-            "last_attempt_at",
-        )
-    },
+    **{name: (*COMMON[name], "0000-00-00 00:00:00", "2024-00-00 00:00:00") for name in TIMES},
     "payload": (*COMMON["payload"], "{", "garbage", ""),
     "headers": (*COMMON["headers"], "{", "garbage", ""),
     "id": (str(uuid4())[:32], "garbage", "", uuid4().hex.upper()),

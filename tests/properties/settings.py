@@ -10,14 +10,6 @@ from typing import Any
 
 from relaybox.setting import Secret
 from tests.properties import values
-from tests.properties.values import (
-    HostileDict,
-    HostileInt,
-    HostileList,
-    HostileMapping,
-    HostileObject,
-    HostileText,
-)
 
 DESTINATION: dict[str, tuple[Any, ...]] = {
     "sink": ("https://example.org/events", "handler:shop:take", "console:", "memory:", "celery:"),
@@ -42,10 +34,7 @@ DESTINATION: dict[str, tuple[Any, ...]] = {
 }
 GENERAL: dict[str, tuple[Any, ...]] = {
     "database": (
-        "postgresql://me@host:5432/db",
-        "sqlite:///a.db",
-        "mysql+pymysql://u:p@h/d",
-        "env:HOME",
+        *("postgresql://me@host:5432/db", "sqlite:///a.db", "mysql+pymysql://u:p@h/d", "env:HOME"),
         "sqlite://",
     ),
     "schema": ("public", "shop_1"),
@@ -55,87 +44,30 @@ GENERAL: dict[str, tuple[Any, ...]] = {
     "max_payload": ("1MiB", 1000, "512KiB"),
     "app": ("shop:outbox",),
 }
-ROUTE: dict[str, tuple[Any, ...]] = {
-    "events": ("order.*", ["a", "b.*"], "*"),
-    "to": ("runner", ["runner"]),
-}
+ROUTE: dict[str, tuple[Any, ...]] = {"events": ("order.*", ["a", "b.*"], "*"), "to": ("runner", ["runner"])}
 
 WORDS = (
-    "",
-    " ",
-    "0",
-    "-1",
-    "1e9",
-    "nan",
-    "5 m",
-    "1h30m",
-    "999999999999d",
-    "1/0",
-    "0/s",
-    "1 MiB",
-    "whsec_",
-    "env:",
-    "true",
-)
-WORDS += (
-    "file:/",
-    "handler:",
-    "http://",
-    "https://[::1",
-    "http://a:b@c:d/e",
-    "sqlite:///\0",
-    "postgres://h:x/y",
-    "://",
-)
-WORDS += (
-    "10.0.0.0/33",
-    "256.1.1.1",
-    "1.2.3.4/",
-    "*",
-    "a" * 500,
-    "\ud800",
-    "\0",
-    "é",
-    "runner\n",
-    "select; drop",
-    "../..",
+    *("", " ", "0", "-1", "1e9", "nan", "5 m", "1h30m", "999999999999d", "1/0", "0/s", "1 MiB", "whsec_"),
+    *("env:", "true"),
+    *("file:/", "handler:", "http://", "https://[::1", "http://a:b@c:d/e", "sqlite:///\0"),
+    *("postgres://h:x/y", "://"),
+    *("10.0.0.0/33", "256.1.1.1", "1.2.3.4/", "*", "a" * 500, "\ud800", "\0", "é", "runner\n"),
+    *("select; drop", "../.."),
 )
 
 ODD: tuple[Callable[[], Any], ...] = (
-    lambda: None,
-    lambda: True,
-    lambda: 0,
-    lambda: -1,
-    lambda: 2**31,
-    lambda: 2**63,
-    lambda: 10**30,
-    lambda: 1 << 40_000,
-    lambda: math.nan,
-    lambda: math.inf,
-    lambda: -math.inf,
-    lambda: 1e300,
-    lambda: 1e-320,
-    lambda: -0.0,
-    lambda: timedelta.max,
-    lambda: timedelta(-1),
-    lambda: b"bytes",
-    list,
-    dict,
-    lambda: [None],
-    lambda: [[]],
-    lambda: {"base": 5, "nothing": 1},
-    lambda: {"cap": "1ms"},
-    lambda: {1: 2},
-    object,
-    lambda: Secret("x"),
-    lambda: print,
-    lambda: len,
-    HostileObject,
-    HostileMapping,
-    lambda: HostileText("30s"),
-    lambda: HostileInt(5),
-    lambda: HostileList(["a"]),
-    lambda: HostileDict(base=1),
+    *(lambda: None, lambda: True, lambda: 0, lambda: -1, lambda: 2**31, lambda: 2**63, lambda: 10**30),
+    *(lambda: 1 << 40_000, lambda: math.nan, lambda: math.inf, lambda: -math.inf, lambda: 1e300),
+    *(lambda: 1e-320, lambda: -0.0, lambda: timedelta.max, lambda: timedelta(-1), lambda: b"bytes", list),
+    *(dict, lambda: [None], lambda: [[]], lambda: {"base": 5, "nothing": 1}, lambda: {"cap": "1ms"}),
+    *(lambda: {1: 2}, object, lambda: Secret("x"), lambda: print, lambda: len, values.HostileObject),
+    *(
+        values.HostileMapping,
+        lambda: values.HostileText("30s"),
+        lambda: values.HostileInt(5),
+        lambda: values.HostileList(["a"]),
+    ),
+    lambda: values.HostileDict(base=1),
 )
 """What is no setting, or hardly one."""
 

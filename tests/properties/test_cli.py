@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from relaybox.cli import app
 from tests.integration.operated import CONFIGURATION, Operated
 from tests.properties import values
-from tests.properties.conftest import Feed
+from tests.properties.conftest import Database, Feed
 
 COMMAND = get_command(app)
 FILTER = ("--status", "--destination", "--type", "--aggregate-type", "--aggregate-id", "--key", "--event")
@@ -50,24 +49,10 @@ NAMELESS = [(name,) for name in ("status", "list", "check", "drain", "prune", "s
 GLOBAL = ("--database", "--config", "--app", "--help", "--nonsense", "-y", "--", "-", "--json=1", "--yes=no")
 FLAGS = ("--all", "--dry-run", "--yes", "--json", "--version", "--help", "--grants")
 MOMENTS = (
-    "1h",
-    "-1h",
-    "0s",
-    "1e9d",
-    "999999999d",
-    "36500d",
-    "now",
-    "0001-01-01",
-    "9999-12-31T23:59:59",
+    *("1h", "-1h", "0s", "1e9d", "999999999d", "36500d", "now", "0001-01-01", "9999-12-31T23:59:59"),
     "2024-02-30",
-)
-MOMENTS += (
-    "0001-01-01T00:00:00+14:00",
-    "9999-12-31T23:59:59-14:00",
-    "2024-01-01T00:00:00Z",
-    "2024-W01-1",
-    "\u0661s",
-    "",
+    *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2024-01-01T00:00:00Z", "2024-W01-1"),
+    *("\u0661s", ""),
 )
 LIKELY: dict[str, tuple[str, ...]] = {
     "--since": MOMENTS,
@@ -83,55 +68,19 @@ LIKELY: dict[str, tuple[str, ...]] = {
     "--dialect": ("postgresql", "sqlite", "mariadb"),
 }
 WORDS = (
-    "",
-    " ",
-    "mail",
-    "shop",
-    "gone",
-    "nowhere",
-    "failed",
-    "pending",
-    "sending",
-    "Order",
-    "order.paid",
-    "0",
-    "-1",
-    "50",
-)
-WORDS += (
-    "10000",
-    "99999999999999999999",
-    "nan",
-    "json",
-    "postgresql",
-    "sqlite",
-    "mariadb",
-    "sqlite://",
+    *("", " ", "mail", "shop", "gone", "nowhere", "failed", "pending", "sending", "Order", "order.paid"),
+    *("0", "-1", "50"),
+    *("10000", "99999999999999999999", "nan", "json", "postgresql", "sqlite", "mariadb", "sqlite://"),
     "sqlite:///x.db",
-)
-WORDS += (
-    "postgresql://127.0.0.1:1/x",
-    "postgresql://h:x/y",
-    "env:NOWHERE",
-    "file:/nowhere",
-    "relaybox.toml",
-    "/",
-    "/dev/null",
-)
-WORDS += (
-    "no_such_module:x",
-    "json:dumps",
-    "os:environ",
-    "::",
-    "%",
-    "'; DROP TABLE outbox_event; --",
-    "a" * 3000,
-    "\udc80",
+    *("postgresql://127.0.0.1:1/x", "postgresql://h:x/y", "env:NOWHERE", "file:/nowhere", "relaybox.toml"),
+    *("/", "/dev/null"),
+    *("no_such_module:x", "json:dumps", "os:environ", "::", "%", "'; DROP TABLE outbox_event; --"),
+    *("a" * 3000, "\udc80"),
 )
 
 
 @pytest.fixture
-def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Callable[[str], str]) -> list[UUID]:
+def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Database) -> list[UUID]:
     """Events in every state, in the database that the commands use."""
     url = fresh_database("sqlite")
     monkeypatch.chdir(tmp_path)

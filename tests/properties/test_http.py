@@ -16,6 +16,7 @@ from tests.integration.receivers import Receiver, listening, read_request
 from tests.properties import answers
 from tests.properties.answers import Answer
 from tests.properties.conftest import Feed
+from tests.waiting import PATIENCE, await_for
 
 TIMEOUT = 0.3
 """Seconds that a receiver has, of which some take all."""
@@ -45,23 +46,23 @@ async def deliver(drawn: list[Answer]) -> None:
                 return
 
     async with listening(talk) as receiver:
-        settings = {
-            "allow": ["127.0.0.0/8"],
-            "timeout": TIMEOUT,
-            "concurrency": 50,
-            "secret": "whsec_c2VjcmV0",
-        }
-        sink = HttpSink(Destination("runner", receiver.url, **settings))
+        settings = {"allow": ["127.0.0.0/8"], "timeout": TIMEOUT, "concurrency": 50}
+        sink = HttpSink(Destination("runner", receiver.url, secret="whsec_c2VjcmV0", **settings))
+
+        async def goes_on() -> bool:
+            [after] = await sink.send([make_delivery("healthy")])
+            return isinstance(after, Delivered)
+
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 said = await sink.send(deliveries)
-                [after] = await sink.send([make_delivery("healthy")])
+            # More than once where the machine is too busy to answer in time.
+            await await_for(goes_on, "the sink goes on")
         finally:
             await sink.close()
     assert len(said) == len(deliveries)
     for delivery, answered in zip(deliveries, said, strict=True):
         check(answered, delivery)
-    assert isinstance(after, Delivered)
 
 
 async def say(answer: Answer, writer: asyncio.StreamWriter) -> bool:

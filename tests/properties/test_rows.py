@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -17,13 +16,7 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
 from relaybox.admin import Admin
-from relaybox.cli.documents import (
-    detail_document,
-    failures_document,
-    page_document,
-    reason_document,
-    stats_document,
-)
+from relaybox.cli import documents
 from relaybox.cli.events import _described, _line
 from relaybox.ledger import Filter
 from relaybox.observe import Observer
@@ -31,24 +24,23 @@ from relaybox.parts import open_store
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.ledger import SqlLedger
 from relaybox.stores.samples import SqlSamples
+from tests.databases import engine
 from tests.properties import edits
-from tests.properties.conftest import Feed
+from tests.properties.conftest import Database, Feed
 from tests.properties.edits import Sql
-from tests.servers.fresh import DRIVERS
+from tests.waiting import await_for
 
 AREAS = {
     "sqlite": ("rows edited in SQLite", edits.SQLITE),
     "postgresql-18": ("rows edited in PostgreSQL", edits.POSTGRESQL),
     "mariadb": ("rows edited in MariaDB", edits.MARIADB),
 }
-PATIENCE = 15.0
-"""Seconds in which what is healthy must be delivered."""
-
+SOON: dict[str, Any] = {"poll_interval": "50ms", "backoff": {"base": "10ms"}}
 DESTINATIONS = (
-    Destination("plain", "handler:", poll_interval="50ms", backoff={"base": "10ms"}),
-    Destination("ordered", "handler:", ordered=True, poll_interval="50ms", backoff={"base": "10ms"}),
-    Destination("buried", "handler:", dead_letter="letters", poll_interval="50ms", backoff={"base": "10ms"}),
-    Destination("letters", "handler:", poll_interval="50ms"),
+    Destination("plain", "handler:", **SOON),
+    Destination("ordered", "handler:", ordered=True, **SOON),
+    Destination("buried", "handler:", dead_letter="letters", **SOON),
+    Destination("letters", "handler:", **SOON),
 )
 ROUTED = ["plain", "ordered", "buried"]
 UNCHECKED = {
@@ -65,7 +57,6 @@ class Troubles(Observer):
         self.seen: Counter[str] = Counter()
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Count it."""
         self.seen[f"{destination}: {doing}: {error!r}"] += 1
 
 
@@ -73,10 +64,8 @@ class Edited:
     """An outbox whose rows are edited by hand."""
 
     def __init__(self, url: str) -> None:
-        parsed = sa.make_url(url)
-        self.kind = parsed.drivername
-        driver = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
-        self.engine = sa.create_engine(driver, poolclass=sa.NullPool)
+        self.kind = sa.make_url(url).get_backend_name()
+        self.engine = engine(url)
         self.given: set[tuple[str, UUID]] = set()
         self.outbox = Outbox(
             url,
@@ -110,7 +99,6 @@ class Edited:
         return [one.event_id for one in made]
 
     def rows(self) -> list[Any]:
-        """The ids of all rows."""
         with self.engine.begin() as connection:
             return list(connection.exec_driver_sql("SELECT id FROM outbox_event").scalars())
 
@@ -143,7 +131,6 @@ class Edited:
                 self.change(connection, new, id_)
 
     def change(self, connection: sa.Connection, new: dict[str, Any], id_: Any) -> None:
-        """Write new values into a row."""
         mark = "?" if self.kind == "sqlite" else "%s"
         places = [f"{name} = {v.text if isinstance(v, Sql) else mark}" for name, v in new.items()]
         values = [value for value in new.values() if not isinstance(value, Sql)]
@@ -160,7 +147,6 @@ class Edited:
             connection.commit()
 
     def clear(self) -> None:
-        """Take all rows away."""
         with self.engine.begin() as connection:
             for table in ("outbox_event", "outbox_attempt", "outbox_destination"):
                 connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608
@@ -168,9 +154,7 @@ class Edited:
 
 
 @pytest.mark.parametrize("kind", AREAS)
-def test_a_relay_goes_on_whatever_is_in_a_row(
-    kind: str, feed: Feed, fresh_database: Callable[[str], str]
-) -> None:
+def test_a_relay_goes_on_whatever_is_in_a_row(kind: str, feed: Feed, fresh_database: Database) -> None:
     area, table = AREAS[kind]
     edited = Edited(fresh_database(kind))
 
@@ -189,20 +173,27 @@ def test_a_relay_goes_on_whatever_is_in_a_row(
 async def check(edited: Edited, victims: Sequence[UUID]) -> None:
     """Deliver what is healthy, then ask all there is to be asked of what is not."""
     troubles = Troubles()
+
+    async def arrive(healthy: list[UUID]) -> None:
+        wanted = {(name, id_) for name in ROUTED for id_ in healthy}
+        stuck = lambda: f"a lane is stuck: {troubles.seen.most_common(5)}"  # noqa: E731
+        await await_for(lambda: edited.given >= wanted, stuck)
+
     async with edited.outbox.relay(observers=[troubles], patience=1.0):
         # Behind those that are claimed for the first time, then behind those that are settled.
         for _ in range(2):
-            healthy = edited.emit("Healthy", 2)
-            deadline = time.monotonic() + PATIENCE
-            while not edited.given.issuperset((name, id_) for name in ROUTED for id_ in healthy):
-                assert time.monotonic() < deadline, f"a lane is stuck: {troubles.seen.most_common(5)}"
-                await asyncio.sleep(0.01)
+            await arrive(edited.emit("Healthy", 2))
     assert not troubles.seen
-    since, deadline = edited.now(), time.monotonic() + PATIENCE
-    # More than once: what was emitted in the future does not keep one going, nor what waits behind it.
-    while left := edited.due_since(since):
-        assert time.monotonic() < deadline, f"nobody takes {left}"
+    since = edited.now()
+
+    async def taken() -> bool:
+        if not edited.due_since(since):
+            return True
         await edited.outbox.adrain()
+        return False
+
+    # More than once: what was emitted in the future does not keep one going, nor what waits behind it.
+    await await_for(taken, lambda: f"nobody takes {edited.due_since(since)}")
     await ask(edited, victims)
 
 
@@ -210,9 +201,9 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
     store = open_store(edited.outbox.settings.database, edited.outbox.tables, connections=1)
     admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
     try:
-        assert stats_document(await admin.stats())
+        assert documents.stats_document(await admin.stats())
         failures = await admin.failures()
-        assert len(failures_document(failures)["failures"]) == len(failures.groups)
+        assert len(documents.failures_document(failures)["failures"]) == len(failures.groups)
         for group in failures.groups[:3]:
             wanted = Filter(destination=group.destination, fingerprint=group.fingerprint)
             assert (await admin.count("retry", wanted)).count == group.count
@@ -221,13 +212,13 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
         for name in ("", *ROUTED, *await samples.names()):
             assert (await samples.measure(name, 100)).pending >= 0
         page = await admin.events(limit=100)
-        assert len(page_document(page)["events"]) == len(page.entries)
+        assert len(documents.page_document(page)["events"]) == len(page.entries)
         for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:
             for detail in await admin.event(id_):
-                assert detail_document(detail)["destination"] == detail.entry.destination
+                assert documents.detail_document(detail)["destination"] == detail.entry.destination
                 assert _described(detail, shared=True)
                 assert _line(detail.entry)
             for reason in await admin.why(id_):
-                assert reason_document(reason)["text"]
+                assert documents.reason_document(reason)["text"]
     finally:
         await store.close()

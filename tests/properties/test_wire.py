@@ -25,9 +25,7 @@ from tests.properties.values import REFUSED, depth, same
 from tests.properties.volume import attempt, each
 
 SECRETS = (
-    "whsec_c2VjcmV0IGtleSBmb3IgdGVzdHM=",
-    "plain text",
-    "whsk_" + "A" * 43,
+    *("whsec_c2VjcmV0IGtleSBmb3IgdGVzdHM=", "plain text", "whsk_" + "A" * 43),
     "whsec_c2VjcmV0 whsec_b3RoZXI=",
 )
 FORMATS: tuple[Any, ...] = ("json", "flat", "cloudevents", "payload", lambda event: event.payload)
@@ -117,14 +115,8 @@ def broken(r: Random) -> None:
         "payload_encoding": r.choice((None, None, "binary", "zstd", "", values.text(r))),
         "headers": r.choice(
             (
-                "",
-                "[]",
-                "5",
-                "{",
-                '{"traceparent": 5}',
-                '{"relaybox-replay": "\\ud800"}',
-                '{"traceparent"',
-                "null",
+                *("", "[]", "5", "{", '{"traceparent": 5}', '{"relaybox-replay": "\\ud800"}'),
+                *('{"traceparent"', "null"),
             )
         ),
         "event_type": r.choice((values.text(r), values.bad_text(r), "")),

@@ -12,45 +12,15 @@ from tests.properties.settings import DESTINATION, GENERAL, ROUTE
 from tests.properties.values import HostileDict, HostileInt, HostileList, HostileText
 
 NOISE = (
-    '"',
-    "'",
-    "[",
-    "]",
-    "[[",
-    "]]",
-    "=",
-    "\n",
-    "#",
-    "\0",
-    "{",
-    "}",
-    "\\u",
-    "\ufeff",
-    "é",
-    "1979-05-27",
-    "0x",
-    "inf",
-    ",",
+    *('"', "'", "[", "]", "[[", "]]", "=", "\n", "#", "\0", "{", "}", "\\u", "\ufeff", "é", "1979-05-27"),
+    *("0x", "inf", ","),
 )
 HOPELESS = (
-    "",
-    "a = " + "[" * 3000,
-    "a = " + "{a=" * 3000,
-    "max_payload = " + "9" * 5000,
-    "[relaybox]\nmax_payload = 0x" + "f" * 9000,
-    "[relaybox]\nnotify = 2024-01-01",
-    "[relaybox]\ndatabase = 5",
-    "relaybox = 5",
-    "destinations = 5",
-    "destinations = []",
-    "[destinations]\nrunner = 'http://a'",
-    "routes = {}",
-    "routes = [5]",
-    "[[routes]]",
-    "tool = 5",
-    "[tool]\nrelaybox = 5",
-    "[tool.relaybox]\nroutes = 1",
-    "[relaybox.relaybox]",
+    *("", "a = " + "[" * 3000, "a = " + "{a=" * 3000, "max_payload = " + "9" * 5000),
+    *("[relaybox]\nmax_payload = 0x" + "f" * 9000, "[relaybox]\nnotify = 2024-01-01"),
+    *("[relaybox]\ndatabase = 5", "relaybox = 5", "destinations = 5", "destinations = []"),
+    *("[destinations]\nrunner = 'http://a'", "routes = {}", "routes = [5]", "[[routes]]", "tool = 5"),
+    *("[tool]\nrelaybox = 5", "[tool.relaybox]\nroutes = 1", "[relaybox.relaybox]"),
 )
 
 
@@ -101,11 +71,8 @@ def _value(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(_value, value))}]"
         case dict():
-            return (
-                "{ "
-                + ", ".join(f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items())
-                + " }"
-            )
+            pairs = [f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items()]
+            return f"{{ {', '.join(pairs)} }}"
     # What has no form in TOML is somebody's text.
     plain = isinstance(value, str) and not isinstance(value, HostileText)
     return json.dumps(value if plain else type(value).__name__)

@@ -33,13 +33,8 @@ Pair: TypeAlias = tuple[Any, Any]
 """A value and its JSON."""
 
 ALPHABETS = (
-    "abcXYZ019_-. ",
-    "äöüßéñ€",
-    "日本語한국어عربي",
-    "😀👩‍👩‍👧‍👦\u0301\u200f\u202e",
-    "\n\r\t\x01\x1b\x7f\x85\u2028",
-    "\"'\\/{}[]<>%:;$?*`--",
-    "\uffff\ufffd\U0010ffff",
+    *("abcXYZ019_-. ", "äöüßéñ€", "日本語한국어عربي", "😀👩‍👩‍👧‍👦\u0301\u200f\u202e"),
+    *("\n\r\t\x01\x1b\x7f\x85\u2028", "\"'\\/{}[]<>%:;$?*`--", "\uffff\ufffd\U0010ffff"),
 )
 
 
@@ -48,7 +43,6 @@ class Trap(Exception):
 
 
 def spring(*_: Any, **__: Any) -> Any:
-    """Raise."""
     raise Trap("hostile")
 
 
@@ -85,8 +79,6 @@ class HostileMapping(Mapping[str, Any]):
 
 
 class Colour(Enum):
-    """Of several types."""
-
     RED = "red"
     TWO = 2
     NOTHING = None
@@ -94,57 +86,20 @@ class Colour(Enum):
     NUL = "\0"
 
 
-class Size(IntEnum):
-    """An int too."""
+Size = IntEnum("Size", "SMALL")
+Mood = StrEnum("Mood", {"GOOD": "good"})
+Both = Enum("Both", {"ONE": 1}, type=int)
+"""An int whose text is its name."""
 
-    SMALL = 1
-
-
-class Mood(StrEnum):
-    """A str too."""
-
-    GOOD = "good"
-
-
-class Both(int, Enum):
-    """An int whose text is its name."""
-
-    ONE = 1
-
-
-@dataclasses.dataclass
-class Line:
-    """A dataclass."""
-
-    value: Any
-    name: str = "line"
-
-
-@attrs.define
-class Part:
-    """An attrs class."""
-
-    value: Any
-
-
-class Item(msgspec.Struct):
-    """A Struct."""
-
-    value: Any
-
-
-class Model(pydantic.BaseModel):
-    """A pydantic model."""
-
-    value: Any
+Line = dataclasses.make_dataclass("Line", [("value", Any), ("name", str, "line")])
+Part = attrs.make_class("Part", ["value"])
+Item = msgspec.defstruct("Item", [("value", Any)])
 
 
 class HostileModel(pydantic.BaseModel):
     """A model that does not give its fields."""
 
-    def model_dump(self, **_: Any) -> dict[str, Any]:
-        """Raise."""
-        return spring()
+    model_dump = spring
 
 
 Point = namedtuple("Point", "x y")
@@ -165,7 +120,6 @@ def bad_text(r: Random) -> str:
 
 
 def moment(r: Random) -> datetime:
-    """An aware datetime."""
     zone = r.choice((UTC, UTC, timezone(timedelta(hours=r.randint(-23, 23), minutes=r.randint(0, 59)))))
     year = r.choice((1, 2, 999, 1000, 1969, 1970, 2024, 2038, 9998, 9999))
     return datetime(
@@ -174,13 +128,11 @@ def moment(r: Random) -> datetime:
 
 
 def iso(value: datetime) -> str:
-    """As JSON has it."""
     written = value.isoformat()
     return written.removesuffix("+00:00") + "Z" if value.utcoffset() == timedelta(0) else written
 
 
 def number(r: Random) -> Pair:
-    """Whole ones and others."""
     match r.randrange(8):
         case 0:
             value: Any = r.choice((0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)))
@@ -295,7 +247,6 @@ TRAPS: tuple[Callable[[Random], Pair], ...] = (
 
 
 def itself() -> list[Any]:
-    """A list that holds itself."""
     endless: list[Any] = []
     endless.append(endless)
     return endless

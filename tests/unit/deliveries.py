@@ -1,38 +1,29 @@
-"""Deliveries as observers see them."""
+"""Deliveries as relays and their observers see them, and rows as operators do."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID
+
+import msgspec
 
 from relaybox.event import Delivery
+from relaybox.ledger import Entry
+from relaybox.testing.sink_contract import make_delivery
 
 
 def make(event_type: str = "order.paid", *, age: float = 0.0, **given: Any) -> Delivery:
-    """One that was emitted ``age`` seconds ago."""
-    fields: dict[str, Any] = {
-        "aggregate_type": "Order",
-        "aggregate_id": "7",
-        "headers": "{}",
-        "attempts": 1,
-        "max_attempts": 5,
-        "destination": "runner",
-        **given,
-    }
-    return Delivery(
-        id=uuid4(),
-        event_id=uuid4(),
-        event_type=event_type,
-        payload="{}",
-        payload_data=None,
-        payload_encoding=None,
-        ordering_key=None,
-        position=1,
-        idempotency_key="x",
-        crashes=0,
-        created_at=datetime.now(UTC) - timedelta(seconds=age),
-        lease_token=uuid4(),
-        lease_owner="me",
-        **fields,
-    )
+    """Return a delivery that was emitted ``age`` seconds ago."""
+    created = datetime.now(UTC) - timedelta(seconds=age)
+    fields = {"aggregate_id": "7", "payload": "{}", "destination": "runner", "created_at": created, **given}
+    return msgspec.structs.replace(make_delivery(), event_type=event_type, **fields)
+
+
+def entry(at: datetime, **given: Any) -> Entry:
+    """Return the row of a delivery that was emitted, changed and seen at this time."""
+    fields: dict[str, Any] = dict.fromkeys(Entry.__dataclass_fields__)
+    fields |= {"id": UUID(int=1), "event_id": UUID(int=1), "destination": "shop", "status": "pending"}
+    fields |= {"aggregate_type": "Order", "aggregate_id": "1", "event_type": "order.paid", "position": 1}
+    fields |= {"ordering_key": "k", "idempotency_key": "1", "attempts": 0, "max_attempts": 5, "crashes": 0}
+    return Entry(**{**fields, "created_at": at, "updated_at": at, "seen_at": at, **given})

@@ -126,12 +126,7 @@ KEYED = "the aggregate's"
 
 
 def event(
-    id_: str,
-    title: Any = None,
-    *,
-    type_: str | None = None,
-    key: str | None = KEYED,
-    **given: Any,
+    id_: str, title: Any = None, *, type_: str | None = None, key: str | None = KEYED, **given: Any
 ) -> Delivery:
     """An update of the document to this title, or its deletion where there is none."""
     fields = {

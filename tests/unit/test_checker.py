@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from dataclasses import dataclass, field
@@ -36,20 +37,59 @@ def test_a_history_that_kept_its_promises_gives_no_finding() -> None:
     assert report.ok
     assert report.counts == dict.fromkeys(KINDS, 0)
     assert (report.events, report.received, report.duplicates) == (3, 3, 0)
-
-
-def test_nothing_at_all_is_well() -> None:
     assert check([], []).ok
 
 
-def test_what_never_came_is_lost() -> None:
-    assert found(check(ROWS, received(A, B))) == [("lost", C)]
+ALL = states(a="delivered", b="delivered", c="delivered")
+PENDING = {**ALL, ("shop", C): "pending"}
+FAILED = {**ALL, ("shop", C): "failed"}
 
 
-def test_what_never_came_is_not_lost_yet_if_there_was_no_time_to_drain() -> None:
-    assert check(ROWS, received(A, B), drained=False).ok
-    pending = states(a="delivered", b="delivered", c="pending")
-    assert check(ROWS, received(A, B), status=pending, drained=False).ok
+@pytest.mark.parametrize(
+    ("arrivals", "options", "expected"),
+    [
+        # What never came is lost, unless there was no time to drain, or it failed or was discarded.
+        ([A, B], {}, [("lost", C)]),
+        ([A, B], {"drained": False}, []),
+        ([A, B], {"status": PENDING, "drained": False}, []),
+        ([A], {"status": states(a="delivered", b="discarded", c="failed")}, []),
+        # What is pending after the drain is stuck and nothing else, whether it came or not.
+        ([A, B, C], {"status": PENDING}, [("stuck", C)]),
+        ([A, B], {"status": PENDING}, [("stuck", C)]),
+        # What was never committed is a phantom once.
+        ([A, STRANGER, B, STRANGER, C], {}, [("phantom", STRANGER)]),
+        # What overtakes an earlier event of its key is disorder; only first deliveries have an order.
+        ([B, A, C], {}, [("disorder", B)]),
+        ([C, A, B], {}, [("disorder", C)]),
+        ([B, C, A], {}, [("disorder", B), ("disorder", C)]),
+        ([A, B, A, C, A, B], {"in_flight": 3}, []),
+        # Without the rows, skip believes that what never came failed.
+        ([B, C], {"on_failed": "skip", "drained": False}, []),
+        ([B, C], {"drained": False}, [("disorder", B), ("disorder", C)]),
+        ([B, A, C], {"on_failed": "skip", "drained": False}, [("disorder", B)]),
+        # Without faults nothing comes twice; faults excuse as many duplicates as were in flight.
+        ([A, B, B, C, B], {}, [("duplicate", B), ("duplicate", B)]),
+        ([A, A, B, B, B, C], {"in_flight": 3}, []),
+        ([A, A, B, B, B, C], {"in_flight": 2}, [("duplicate", B)]),
+        ([A, A, B, B, B, C], {"in_flight": {("shop", A): 1, ("shop", B): 2}}, []),
+        ([A, A, B, B, B, C], {"in_flight": {("shop", A): 2, ("shop", B): 1}}, [("duplicate", B)]),
+        # A row that failed though its delivery was received is untrue, unless a fault excuses it.
+        ([A, B, C], {"status": FAILED}, [("untrue", C)]),
+        ([A, B, C], {"status": FAILED, "in_flight": {("shop", A): 1}}, [("untrue", C)]),
+        ([A, B, C], {"status": FAILED, "in_flight": {("shop", C): 1}}, []),
+        ([A, B, C], {"status": FAILED, "in_flight": 1}, []),
+        # So is a row that nobody committed or that is in no known state.
+        (
+            [A, B, C],
+            {"status": {**ALL, ("shop", C): "sent", ("shop", STRANGER): "pending"}},
+            [("untrue", C), ("untrue", STRANGER)],
+        ),
+    ],
+)
+def test_findings(arrivals: list[UUID], options: dict[str, Any], expected: list[tuple[Kind, UUID]]) -> None:
+    report = check(ROWS, received(*arrivals), **options)
+    assert found(report) == expected
+    assert report.duplicates == len(arrivals) - len(set(arrivals))
 
 
 def test_a_row_that_says_delivered_and_never_came_is_lost_at_any_time() -> None:
@@ -57,17 +97,6 @@ def test_a_row_that_says_delivered_and_never_came_is_lost_at_any_time() -> None:
     for status in (states(a="delivered", b="delivered", c="pending"), states(b="delivered", c="pending")):
         report = check(rows, received(B), status=status, drained=False)
         assert found(report) == [("lost", A)], "a row that is gone was delivered and pruned"
-
-
-def test_what_failed_or_was_discarded_is_not_lost() -> None:
-    status = states(a="delivered", b="discarded", c="failed")
-    assert check(ROWS, received(A), status=status).ok
-
-
-def test_what_is_pending_after_the_drain_is_stuck_and_nothing_else_whether_it_came_or_not() -> None:
-    status = states(a="delivered", b="delivered", c="pending")
-    assert found(check(ROWS, received(A, B, C), status=status)) == [("stuck", C)]
-    assert found(check(ROWS, received(A, B), status=status)) == [("stuck", C)]
 
 
 @pytest.mark.parametrize(
@@ -105,81 +134,35 @@ def test_an_id_that_is_a_text_is_refused_with_what_is_expected(argument: str) ->
         check(**({"committed": ROWS, "received": received(A, B, C)} | {argument: arguments[argument]}))
 
 
-def test_what_was_never_committed_is_a_phantom_once() -> None:
-    report = check(ROWS, received(A, STRANGER, B, STRANGER, C))
-    assert found(report) == [("phantom", STRANGER)]
-    assert report.duplicates == 1
-
-
 def test_what_came_to_the_wrong_destination_says_where_it_belongs() -> None:
     [phantom] = check(ROWS, [*received(A, B, C), Received("mail", A)]).findings
     assert phantom == Finding("phantom", "mail", A, "was received, but was committed only for shop")
 
 
-@pytest.mark.parametrize(("arrivals", "early"), [([B, A, C], [B]), ([C, A, B], [C]), ([B, C, A], [B, C])])
-def test_what_overtakes_an_earlier_event_of_its_key_is_disorder(
-    arrivals: list[UUID], early: list[UUID]
-) -> None:
-    assert found(check(ROWS, received(*arrivals))) == [("disorder", event) for event in early]
-
-
-def test_only_first_deliveries_have_an_order() -> None:
-    assert check(ROWS, received(A, B, A, C, A, B), in_flight=3).ok
-
-
 def test_keys_and_destinations_have_no_order_among_each_other_and_no_key_means_none() -> None:
-    rows = [
-        Committed("shop", A, "one", 1),
-        Committed("mail", A, "one", 2),
-        Committed("shop", B, "two", 3),
-        Committed("shop", C, None, 4),
-        Committed("shop", STRANGER, None, 5),
-    ]
+    rows = [Committed("shop", A, "one", 1), Committed("mail", A, "one", 2), Committed("shop", B, "two", 3)]
+    rows += [Committed("shop", C, None, 4), Committed("shop", STRANGER, None, 5)]
     arrivals = [*received(STRANGER, C, B, A), Received("mail", A)]
     assert check(rows, arrivals).ok
 
 
 @pytest.mark.parametrize(
-    ("on_failed", "status", "early"),
+    ("status", "early"),
     [
-        ("block", "failed", [B, C]),
-        ("block", "pending", [B, C]),
-        ("block", "delivered", [B, C]),
-        ("block", "discarded", []),
-        ("skip", "failed", []),
-        ("skip", "pending", [B, C]),
-        ("skip", "delivered", [B, C]),
-        ("skip", "discarded", []),
+        ("failed", {"block": [B, C], "skip": []}),
+        ("pending", {"block": [B, C], "skip": [B, C]}),
+        ("delivered", {"block": [B, C], "skip": [B, C]}),
+        ("discarded", {"block": [], "skip": []}),
     ],
 )
 def test_what_may_be_missing_before_later_events_of_its_key(
-    on_failed: Literal["block", "skip"], status: str, early: list[UUID]
+    status: str, early: dict[Literal["block", "skip"], list[UUID]]
 ) -> None:
     rows = states(a=status, b="delivered", c="delivered")
-    for arrivals in (received(B, C), received(B, C, A)):
+    for on_failed, arrivals in itertools.product(early, (received(B, C), received(B, C, A))):
         report = check(ROWS, arrivals, status=rows, on_failed=on_failed, drained=False, in_flight=1)
-        assert [finding.event_id for finding in report.findings if finding.kind == "disorder"] == early
-
-
-def test_without_the_rows_skip_believes_that_what_never_came_failed() -> None:
-    assert check(ROWS, received(B, C), on_failed="skip", drained=False).ok
-    assert found(check(ROWS, received(B, C), drained=False)) == [("disorder", B), ("disorder", C)]
-    assert found(check(ROWS, received(B, A, C), on_failed="skip", drained=False)) == [("disorder", B)]
-
-
-def test_without_faults_nothing_comes_twice() -> None:
-    report = check(ROWS, received(A, B, B, C, B))
-    assert found(report) == [("duplicate", B), ("duplicate", B)]
-    assert report.duplicates == 2
-
-
-def test_faults_excuse_as_many_duplicates_as_were_in_flight() -> None:
-    arrivals = received(A, A, B, B, B, C)
-    assert check(ROWS, arrivals, in_flight=3).ok
-    assert found(check(ROWS, arrivals, in_flight=2)) == [("duplicate", B)]
-    assert check(ROWS, arrivals, in_flight={("shop", A): 1, ("shop", B): 2}).ok
-    assert found(check(ROWS, arrivals, in_flight={("shop", A): 2, ("shop", B): 1})) == [("duplicate", B)]
-    assert check(ROWS, arrivals, in_flight=3).duplicates == 3
+        disorder = [finding.event_id for finding in report.findings if finding.kind == "disorder"]
+        assert disorder == early[on_failed]
 
 
 def test_a_replay_is_delivered_once_more_and_outside_the_order() -> None:
@@ -198,29 +181,12 @@ def test_other_bytes_are_altered_in_every_delivery_that_has_them() -> None:
     report = check(rows, received(A, A, payload=b'{"total": 43}'), in_flight=1)
     assert found(report) == [("altered", A), ("altered", A)]
     assert "13 bytes instead of 13, different from byte 12 on" in report.findings[0].text
-
-
-def test_an_empty_payload_is_not_no_payload() -> None:
     assert found(check([Committed("shop", A, None, 1, b"x")], received(A, payload=b""))) == [("altered", A)]
 
 
 def test_a_signature_that_does_not_hold_is_unsigned() -> None:
     assert check(ROWS, received(A, B, C, signed=True)).ok
     assert found(check(ROWS[:1], received(A, signed=False))) == [("unsigned", A)]
-
-
-def test_a_row_that_failed_though_its_delivery_was_received_is_untrue_unless_a_fault_excuses_it() -> None:
-    status = states(a="delivered", b="delivered", c="failed")
-    assert found(check(ROWS, received(A, B, C), status=status)) == [("untrue", C)]
-    assert found(check(ROWS, received(A, B, C), status=status, in_flight={("shop", A): 1})) == [("untrue", C)]
-    assert check(ROWS, received(A, B, C), status=status, in_flight={("shop", C): 1}).ok
-    assert check(ROWS, received(A, B, C), status=status, in_flight=1).ok
-
-
-def test_a_row_that_nobody_committed_or_in_no_known_state_is_untrue() -> None:
-    status = states(a="delivered", b="delivered", c="sent") | {("shop", STRANGER): "pending"}
-    report = check(ROWS, received(A, B, C), status=status)
-    assert found(report) == [("untrue", C), ("untrue", STRANGER)]
 
 
 def test_rows_that_are_not_in_order_of_position_are_refused() -> None:
@@ -234,12 +200,10 @@ def test_a_report_is_a_table_and_the_first_findings_in_words() -> None:
     rows = [Committed("shop", UUID(int=number), None, number) for number in range(1, 1_031)]
     text = str(check(rows, received(*(row.event_id for row in rows[30:]))))
     lines = text.splitlines()
-    assert lines[:4] == [
-        "events             1,030",
-        "received           1,000",
-        "received again         0",
-        "lost                  30",
+    assert [line.rsplit(maxsplit=1) for line in lines[:4]] == [
+        *(["events", "1,030"], ["received", "1,000"], ["received again", "0"], ["lost", "30"])
     ]
+    assert len(set(map(len, lines[:4]))) == 1, "the numbers stand below one another"
     assert lines[11] == f"lost      shop {UUID(int=1)}: position 1 was never received"
     assert lines[-1] == "and 10 more"
     assert len(lines) == 11 + 20 + 1
@@ -257,13 +221,8 @@ class History:
     on_failed: Literal["block", "skip"] = "block"
 
     def check(self) -> Report:
-        return check(
-            self.committed,
-            self.received,
-            status=self.status,
-            in_flight=self.in_flight,
-            on_failed=self.on_failed,
-        )
+        options = {"status": self.status, "in_flight": self.in_flight, "on_failed": self.on_failed}
+        return check(self.committed, self.received, **options)  # type: ignore[arg-type]
 
 
 def kept(chance: random.Random, events: int) -> History:

@@ -64,14 +64,8 @@ class Text(str):
         return "something else"
 
 
-class Number(int):
-    pass
-
-
-class Ratio(float):
-    pass
-
-
+Number = type("Number", (int,), {})
+Ratio = type("Ratio", (float,), {})
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -179,11 +173,7 @@ def test_a_pydantic_model_is_stored_as_model_dump_gives_it() -> None:
 
 def test_a_struct_is_stored_as_msgspec_itself_would() -> None:
     for struct in (
-        Order(ID, 1),
-        Order(ID, 1, [2]),
-        Order(ID, 1, note="n"),
-        Paid("now"),
-        Paid("now", "me"),
+        *(Order(ID, 1), Order(ID, 1, [2]), Order(ID, 1, note="n"), Paid("now"), Paid("now", "me")),
         Pair(1, 2),
     ):
         assert stored(struct) == json.loads(msgspec.json.encode(struct))
@@ -192,15 +182,8 @@ def test_a_struct_is_stored_as_msgspec_itself_would() -> None:
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        ("a b", "a b"),
-        ("", ""),
-        (Text("kept"), "kept"),
-        (7, "7"),
-        (2**70, str(2**70)),
-        (ID, str(ID)),
-        (Colour.RED, "red"),
-        (Level.HIGH, "3"),
-        (date(2025, 1, 31), "2025-01-31"),
+        *(("a b", "a b"), ("", ""), (Text("kept"), "kept"), (7, "7"), (2**70, str(2**70)), (ID, str(ID))),
+        *((Colour.RED, "red"), (Level.HIGH, "3"), (date(2025, 1, 31), "2025-01-31")),
         (datetime(2025, 1, 31, tzinfo=UTC), "2025-01-31T00:00:00Z"),
     ],
 )
@@ -260,7 +243,7 @@ CYCLE["me"] = CYCLE
         ({"a": Colour}, "$.a", "enum.EnumType", "send a dict"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_path_value_and_fix(
+def test_what_cannot_be_stored_is_refused_with_path_and_fix(
     value: Any, path: str | None, seen: str, fix: str
 ) -> None:
     error = refusal(value)
@@ -296,20 +279,15 @@ def test_nesting_is_allowed_up_to_the_limit_and_refused_beyond_it() -> None:
     error = refusal(nested(33), limits)
     assert error.path == "$" + "[0]" * 32
     assert "more than 32 levels" in str(error)
-
-
-def test_the_default_depth_fits_python_s_stack_both_ways() -> None:
     text, _, _ = encode_payload(nested(LIMITS.max_depth), LIMITS)
-    assert decode(text, None, None) == nested(LIMITS.max_depth)
+    assert decode(text, None, None) == nested(LIMITS.max_depth), "the default fits Python's stack both ways"
 
 
 @pytest.mark.parametrize("depth", [501, 1_000, 100_000])
 def test_no_depth_exhausts_the_stack(depth: int) -> None:
     assert "more than 500 levels" in str(refusal(nested(depth)))
-
-
-def test_a_limit_beyond_python_s_stack_is_still_a_typed_refusal() -> None:
-    assert "Python's stack" in str(refusal(nested(100_000), Limits(max_depth=1_000_000)))
+    if depth == 100_000:
+        assert "Python's stack" in str(refusal(nested(depth), Limits(max_depth=1_000_000)))
 
 
 def test_objects_that_hold_themselves_are_refused() -> None:
@@ -344,12 +322,9 @@ def test_headers_are_a_json_object() -> None:
 @pytest.mark.parametrize(
     ("headers", "path", "seen"),
     [
-        ({"a": {"b c": math.nan}}, 'headers.a["b c"]', "nan"),
-        ({"": 1}, "headers", "''"),
-        ({1: 1}, "headers", "the name 1"),
-        ({None: 1}, "headers", "the name None"),
-        (["a"], "headers", "['a']"),
-        ({"a": "x" * 1_048_577}, "headers", "over the limit"),
+        *(({"a": {"b c": math.nan}}, 'headers.a["b c"]', "nan"), ({"": 1}, "headers", "''")),
+        *(({1: 1}, "headers", "the name 1"), ({None: 1}, "headers", "the name None")),
+        *((["a"], "headers", "['a']"), ({"a": "x" * 1_048_577}, "headers", "over the limit")),
         ({"x\0": 1}, 'headers["x\\u0000"]', "NUL"),
     ],
 )
@@ -393,13 +368,8 @@ JSON = st.recursive(
 )
 
 
-@given(JSON)
-def test_json_values_come_back_as_they_were(value: Any) -> None:
-    assert decode(*encode_payload(value, LIMITS)) == value
-
-
-@given(st.binary())
-def test_bytes_come_back_as_they_were(value: bytes) -> None:
+@given(JSON | st.binary())
+def test_json_values_and_bytes_come_back_as_they_were(value: Any) -> None:
     assert decode(*encode_payload(value, LIMITS)) == value
 
 

@@ -6,29 +6,26 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import aio_pika
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from relaybox import Event
-from relaybox.consumer import Crashed, Done
-from relaybox.consumers import kafka, kafka_membership, rabbitmq
+from relaybox.consumer import Crashed, Done, Later
+from relaybox.consumers import kafka, kafka_membership, loop, rabbitmq
 from relaybox.consumers.kafka import KafkaConsumer
 from relaybox.consumers.loop import Loop
 from relaybox.consumers.rabbitmq import RabbitmqConsumer
 from relaybox.errors import ConfigError
-from tests.integration.consuming import running, until
-
-SOON = {"base": "10ms", "cap": "20ms"}
+from tests.integration.consuming import running
+from tests.waiting import PATIENCE, await_for
 
 
 class EveryTime:
@@ -36,10 +33,10 @@ class EveryTime:
 
     consumer: str | None = "books"
 
-    def once(self, *_: Any, **__: Any) -> AbstractContextManager[bool]:
+    def once(self, *_: Any, **__: Any) -> Any:
         return opened()
 
-    def aonce(self, *_: Any, **__: Any) -> AbstractAsyncContextManager[bool]:
+    def aonce(self, *_: Any, **__: Any) -> Any:
         return aopened()
 
 
@@ -51,6 +48,13 @@ def opened() -> Iterator[bool]:
 @asynccontextmanager
 async def aopened() -> AsyncIterator[bool]:
     yield True
+
+
+GIVEN: dict[str, Any] = {
+    "inbox": EveryTime(),
+    "transaction": opened,
+    "backoff": {"base": "10ms", "cap": "20ms"},
+}
 
 
 class FakeMessage:
@@ -96,29 +100,22 @@ class FakeDelivery:
 
 
 def kafka_consumer(**options: Any) -> KafkaConsumer:
-    given: dict[str, Any] = {"inbox": EveryTime(), "transaction": opened, "backoff": SOON}
-    return KafkaConsumer("127.0.0.1:1", "topic", group="g", **(given | options))
+    return KafkaConsumer("127.0.0.1:1", "topic", group="g", **(GIVEN | options))
 
 
 def rabbitmq_consumer(**options: Any) -> RabbitmqConsumer:
-    given: dict[str, Any] = {"inbox": EveryTime(), "transaction": opened, "backoff": SOON}
-    return RabbitmqConsumer("amqp://127.0.0.1:1/", "q", **(given | options))
+    return RabbitmqConsumer("amqp://127.0.0.1:1/", "q", **(GIVEN | options))
 
 
 def event() -> Event:
-    return Event(
-        id=uuid4(),
-        type="order.paid",
-        aggregate_type="Order",
-        aggregate_id="7",
-        payload={},
-        headers={},
-        created_at=datetime.now(UTC),
-        attempt=1,
-    )
+    return Event(uuid4(), "order.paid", "Order", "7", {}, {}, 1, datetime.now(UTC))
 
 
-# --- what has yet to run is not done ---
+async def attended(consumer: Any, message: Any = None) -> Any:
+    return await asyncio.wait_for(consumer._attend(message or FakeMessage(), asyncio.Event()), PATIENCE)
+
+
+ODD = pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
 
 
 @pytest.mark.parametrize("entry", ["handle", "ahandle"])
@@ -137,9 +134,6 @@ async def test_a_plain_handler_that_returns_an_awaitable_is_not_done(entry: str)
     assert "awaitable" in verdict.reason
 
 
-# --- Kafka: a partition never stops ---
-
-
 @pytest.mark.parametrize("milliseconds", [2**63 - 1, -(2**63), 10**15])
 async def test_a_timestamp_that_no_calendar_has_is_taken_for_now(milliseconds: int) -> None:
     consumer, seen = kafka_consumer(), []
@@ -149,12 +143,11 @@ async def test_a_timestamp_that_no_calendar_has_is_taken_for_now(milliseconds: i
         seen.append(event.created_at)
 
     before = datetime.now(UTC)
-    attending = consumer._attend(FakeMessage((1, milliseconds)), asyncio.Event())
-    assert await asyncio.wait_for(attending, 10) is True
+    assert await attended(consumer, FakeMessage((1, milliseconds))) is True
     assert before <= seen[0] <= datetime.now(UTC)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
+@ODD
 async def test_a_partition_goes_on_whatever_is_raised(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,7 +166,7 @@ async def test_a_partition_goes_on_whatever_is_raised(
     monkeypatch.setattr(kafka, "_received", failing)
     lane = kafka_membership.Lane(consumer._attend, asyncio.Event())
     lane.put(FakeMessage())
-    await until(lambda: lane.next_offset == 8, 10)
+    await await_for(lambda: lane.next_offset == 8)
     assert type(error).__name__ in caplog.text
     assert "its partition waits" in caplog.text
 
@@ -187,7 +180,7 @@ async def test_a_synchronous_handler_that_raises_a_cancellation_is_tried_again()
         if event.attempt == 1:
             raise asyncio.CancelledError
 
-    assert await asyncio.wait_for(consumer._attend(FakeMessage(), asyncio.Event()), 10) is True
+    assert await attended(consumer) is True
     assert attempts == [1, 2]
 
 
@@ -201,7 +194,7 @@ async def test_a_dead_letter_function_that_cancels_itself_is_called_again() -> N
 
     consumer, message = kafka_consumer(dead_letter=bury), FakeMessage()
     message.headers = list  # type: ignore[method-assign]
-    assert await asyncio.wait_for(consumer._attend(message, asyncio.Event()), 10) is True
+    assert await attended(consumer, message) is True
     assert len(calls) == 2
 
 
@@ -217,7 +210,7 @@ async def test_whoever_gives_up_is_obeyed() -> None:
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_settings_that_the_client_refuses_leave_no_thread(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,15 +219,8 @@ async def test_settings_that_the_client_refuses_leave_no_thread(caplog: pytest.L
 
     before = threads()
     async with running(kafka_consumer(settings={"security.protocol": "nonsense"})):
-        await until(lambda: caplog.text.count("connecting again") > 3, 10)
+        await await_for(lambda: caplog.text.count("connecting again") > 3)
     assert threads() <= before
-
-
-# --- RabbitMQ: a message is always answered, and the loop goes on ---
-
-
-async def attended(delivery: Any, consumer: RabbitmqConsumer) -> None:
-    await asyncio.wait_for(consumer._attend(delivery, asyncio.Event()), 10)
 
 
 def paid(consumer: Loop) -> Any:
@@ -244,25 +230,25 @@ def paid(consumer: Loop) -> Any:
     return consumer
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
-async def test_a_message_whose_end_fails_is_given_back(
+@ODD
+async def test_a_message_whose_end_fails_goes_back(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery = FakeDelivery(ack=error)
-    await attended(delivery, paid(rabbitmq_consumer()))
+    await attended(paid(rabbitmq_consumer()), delivery)
     assert delivery.answers == ["nack requeue=True"]
     assert type(error).__name__ in caplog.text
 
 
 async def test_a_channel_that_is_gone_is_told_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     delivery = FakeDelivery(ack=aio_pika.exceptions.ChannelInvalidStateError("closed"))
-    await attended(delivery, paid(rabbitmq_consumer()))
+    await attended(paid(rabbitmq_consumer()), delivery)
     assert delivery.answers == []
     assert "was not acknowledged: ChannelInvalidStateError" in caplog.text
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()])
-async def test_what_fails_around_the_handlers_is_tried_again(
+@ODD
+async def test_what_fails_around_handlers_comes_again(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer, verdicts = rabbitmq_consumer(), [error, Done()]
@@ -274,7 +260,7 @@ async def test_what_fails_around_the_handlers_is_tried_again(
 
     monkeypatch.setattr(consumer, "ahandle", ahandle)
     delivery = FakeDelivery()
-    await attended(delivery, consumer)
+    await attended(consumer, delivery)
     assert delivery.answers == ["ack"]
 
 
@@ -292,7 +278,7 @@ async def test_a_client_that_cancels_its_waiting_calls_is_connected_again(
     monkeypatch.setattr(consumer, "_consume", consume)
     with caplog.at_level(logging.WARNING, "relaybox.consumer"):
         async with running(consumer):
-            await until(lambda: len(calls) == 3, 10)
+            await await_for(lambda: len(calls) == 3)
     assert caplog.text.count("connecting again") == 2
 
 
@@ -308,7 +294,7 @@ async def test_a_run_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch) -> 
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(
@@ -326,20 +312,19 @@ async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(
     monkeypatch.setattr(rabbitmq.aio_pika, "connect", connect)
     monkeypatch.setattr(rabbitmq, "CONNECT_SECONDS", 0.05)
     async with running(rabbitmq_consumer()):
-        await until(lambda: "RabbitMQ did not answer in 0.05s; connecting again" in caplog.text, 10)
+        await await_for(lambda: "RabbitMQ did not answer in 0.05s; connecting again" in caplog.text)
     assert "did not answer" in caplog.text
 
 
-# --- what opens a transaction has to commit it ---
+LEFT_OPEN = ("connect", "Session", "sessionmaker()", "async connect", "AsyncSession", "async_sessionmaker()")
+COMMITTED = ("engine", "begin", "sessionmaker", "sessionmaker.begin", "async engine", "async begin")
+COMMITTED += ("async_sessionmaker", "async_sessionmaker.begin")
+FORMS = [*((name, False) for name in LEFT_OPEN), *((name, True) for name in COMMITTED)]
 
 
 @pytest.fixture
 def forms(tmp_path: Any) -> Iterator[dict[str, Any]]:
     """What may open a transaction of SQLAlchemy, and what does not commit it."""
-    import sqlalchemy as sa
-    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-    from sqlalchemy.orm import Session, sessionmaker
-
     engine = sa.create_engine(f"sqlite:///{tmp_path}/a.db")
     aengine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/b.db")
     yield {
@@ -363,8 +348,11 @@ def forms(tmp_path: Any) -> Iterator[dict[str, Any]]:
     asyncio.run(aengine.dispose())
 
 
-def handled(form: Any, name: str) -> Any:
-    consumer = kafka_consumer(transaction=form)
+@pytest.mark.parametrize(("name", "commits"), FORMS)
+def test_only_what_commits_is_taken(
+    forms: dict[str, Any], name: str, commits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = kafka_consumer(transaction=forms[name])
     if "async" in name.lower():
 
         @consumer.on("order.*")
@@ -375,32 +363,147 @@ def handled(form: Any, name: str) -> Any:
         @consumer.on("order.*")
         def on_order(event: Event, connection: Any) -> None: ...
 
-    return asyncio.run(consumer.ahandle(event()))
+    verdict = asyncio.run(consumer.ahandle(event()))
+    assert (verdict == Done()) is commits
+    assert (ConfigError.__name__ in caplog.text) is not commits
+    assert ("does not commit" in caplog.text) is not commits
 
 
-@pytest.mark.parametrize(
-    "name", ["connect", "Session", "sessionmaker()", "async connect", "AsyncSession", "async_sessionmaker()"]
-)
-def test_what_does_not_commit_is_refused(
-    forms: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+async def test_a_thread_that_hangs_is_left_and_its_event_waits(caplog: pytest.LogCaptureFixture) -> None:
+    consumer, called, go_on = kafka_consumer(timeout="50ms"), [], threading.Event()
+
+    @consumer.on("order.*")
+    def hang(event: Event) -> None:
+        called.append(event.attempt)
+        go_on.wait(PATIENCE)
+
+    attending = asyncio.create_task(consumer._attend(FakeMessage(), asyncio.Event()))
+    await await_for(lambda: caplog.text.count("has not returned yet") > 2)
+    assert "took longer than 0.05s" in caplog.text
+    assert called == [1]
+    go_on.set()
+    assert await asyncio.wait_for(attending, PATIENCE) is True
+    assert len(called) == 2
+
+
+async def test_threads_that_hang_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
+    consumer, go_on = kafka_consumer(timeout="50ms"), threading.Event()
+    monkeypatch.setattr(loop, "AT_ONCE", 3)
+
+    @consumer.on("order.*")
+    def hang(event: Event) -> None:
+        go_on.wait(PATIENCE)
+
+    try:
+        verdicts = await asyncio.gather(*(consumer.ahandle(event()) for _ in range(3)))
+    finally:
+        go_on.set()
+    assert verdicts == [Later("the handler took longer than 0.05s")] * 3
+
+
+async def test_only_so_many_threads_hang(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not isinstance(handled(forms[name], name), Done)
-    assert ConfigError.__name__ in caplog.text
-    assert "does not commit" in caplog.text
+    monkeypatch.setattr(loop, "AT_ONCE", 2)
+    consumer, go_on, called = kafka_consumer(timeout="50ms"), threading.Event(), []
+
+    @consumer.on("order.*")
+    def hang(event: Event) -> None:
+        called.append(event.id)
+        go_on.wait(PATIENCE)
+
+    try:
+        for _ in range(3):
+            verdicts = await asyncio.gather(*(consumer.ahandle(event()) for _ in range(10)))
+    finally:
+        go_on.set()
+    # Those that were under way when the others came to hang are among them.
+    hanging = len(called)
+    assert 2 <= hanging < 4
+    refused = f"{hanging} handlers hang, and no other is called before one of them is over"
+    assert verdicts == [Later(refused)] * 10
+    assert caplog.text.count("handlers hang; none is called") == 1
+    await await_for(lambda: not consumer._hanging())
+    assert await consumer.ahandle(event()) == Done()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "engine",
-        "begin",
-        "sessionmaker",
-        "sessionmaker.begin",
-        "async engine",
-        "async begin",
-        "async_sessionmaker",
-        "async_sessionmaker.begin",
-    ],
-)
-def test_what_commits_is_taken(forms: dict[str, Any], name: str) -> None:
-    assert handled(forms[name], name) == Done()
+async def test_an_async_handler_that_hangs_is_cancelled_and_called_again() -> None:
+    consumer, attempts = kafka_consumer(transaction=aopened, timeout="50ms"), []
+
+    @consumer.on("order.*")
+    async def hang(event: Event) -> None:
+        attempts.append(event.attempt)
+        if event.attempt == 1:
+            await asyncio.Event().wait()
+
+    assert await attended(consumer) is True
+    assert attempts == [1, 2]
+
+
+async def test_a_time_limit_of_the_handlers_own_is_its_failure() -> None:
+    consumer = kafka_consumer(transaction=aopened)
+
+    @consumer.on("order.*")
+    async def give_up(event: Event) -> None:
+        async with asyncio.timeout(0.01):
+            await asyncio.Event().wait()
+
+    assert await consumer.ahandle(event()) == Crashed("TimeoutError")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+async def test_a_dead_letter_function_that_hangs_is_called_again(asynchronous: bool) -> None:
+    calls, go_on = [], threading.Event()
+
+    def bury(message: Any, reason: str) -> None:
+        calls.append(reason)
+        if len(calls) == 1:
+            go_on.wait(PATIENCE)
+
+    async def abury(message: Any, reason: str) -> None:
+        calls.append(reason)
+        if len(calls) == 1:
+            await asyncio.Event().wait()
+
+    consumer = kafka_consumer(dead_letter=abury if asynchronous else bury, timeout="50ms")
+    message = FakeMessage()
+    message.headers = list  # type: ignore[method-assign]
+    try:
+        assert await attended(consumer, message) is True
+    finally:
+        go_on.set()
+    assert len(calls) == 2
+
+
+def test_a_stop_does_not_wait_for_a_thread_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PATIENCE", 0.1)
+    consumer, delivery = rabbitmq_consumer(timeout="1h"), FakeDelivery()
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    @consumer.on("order.*")
+    def hang(event: Event) -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+        over.set()
+
+    async def consume() -> None:
+        work = loop.Work()
+        work.start(consumer._attend(delivery, work.ending))  # type: ignore[arg-type]
+        await await_for(begun.is_set)
+        consumer.stop()
+        await work.end()
+
+    monkeypatch.setattr(consumer, "_consume", consume)
+    try:
+        # Its end waits for the threads of asyncio.
+        asyncio.run(consumer.run())
+        assert not over.is_set()
+    finally:
+        go_on.set()
+    assert delivery.answers == []
+
+
+def test_a_timeout_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        kafka_consumer(timeout="0s")

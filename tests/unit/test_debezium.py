@@ -14,11 +14,11 @@ from relaybox.debezium import connector, find, statements
 from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
-from relaybox.ledger import Entry
 from relaybox.stores.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
 from relaybox.stores.statements import INSERTED
 from relaybox.upkeep import Target, Waiting
 from relaybox.why import explain
+from tests.unit.deliveries import entry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 POSTGRES = "postgresql://shop:secret@db.example:5433/shop"
@@ -66,6 +66,8 @@ def test_the_key_is_that_of_a_message() -> None:
     assert key(Call("Order", 7, "order.paid", {}, key="mine")) == "mine"
     assert key(Call("Order", 7, "order.paid", {}, key=None)) is None
     assert len(key(Call("Order", 7, "order.paid", {}, key="k" * 1000)) or "") == 255
+    with pytest.raises(InvalidField, match="tenant=None: destination 'cdc'"):
+        key(Call("Order", 7, "order.paid", {}), ordering="tenant")
 
 
 @pytest.mark.parametrize("dialect", [SQLITE, MYSQL, MARIADB])
@@ -88,11 +90,6 @@ def test_another_database_has_no_log_for_it(dialect: Dialect) -> None:
 def test_what_a_connector_would_choke_on_is_refused(call: Call, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         built(call, settings())
-
-
-def test_a_tenant_is_asked_for_where_it_is_the_key() -> None:
-    with pytest.raises(InvalidField, match="tenant=None: destination 'cdc'"):
-        key(Call("Order", 7, "order.paid", {}), ordering="tenant")
 
 
 @pytest.mark.parametrize(
@@ -133,36 +130,27 @@ def test_the_connector_reads_the_destination_of_this_outbox() -> None:
     config = made["config"]
     assert all(isinstance(value, str) for value in config.values())
     assert "secret" not in str(made)
-    assert {name: config[f"database.{name}"] for name in ("hostname", "port", "dbname", "user")} == {
-        "hostname": "db.example",
-        "port": "5433",
-        "dbname": "shop",
-        "user": "relaybox_debezium",
-    }
+    database = {"hostname": "db.example", "port": "5433", "dbname": "shop", "user": "relaybox_debezium"}
+    assert {name: config[f"database.{name}"] for name in database} == database
     assert config["table.include.list"] == r"Shop\.x_outbox_event"
     assert made["name"] == config["slot.name"] == config["publication.name"] == config["topic.prefix"]
     assert config["publication.autocreate.mode"] == "disabled"
     router = {
-        name.removeprefix("transforms.outbox."): value
-        for name, value in config.items()
-        if name.startswith("transforms.outbox.")
+        "type": "io.debezium.transforms.outbox.EventRouter",
+        "table.field.event.id": "event_id",
+        "table.field.event.key": "ordering_key",
+        "route.by.field": "aggregate_type",
+        "route.topic.replacement": "${routedByValue}-events",
     }
-    assert router["type"] == "io.debezium.transforms.outbox.EventRouter"
-    assert router["table.field.event.id"] == "event_id"
-    assert router["table.field.event.key"] == "ordering_key"
-    assert router["route.by.field"] == "aggregate_type"
-    assert router["route.topic.replacement"] == "${routedByValue}-events"
+    assert {name: config[f"transforms.outbox.{name}"] for name in router} == router
 
 
-def test_without_a_schema_the_publication_knows_the_table() -> None:
-    config = connector(settings(), find(settings()))["config"]
+def test_without_a_schema_the_publication_knows_the_table_and_a_tls_mode_goes_along() -> None:
+    given = settings(database=f"{POSTGRES}?sslmode=verify-full")
+    config = connector(given, find(given))["config"]
     assert config["table.include.list"] == r"[^.]+\.outbox_event"
     assert config["slot.name"] == "relaybox_cdc"
-
-
-def test_a_tls_mode_goes_along() -> None:
-    given = settings(database=f"{POSTGRES}?sslmode=verify-full")
-    assert connector(given, find(given))["config"]["database.sslmode"] == "verify-full"
+    assert config["database.sslmode"] == "verify-full"
 
 
 def test_the_sql_quotes_what_it_names() -> None:
@@ -196,7 +184,7 @@ def test_two_destinations_never_share_a_slot() -> None:
         ),
     ],
 )
-def test_which_destination_is_said_or_asked_for(
+def test_which_one_is_said_or_asked_for(
     destinations: tuple[Destination, ...], name: str | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -209,29 +197,8 @@ def test_there_is_no_connector_for_another_database(database: str) -> None:
         find(settings(database=database))
 
 
-ENTRY = Entry(
-    id=UUID(int=1),
-    event_id=UUID(int=1),
-    destination="cdc",
-    aggregate_type="Order",
-    aggregate_id="7",
-    event_type="order.paid",
-    ordering_key="7",
-    position=1,
-    status="delivered",
-    idempotency_key="1",
-    attempts=0,
-    max_attempts=5,
-    crashes=0,
-    next_attempt_at=None,
-    leased_until=None,
-    lease_owner=None,
-    created_at=NOON,
-    updated_at=NOON,
-    last_attempt_at=None,
-    delivered_at=NOON,
-    error_message=None,
-    seen_at=NOON + timedelta(hours=1),
+ENTRY = entry(
+    NOON, destination="cdc", status="delivered", delivered_at=NOON, seen_at=NOON + timedelta(hours=1)
 )
 
 

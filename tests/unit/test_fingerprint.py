@@ -52,33 +52,26 @@ def test_whatever_is_written_there_has_a_fingerprint(destination: str, error: st
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("kind", "errors"),
     [
-        ("422 Unprocessable Entity: no such field", "HTTP 422"),
-        ("503 Service Unavailable", "HTTP 503"),
-        ("HTTP 503", "HTTP 503"),
-        ("Reject: 422 Unprocessable Entity", "HTTP 422"),
-        ("ValueError: 422 orders", "ValueError"),
-        ("127.0.0.1:7700: 400 Bad Request: no such field", "HTTP 400"),
-        ("[::1]:9200: 400 Bad Request", "HTTP 400"),
-        ("app-dsn.algolia.net: 403 Forbidden", "HTTP 403"),
-        ("127.0.0.1:7700: task 412 was canceled", "Error"),
-        ("127.0.0.1 is away", "Error"),
-        ("app.errors.NoSuchOrder: 404", "NoSuchOrder"),
-        ("ValueError: no such order", "ValueError"),
-        ("app.errors.NoSuchOrder: 17", "NoSuchOrder"),
-        ("KeyError", "KeyError"),
-        ("no answer from example.org:443 within 30s", "Timeout"),
-        ("DNS knows no address of example.org: nope", "DNSError"),
-        ("TLS with example.org failed: expired", "TLSError"),
-        ("cannot connect to example.org: refused", "ConnectionError"),
-        ("the relay died 5 times while it held this event", "RelayDied"),
-        ("the payload is too large", "Error"),
-        ("", "Error"),
+        ("HTTP 422", ["422 Unprocessable Entity: no such field", "Reject: 422 Unprocessable Entity"]),
+        ("HTTP 503", ["503 Service Unavailable", "HTTP 503"]),
+        ("HTTP 400", ["127.0.0.1:7700: 400 Bad Request: no such field", "[::1]:9200: 400 Bad Request"]),
+        ("HTTP 403", ["app-dsn.algolia.net: 403 Forbidden"]),
+        ("ValueError", ["ValueError: 422 orders", "ValueError: no such order"]),
+        ("NoSuchOrder", ["app.errors.NoSuchOrder: 404", "app.errors.NoSuchOrder: 17"]),
+        ("KeyError", ["KeyError"]),
+        ("Timeout", ["no answer from example.org:443 within 30s"]),
+        ("DNSError", ["DNS knows no address of example.org: nope"]),
+        ("TLSError", ["TLS with example.org failed: expired"]),
+        ("ConnectionError", ["cannot connect to example.org: refused"]),
+        ("RelayDied", ["the relay died 5 times while it held this event"]),
+        ("Error", ["127.0.0.1:7700: task 412 was canceled", "127.0.0.1 is away"]),
+        ("Error", ["the payload is too large", ""]),
     ],
 )
-def test_the_class_is_read_from_how_the_error_begins(error: str, kind: str) -> None:
-    assert fingerprint("shop", error).error_class == kind
+def test_the_class_is_read_from_how_the_error_begins(kind: str, errors: list[str]) -> None:
+    assert {fingerprint("shop", error).error_class for error in errors} == {kind}
 
 
 def test_destination_class_and_text_make_a_difference() -> None:
@@ -123,7 +116,7 @@ def test_no_text_takes_long(piece: str) -> None:
         began = process_time()
         normalised(text)
         error_class(text)
-        assert process_time() - began < 1.0
+        assert process_time() - began < 3.0
 
 
 async def test_many_rows_are_grouped_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,9 @@ def test_an_open_circuit_stops_it_until_it_is_closed(relay: Watched) -> None:
     relay.flow.circuit("runner", "half_open", "")
     relay.flow.circuit("runner", "open", "refused")
     assert relay.stops == [("runner", "its circuit is open", 7.0)]
+    relay.flow.trouble("mail", "run", ValueError())
+    assert [stop.destination for stop in relay.flow.stops(circuits=False)] == ["mail"]
+    relay.flow.claimed("mail", Claim())
     relay.flow.circuit("runner", "closed", "")
     assert relay.stops == []
 
@@ -46,12 +49,6 @@ def test_a_circuit_that_another_relay_opened_is_seen_by_claims(relay: Watched) -
     assert [stop[0] for stop in relay.stops] == ["runner"]
     relay.flow.claimed("runner", Claim())
     assert relay.stops == []
-
-
-def test_circuits_are_left_out_where_the_database_knows_them(relay: Watched) -> None:
-    relay.flow.circuit("runner", "open", "refused")
-    relay.flow.trouble("mail", "run", ValueError())
-    assert [stop.destination for stop in relay.flow.stops(circuits=False)] == ["mail"]
 
 
 def test_a_pause_is_meant(relay: Watched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,15 +21,7 @@ def relay(ago: float = 1.0) -> Relay:
 
 
 def place(**changes: Any) -> Place:
-    values = {
-        "name": "shop",
-        "paused_at": None,
-        "paused_until": None,
-        "paused_by": None,
-        "pause_reason": None,
-    }
-    state = {"circuit": "closed", "circuit_until": None, "circuit_reason": None, "seen_at": NOW}
-    return Place(**{**values, **state, **changes})
+    return replace(Place("shop", None, None, None, None, "closed", None, None, NOW), **changes)
 
 
 def reasons(

@@ -1,9 +1,9 @@
-"""A lane against a store in memory: what must not hang, whatever fails around it."""
+"""A lane against a store in memory: what must not hang, whatever fails around it or stops it."""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from uuid_utils.compat import uuid7
 
 from relaybox.circuit import Circuit
 from relaybox.config import Backoff, Destination
@@ -22,17 +21,13 @@ from relaybox.observe import Observer
 from relaybox.observers.several import Observers
 from relaybox.outcome import Unavailable
 from relaybox.relay import lane as lane_module
-from relaybox.relay.clock import MonotonicClock
 from relaybox.relay.lane import Lane
 from relaybox.relay.probe import choose
-from relaybox.relay.shared import Shared
 from relaybox.sink import REGARDLESS, Answer, Progress, Sink
-from relaybox.sinks.handler import HandlerSink
 from relaybox.store import Claim, Settlement, Want
 from relaybox.stores.memory import DestinationState, MemoryStore
-from relaybox.wakes.local import LocalWake
-
-Handler = Callable[[Event], Any]
+from tests.unit.lanes import drain, filled, insert, make, nothing, open_circuit, running, shared, statuses
+from tests.waiting import PATIENCE, await_for
 
 
 class Away(MemoryStore):
@@ -53,160 +48,81 @@ class Away(MemoryStore):
             raise StoreError("the database is away")
 
 
-def insert(store: MemoryStore, count: int, *, destination: str = "runner", key: str | None = None) -> None:
-    for n in range(count):
-        event = ("Order", str(n), "order.paid", "{}", None, None, "{}")
-        store.insert([(str(uuid7()), str(uuid7()), destination, *event, key, str(uuid7()), 5, None)])
-
-
-def shared(store: MemoryStore, observer: Observer | None = None, **options: Any) -> Shared:
-    parts = (LocalWake(), observer or Observer(), MonotonicClock(), random.random, "me")
-    return Shared(store, *parts, **options)
-
-
-def make(store: MemoryStore, handler: Handler, **options: Any) -> Lane:
-    destination = Destination("runner", "handler:", poll_interval="20ms", **options)
-    return Lane(destination, HandlerSink(destination, handler), shared(store))
-
-
-def statuses(store: MemoryStore) -> list[Status]:
-    return [row.status for row in store.rows.values()]
-
-
-async def nothing(event: Event) -> None:
-    return
-
-
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "PATIENCE_TO_SETTLE", 0.1)
 
 
-async def test_a_full_lane_stops_though_the_database_is_away() -> None:
+@pytest.mark.parametrize("probing", [False, True])
+async def test_a_lane_stops_though_the_database_is_away(probing: bool) -> None:
     store = Away()
-    insert(store, 100)
+    insert(store, count=1 if probing else 100)
+    if probing:
+        open_circuit(store)
 
     async def handler(event: Event) -> None:
         store.away = True
 
-    lane = make(store, handler, batch_size=5)
-    running = asyncio.create_task(lane.run(1.0))
-    async with asyncio.timeout(10):
-        while not store.away:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        lane.stop()
-        await running
-    assert Status.DELIVERED not in statuses(store)
-
-
-async def test_a_lane_stops_in_a_probe_though_the_database_is_away() -> None:
-    store = Away()
-    insert(store, 1)
-    store.destinations["runner"].circuit = "open"
-    store.destinations["runner"].circuit_until = 0.0
-
-    async def handler(event: Event) -> None:
-        store.away = True
-
-    lane = make(store, handler)
-    running = asyncio.create_task(lane.run(1.0))
-    async with asyncio.timeout(10):
-        while not store.away:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        lane.stop()
-        await running
-    assert statuses(store) == [Status.PENDING]
+    async with running(make(store, handler, batch_size=5)):
+        await await_for(lambda: store.away)
+    assert set(statuses(store)) == {Status.PENDING}
 
 
 async def test_a_circuit_whose_events_all_wait_is_told_to_be_open_and_never_closed() -> None:
-    store, seen = MemoryStore(), []
-    insert(store, 1)
+    store, seen = filled(1), []
     for row in store.rows.values():
         assert row.next_attempt_at is not None
-        row.next_attempt_at += 60
-    store.destinations["runner"].circuit = "open"
-    store.destinations["runner"].circuit_until = 0.0
+        row.next_attempt_at += 3600
+    open_circuit(store)
 
     class Watching(Observer):
         def claimed(self, destination: str, claim: Claim) -> None:
             seen.append(claim.held and claim.held.why)
 
-    destination = Destination("runner", "handler:", poll_interval="20ms")
-    lane = Lane(destination, HandlerSink(destination, nothing), shared(store, Watching()))
-    running = asyncio.create_task(lane.run(1.0))
-    async with asyncio.timeout(10):
-        while len(seen) < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        lane.stop()
-        await running
+    async with running(make(store, nothing, shared(store, Watching()))):
+        await await_for(lambda: len(seen) >= 5)
     assert set(seen) == {"open"}
 
 
 @pytest.mark.parametrize("after", [0, None])
-async def test_a_drain_does_not_go_round_with_an_event_whose_attempts_do_not_count(
-    after: float | None,
-) -> None:
-    store, calls = MemoryStore(), 0
-    insert(store, 1)
+async def test_a_drain_tries_an_event_once_whose_attempts_do_not_count(after: float | None) -> None:
+    store, calls = filled(1), 0
 
     async def handler(event: Event) -> None:
         nonlocal calls
         calls += 1
         raise Unavailable("not now", after=after)
 
-    lane = make(store, handler, backoff=Backoff(base=0, cap=0))
-    async with asyncio.timeout(10):
-        await lane.drain(await store.now(), 1.0)
+    await drain(store, make(store, handler, backoff=Backoff(base=0, cap=0)))
     assert calls == 1
 
 
 async def test_a_drain_ends_though_events_keep_coming() -> None:
-    store = MemoryStore()
-    insert(store, 10)
+    store = filled(10)
     since = datetime.now(UTC) + timedelta(milliseconds=1)
 
     async def handler(event: Event) -> None:
-        insert(store, 2)
+        insert(store, count=2)
         await asyncio.sleep(0.02)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await make(store, handler, concurrency=5, batch_size=5).drain(since, 1.0)
     old = [row for row in store.rows.values() if row.created_at <= since.timestamp()]
     assert {row.status for row in old} == {Status.DELIVERED}
 
 
 async def test_a_probe_behind_a_long_blocked_key_reaches_the_others() -> None:
-    store, seen = MemoryStore(), []
-    insert(store, 120, key="blocked")
+    store, seen = filled(120, key="blocked"), []
     head = next(iter(store.rows.values()))
     head.status, head.next_attempt_at = Status.FAILED, None
-    insert(store, 1, key="other")
-    store.destinations["runner"].circuit = "open"
-    store.destinations["runner"].circuit_until = 0.0
+    insert(store, key="other")
+    open_circuit(store)
 
     async def handler(event: Event) -> None:
         seen.append(event.aggregate_id)
 
-    async with asyncio.timeout(10):
-        await make(store, handler, ordered=True).drain(await store.now(), 1.0)
+    await drain(store, make(store, handler, ordered=True))
     assert (seen, store.destinations["runner"].circuit) == (["0"], "closed")
-
-
-async def test_a_probe_looks_at_many_keys_though_only_one_may_be_under_way() -> None:
-    class Asked(MemoryStore):
-        async def claim(self, want: Want) -> Claim:
-            wants.append(want)
-            return await super().claim(want)
-
-    wants: list[Want] = []
-    store = Asked()
-    insert(store, 1, key="a")
-    store.destinations["runner"].circuit = "open"
-    store.destinations["runner"].circuit_until = 0.0
-    async with asyncio.timeout(10):
-        await make(store, nothing, ordered=True, concurrency=1).drain(await store.now(), 1.0)
-    assert {want.spread for want in wants if want.probe} == {None}
-    assert 1 in {want.spread for want in wants if not want.probe and want.limit == 1}
 
 
 class Terse(MemoryStore):
@@ -223,12 +139,20 @@ class Terse(MemoryStore):
         return claim if want.explain else replace(claim, held=None)
 
 
+async def test_a_probe_looks_at_many_keys_though_only_one_may_be_under_way() -> None:
+    store = Terse()
+    insert(store, key="a")
+    open_circuit(store)
+    await drain(store, make(store, ordered=True, concurrency=1))
+    assert {want.spread for want in store.wants if want.probe} == {None}
+    assert 1 in {want.spread for want in store.wants if not want.probe and want.limit == 1}
+
+
 async def test_every_claim_of_a_drain_asks_why_it_got_nothing() -> None:
     """It may be the last one: nobody would look again, and a circuit whose time is over would stay open."""
     store = Terse()
-    insert(store, 30)
-    async with asyncio.timeout(10):
-        await make(store, nothing, batch_size=5).drain(await store.now(), 1.0)
+    insert(store, count=30)
+    await drain(store, make(store, batch_size=5))
     assert statuses(store) == [Status.DELIVERED] * 30
     assert {want.explain for want in store.wants} == {True}
 
@@ -244,24 +168,18 @@ async def test_what_holds_a_destination_up_is_noticed_by_the_second_claim_though
         held = False
 
         def claimed(self, destination: str, claim: Claim) -> None:
-            insert(store, 1, key=str(len(store.wants)) if ordered else None)
+            insert(store, key=str(len(store.wants)) if ordered else None)
             together.wake.wake("runner")
             if self.held:
                 seen.append(claim.held and claim.held.why)
             elif len(store.wants) > 5 and claim.deliveries:
                 self.held = True
-                until = time.time() + 60
+                until = time.time() + 3600
                 store.destinations["runner"] = DestinationState(circuit_until=until, **state)
 
-    destination = Destination("runner", "handler:", ordered=ordered, poll_interval="60s")
     together = shared(store, Emitting())
-    lane = Lane(destination, HandlerSink(destination, nothing), together)
-    running = asyncio.create_task(lane.run(1.0))
-    async with asyncio.timeout(10):
-        while len(seen) < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        lane.stop()
-        await running
+    async with running(make(store, nothing, together, ordered=ordered, poll_interval="60s")):
+        await await_for(lambda: len(seen) >= 5)
     assert seen[1:5] == [why] * 4
 
 
@@ -284,19 +202,18 @@ class Elsewhere(MemoryStore):
 
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_what_was_due_before_the_last_claim_is_found_at_once_unless_the_database_refuses(
-    refuses: bool,
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # By default every half second, which a busy machine may skip.
+    monkeypatch.setattr(lane_module, "LOOK_AT_ALL", 3600.0)
     store = Elsewhere(refuses=refuses)
-    lane = make(store, nothing)
-    insert(store, 1)
-    running = asyncio.create_task(lane.run(1.0))
-    async with asyncio.timeout(10):
-        for count in (1, 2):
-            insert(store, count - 1)
-            while statuses(store) != [Status.DELIVERED] * count:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        lane.stop()
-        await running
+    insert(store)
+    async with running(make(store)):
+        await await_for(lambda: sum(hinted for _, hinted in store.claims) >= 2)
+        insert(store)
+        if refuses:
+            monkeypatch.setattr(lane_module, "LOOK_AT_ALL", 0.0)
+        await await_for(lambda: statuses(store) == [Status.DELIVERED] * 2)
     at = next(index for index, (_, hinted) in enumerate(store.claims) if hinted)
     (began, _), (then, hinted) = store.claims[at : at + 2]
     assert then - began >= 0.015 if refuses else not hinted, (
@@ -307,34 +224,24 @@ async def test_what_was_due_before_the_last_claim_is_found_at_once_unless_the_da
 async def test_a_suspect_waits_for_the_line_of_its_own_destination_only() -> None:
     store, seen = MemoryStore(), asyncio.Event()
     for name in ("slow", "fast"):
-        insert(store, 1, destination=name)
+        insert(store, destination=name)
     for row in store.rows.values():
         row.lease_token, row.lease_owner, row.leased_until, row.crashes = uuid4(), "dead", 0.0, 1
-    store.destinations["slow"].rate_at = (await store.now()).timestamp() + 60
+    store.destinations["slow"].rate_at = (await store.now()).timestamp() + 3600
 
     async def fast(event: Event) -> None:
         seen.set()
 
     together = shared(store)
-    limits = {"slow": "1/s", "fast": None}
-    lanes = []
-    for name, handler in (("slow", nothing), ("fast", fast)):
-        destination = Destination(name, "handler:", rate_limit=limits[name], poll_interval="20ms")
-        lanes.append(Lane(destination, HandlerSink(destination, handler), together))
-    running = [asyncio.create_task(lane.run(1.0)) for lane in lanes]
-    async with asyncio.timeout(10):
+    slow_lane = make(store, nothing, together, "slow", rate_limit="1/s")
+    async with running(slow_lane, make(store, fast, together, "fast")), asyncio.timeout(PATIENCE):
         await seen.wait()
-        for lane in lanes:
-            lane.stop()
-        await asyncio.gather(*running)
-    assert seen.is_set()
 
 
 async def test_to_look_for_suspects_takes_no_place_in_the_line() -> None:
     store = MemoryStore()
     before = store.destinations["runner"].rate_at
-    lane = make(store, nothing, rate_limit="1/m")
-    await lane.drain(await store.now(), 1.0)
+    await drain(store, make(store, rate_limit="1/m"))
     assert store.destinations["runner"].rate_at == before
 
 
@@ -370,16 +277,12 @@ def exit_the_process(deliveries: Sequence[Delivery]) -> Sequence[Any]:
     ids=["nonsense", "too few", "cancelled", "exit"],
 )
 async def test_whatever_a_sink_answers_the_rows_are_tried_again(act: Any) -> None:
-    store = MemoryStore()
-    insert(store, 2)
-    destination = Destination("runner", "memory:")
+    store = filled(2)
     sink: Sink = Odd(act)
-    async with asyncio.timeout(10):
-        await Lane(destination, sink, shared(store)).drain(await store.now(), 1.0)
-    assert [(row.status, row.attempts, row.crashes) for row in store.rows.values()] == [
-        (Status.PENDING, 1, 0)
-    ] * 2
-    assert all(row.error_message for row in store.rows.values())
+    await drain(store, Lane(Destination("runner", "memory:"), sink, shared(store)))
+    rows = store.rows.values()
+    assert [(row.status, row.attempts, row.crashes) for row in rows] == [(Status.PENDING, 1, 0)] * 2
+    assert all(row.error_message for row in rows)
 
 
 async def test_an_observer_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -389,50 +292,180 @@ async def test_an_observer_that_raises_changes_nothing(caplog: pytest.LogCapture
 
         settled = trouble = circuit = claimed  # type: ignore[assignment]
 
-    store = MemoryStore()
-    insert(store, 3)
-    destination = Destination("runner", "handler:")
-    lane = Lane(destination, HandlerSink(destination, nothing), shared(store, Observers([Broken()])))
-    await lane.drain(await store.now(), 1.0)
+    store = filled(3)
+    await drain(store, make(store, nothing, shared(store, Observers([Broken()]))))
     assert statuses(store) == [Status.DELIVERED] * 3
     assert "the observer Broken failed" in caplog.text
 
 
 async def test_nothing_begins_while_the_share_is_none() -> None:
-    store, share, under_way = MemoryStore(), 10, 0
-    insert(store, 400)
+    store, share, begun, under_way = filled(400), 10, 0, 0
 
     async def handler(event: Event) -> None:
-        nonlocal under_way
+        nonlocal begun, under_way
+        begun += 1
         under_way += 1
         await asyncio.sleep(0.1)
         under_way -= 1
 
-    destination = Destination("runner", "handler:", concurrency=10, poll_interval="20ms", batch_size=400)
-    together = shared(store, share=lambda total: share)
-    lane = Lane(destination, HandlerSink(destination, handler), together)
-    running = asyncio.create_task(lane.run(5.0))
-    async with asyncio.timeout(20):
-        while not under_way:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    together = shared(store, share=lambda total: share, hasty=True)
+    async with running(make(store, handler, together, concurrency=10, batch_size=400), patience=60.0):
+        await await_for(lambda: begun)
         share = 0
-        while under_way:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await await_for(lambda: not under_way)
         assert Status.PENDING in statuses(store), "it did not end because everything was sent"
-        share = 10
-        while not under_way:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        lane.stop()
-        await running
+        before, share = begun, 10
+        await await_for(lambda: begun > before)
     assert under_way == 0
 
 
 def test_a_probe_is_made_with_the_first_of_its_key_even_if_the_key_is_empty() -> None:
-    store = MemoryStore()
-    insert(store, 2, key="")
-    first, second = (row for row in store.rows.values())
-    for row in (first, second):
+    store = filled(2, key="")
+    for row in store.rows.values():
         row.lease_token, row.lease_owner = uuid4(), "me"
+    first, second = (row.delivery() for row in store.rows.values())
     circuit = Circuit()
-    circuit.fail(first.delivery().event_id)
-    assert choose([first.delivery(), second.delivery()], circuit) == first.delivery()
+    circuit.fail(first.event_id)
+    assert choose([first, second], circuit) == first
+
+
+LITTLE = 0.1
+"""Seconds that a drain has for what hangs."""
+
+
+def rows(store: MemoryStore) -> list[tuple[Status, int, bool]]:
+    """The state and the attempts of each row, and whether it is leased."""
+    return [(row.status, row.attempts, row.lease_token is not None) for row in store.rows.values()]
+
+
+GIVEN_BACK = (Status.PENDING, 0, False)
+DELIVERED = (Status.DELIVERED, 1, False)
+
+
+class Hanging:
+    """A handler that does not answer before it may, and tells that it was called."""
+
+    def __init__(self) -> None:
+        self.called, self.go_on = asyncio.Event(), asyncio.Event()
+        self.finished = 0
+
+    async def __call__(self, event: Event) -> None:
+        self.called.set()
+        await self.go_on.wait()
+        self.finished += 1
+
+
+@pytest.fixture
+def hanging() -> Hanging:
+    return Hanging()
+
+
+async def stopped(
+    lane: Lane,
+    store: MemoryStore,
+    when: asyncio.Event,
+    then: asyncio.Event | None = None,
+    patience: float = LITTLE,
+) -> bool:
+    """Stop a drain when something happened, and then let something happen; what it says in the end."""
+    draining = asyncio.create_task(drain(store, lane, patience))
+    async with asyncio.timeout(PATIENCE):
+        await when.wait()
+        lane.stop()
+        if then is not None:
+            then.set()
+        return await draining
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_stopped_drain_has_some_patience_with_a_handler_that_hangs(
+    hanging: Hanging, ordered: bool
+) -> None:
+    store = filled(30, key="a" if ordered else None)
+    lane = make(store, hanging, ordered=ordered, concurrency=5, timeout="1h", lease="2h")
+    assert not await stopped(lane, store, hanging.called)
+    assert rows(store) == [GIVEN_BACK] * 30
+
+
+async def test_a_thread_that_hangs_is_left_to_itself() -> None:
+    store, called, go_on = filled(2), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def handler(event: Event) -> None:
+        loop.call_soon_threadsafe(called.set)
+        go_on.wait(PATIENCE)
+
+    try:
+        assert not await stopped(make(store, handler, concurrency=1), store, called)
+        assert rows(store) == [GIVEN_BACK] * 2
+    finally:
+        go_on.set()
+
+
+async def test_what_was_answered_is_settled_and_what_was_not_begun_is_given_back(hanging: Hanging) -> None:
+    store = filled(20)
+    lane = make(store, hanging, concurrency=3)
+    assert not await stopped(lane, store, hanging.called, hanging.go_on, PATIENCE)
+    assert 0 < hanging.finished <= 3
+    done = [DELIVERED] * hanging.finished
+    assert sorted(rows(store)) == sorted(done + [GIVEN_BACK] * (20 - hanging.finished))
+
+
+@pytest.mark.parametrize("what", ["probe", "suspect"])
+async def test_a_stopped_drain_gives_a_probe_or_a_suspect_back(hanging: Hanging, what: str) -> None:
+    store = filled(3 if what == "probe" else 1)
+    if what == "probe":
+        open_circuit(store)
+    else:
+        [row] = store.rows.values()
+        row.lease_token, row.lease_owner, row.leased_until, row.attempts = uuid4(), "dead", 0.0, 1
+        row.crashes = 1
+    assert not await stopped(make(store, hanging), store, hanging.called)
+    assert set(rows(store)) == {GIVEN_BACK}
+
+
+async def test_a_drain_that_is_stopped_does_not_wait_for_a_database_that_is_away() -> None:
+    class Away(MemoryStore):
+        async def settle(self, settlements: Sequence[Settlement], **policy: Any) -> frozenset[UUID]:
+            raise StoreError("the database is away")
+
+    store, answered = filled(3, Away()), asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        answered.set()
+
+    assert not await stopped(make(store, handler), store, answered)
+    assert {row.lease_owner for row in store.rows.values()} == {"me"}, "the leases run out"
+
+
+async def test_what_a_claim_got_while_the_drain_was_stopped_is_given_back(hanging: Hanging) -> None:
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def claim(self, want: Want) -> Claim:
+            claim = await super().claim(want)
+            claiming.set()
+            await go_on.wait()
+            return claim
+
+    store = filled(5, Slow())
+    assert not await stopped(make(store, hanging), store, claiming, go_on)
+    assert rows(store) == [GIVEN_BACK] * 5
+    assert not hanging.called.is_set()
+
+
+async def test_a_round_that_is_stopped_ends_too(hanging: Hanging) -> None:
+    store = filled(5)
+    lane = make(store, hanging)
+    running = asyncio.create_task(lane.once(LITTLE))
+    async with asyncio.timeout(PATIENCE):
+        await hanging.called.wait()
+        lane.stop()
+        await running
+    assert rows(store) == [GIVEN_BACK] * 5
+
+
+async def test_a_drain_that_came_to_its_end_says_so() -> None:
+    store = filled(5)
+    assert await drain(store, make(store))
+    assert rows(store) == [DELIVERED] * 5

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.event import Event, Status
 from relaybox.relay import settle
-from relaybox.relay.lane import Lane
-from relaybox.sinks.handler import HandlerSink
 from relaybox.stores.memory import MemoryStore
-from tests.unit.test_lane import insert, shared, statuses
+from tests.unit.lanes import filled, insert, make, running, shared, statuses
+from tests.waiting import await_for
 
 
 class Scene:
     """Five events, of which the lane begins one; then its share falls to none."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        self.store = store
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store = filled(5, store)
         self.share = 1
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
-        insert(store, 5)
-        destination = Destination("runner", "handler:", poll_interval="20ms", lease="60s", concurrency=1)
-        parts = shared(store, share=lambda total: self.share)
-        self.lane = Lane(destination, HandlerSink(destination, self.handle), parts)
+        together = shared(self.store, share=lambda total: self.share, hasty=True)
+        self.lane = make(self.store, self.handle, together, lease="1h", concurrency=1)
 
     async def handle(self, event: Event) -> None:
         self.begun.append(event.aggregate_id)
@@ -38,19 +35,25 @@ class Scene:
     def leased(self) -> list[str]:
         return [row.values[4] for row in self.store.rows.values() if row.lease_token is not None]
 
-    async def until(self, what: Any) -> None:
-        async with asyncio.timeout(10):
-            while not what():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+    def holds_what_it_began(self) -> bool:
+        return bool(self.begun) and self.leased() == self.begun
+
+    def with_a_share(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        """The condition, asked while the lane has its share again."""
+
+        def asked() -> bool:
+            self.share = 1
+            return condition()
+
+        return asked
 
 
 async def test_what_has_not_begun_is_given_to_those_who_have_a_share() -> None:
-    scene = Scene(MemoryStore())
-    running = asyncio.create_task(scene.lane.run(0.1))
-    await scene.until(lambda: scene.begun and scene.leased() == scene.begun)
-    scene.lane.stop()
-    scene.go_on.set()
-    await asyncio.wait_for(running, 20)
+    scene = Scene()
+    async with running(scene.lane, patience=0.1):
+        await await_for(scene.holds_what_it_began)
+        scene.lane.stop()
+        scene.go_on.set()
     assert scene.leased() == []
     assert [row.attempts for row in scene.store.rows.values()] == [1, 0, 0, 0, 0]
 
@@ -65,20 +68,11 @@ async def test_what_could_not_be_given_back_is_sent_when_there_is_a_share_again(
 
     store = Refuses()
     scene = Scene(store)
-    running = asyncio.create_task(scene.lane.run(0.1))
-    await scene.until(lambda: store.refused)
-    assert len(scene.leased()) == 5
-    scene.go_on.set()
-    scene.handle = None  # type: ignore[assignment]
-    scene.share = 1
-
-    def again() -> bool:
-        scene.share = 1
-        return len(scene.begun) == 5
-
-    await scene.until(again)
-    scene.lane.stop()
-    await asyncio.wait_for(running, 20)
+    async with running(scene.lane):
+        await await_for(lambda: store.refused)
+        assert len(scene.leased()) == 5
+        scene.go_on.set()
+        await await_for(scene.with_a_share(lambda: len(scene.begun) == 5))
     assert scene.leased() == []
 
 
@@ -94,50 +88,32 @@ async def test_while_something_is_given_back_what_else_is_claimed_is_sent() -> N
 
     store = Hangs()
     scene = Scene(store)
-    running = asyncio.create_task(scene.lane.run(0.1))
-    await scene.until(lambda: store.called)
+    lane = asyncio.create_task(scene.lane.run(0.1))
+    await await_for(lambda: store.called)
     scene.go_on.set()
-    insert(store, 3)
-
-    def new_ones_came() -> bool:
-        scene.share = 1
-        return len(scene.begun) == 4
-
-    await scene.until(new_ones_came)
-    running.cancel()
-    await asyncio.wait([running])
+    insert(store, count=3)
+    await await_for(scene.with_a_share(lambda: len(scene.begun) == 4))
+    lane.cancel()
+    await asyncio.wait([lane])
     assert scene.begun == ["0", "0", "1", "2"]
 
 
 async def test_a_lane_without_a_share_stops_at_once() -> None:
     """What still waits for a place is not waited for."""
-    scene = Scene(MemoryStore())
-    running = asyncio.create_task(scene.lane.run(60.0))
-    await scene.until(lambda: scene.begun and scene.leased() == scene.begun)
-    scene.go_on.set()
-    await scene.until(lambda: scene.leased() == [])
-    scene.lane.stop()
-    await asyncio.wait_for(running, 10)
+    scene = Scene()
+    async with running(scene.lane, patience=3600.0):
+        await await_for(scene.holds_what_it_began)
+        scene.go_on.set()
+        await await_for(lambda: scene.leased() == [])
     assert len(scene.begun) == 1
 
 
 async def test_the_outcome_of_a_suspect_does_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspects come one after the other: each would else wait for the gap between two settles."""
     monkeypatch.setattr(settle, "GAP", 3600.0)
-    store = MemoryStore()
-    insert(store, 10)
+    store = filled(10)
     for row in store.rows.values():
         row.crashes = 2
-    destination = Destination("runner", "handler:", poll_interval="20ms")
-
-    async def handle(event: Event) -> None:
-        return
-
-    lane = Lane(destination, HandlerSink(destination, handle), shared(store))
-    running = asyncio.create_task(lane.run(1.0))
-    async with asyncio.timeout(10):
-        while set(statuses(store)) != {Status.DELIVERED}:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    lane.stop()
-    await running
+    async with running(make(store)):
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
     assert [row.attempts for row in store.rows.values()] == [1] * 10

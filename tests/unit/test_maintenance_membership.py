@@ -261,34 +261,18 @@ async def test_a_beat_that_was_committed_too_late_is_no_beat() -> None:
     assert me.share(TOTAL) == 5
 
 
-async def test_who_goes_on_too_late_has_to_join_again() -> None:
-    """While its beat hung, another found its row too old, started alone, and is not on its list."""
-    world = World()
-    me = membership(world, "a")
-    await joined(world, me)
-
-    async def hangs(member: Member, live: float, *, joins: bool) -> Beat:
-        if joins:
-            return Beat(("a", "b"), datetime(2026, 1, 1, tzinfo=UTC))
-        world.time += live - 1
-        return Beat(("a",), datetime(2026, 1, 1, tzinfo=UTC))
-
-    world.beat = hangs  # type: ignore[method-assign]
-    world.time += INTERVAL
-    await me.beat()
-    assert me.share(TOTAL) == 0, "the other may not have seen it yet"
-
-
-async def test_who_goes_on_too_late_and_is_alone_does_not_stand_still() -> None:
+@pytest.mark.parametrize("others", [("b",), ()])
+async def test_who_goes_on_too_late_has_to_join_again_unless_it_is_alone(others: tuple[str, ...]) -> None:
+    """While its beat hung, another may have found its row too old, started alone, and is not on its list."""
     world = World()
     me = membership(world, "a")
     await joined(world, me)
 
     async def hangs(member: Member, live: float, *, joins: bool) -> Beat:
         world.time += 0.0 if joins else live - 1
-        return Beat(("a",), datetime(2026, 1, 1, tzinfo=UTC))
+        return Beat(("a", *others) if joins else ("a",), datetime(2026, 1, 1, tzinfo=UTC))
 
     world.beat = hangs  # type: ignore[method-assign]
     world.time += INTERVAL
     await me.beat()
-    assert me.share(TOTAL) == TOTAL
+    assert me.share(TOTAL) == (0 if others else TOTAL), "another may not have seen it yet"

@@ -23,23 +23,16 @@ class Answering(Asyncmy):
         return await asyncio.wait_for(self.answer, 60)
 
 
-async def test_an_answer_does_not_hide_a_cancellation() -> None:
+@pytest.mark.parametrize("error", [None, OperationalError(2013, "Lost connection")])
+async def test_neither_an_answer_nor_an_error_hides_a_cancellation(error: Exception | None) -> None:
     driver = Answering()
     task = asyncio.create_task(driver.run(lambda: iter(())))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    driver.answer.set_result("answered")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_an_error_does_not_hide_a_cancellation() -> None:
-    driver = Answering()
-    task = asyncio.create_task(driver.run(lambda: iter(())))  # type: ignore[arg-type]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    driver.answer.set_exception(OperationalError(2013, "Lost connection"))
+    if error is None:
+        driver.answer.set_result("answered")
+    else:
+        driver.answer.set_exception(error)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,13 +1,22 @@
-"""How an ``Outbox`` comes by its settings."""
+"""How an Outbox comes by its settings, and the options of a destination."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+import tomllib
+from collections import UserDict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relaybox import Destination, Outbox, Route
+from relaybox.cli.effective import effective
+from relaybox.cli.options import Options
 from relaybox.errors import ConfigError, UnknownSetting
+from relaybox.setting import parse_table
 
 TOML = """
 [relaybox]
@@ -84,3 +93,66 @@ def test_one_destination_or_route_instead_of_a_list_is_named(
         Outbox(database, destinations=runner)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="routes: give a list of Route objects"):
         Outbox(database, destinations=[runner], routes=Route("*", to="runner"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"maxlen": 10, "tls": True}, UserDict({"maxlen": 10, "tls": True})])
+def test_options_are_a_table_of_names_and_values(given: Any) -> None:
+    options = Destination("shop", "memory:", options=given).options
+    assert options == {"maxlen": 10, "tls": True}
+    assert (list(options), len(options), options["maxlen"]) == (["maxlen", "tls"], 2, 10)
+    assert "acks" not in options
+    assert Destination("shop", "memory:").options == {}
+
+
+def test_options_stand_in_the_file_as_a_table() -> None:
+    table = tomllib.loads('sink = "redis://one"\noptions = { maxlen = 10 }\n')
+    assert Destination.from_mapping("shop", table).options == {"maxlen": 10}
+
+
+def test_options_do_not_change_with_what_they_were_made_of_and_cannot_be_changed() -> None:
+    given = {"maxlen": 10}
+    options = Destination("shop", "memory:", options=given).options
+    given["maxlen"] = 20
+    assert options["maxlen"] == 10
+    with pytest.raises(TypeError):
+        options["maxlen"] = 30  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "given", [None, "maxlen=10", 7, ["maxlen"], [("maxlen", 10)], {1: 2}, {"a": 1, None: 2}]
+)
+def test_what_is_no_table_is_refused_with_an_example(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"destination 'shop': options = .*write a table such as") as raised:
+        Destination("shop", "memory:", options=given)
+    assert repr(given) in str(raised.value)
+
+
+def test_a_destination_with_options_is_compared_hashed_and_copied_like_any_other() -> None:
+    one = Destination("shop", "memory:", options={"servers": ["a", "b"]})
+    same = Destination("shop", "memory:", options={"servers": ["a", "b"]})
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != replace(one, options={"servers": ["a"]})
+    assert replace(one, batch_size=7).options == one.options
+    assert asdict(one)["options"] == one.options
+    assert copy.deepcopy(one.options) == pickle.loads(pickle.dumps(one.options)) == one.options  # noqa: S301
+
+
+def test_the_values_of_options_are_not_shown() -> None:
+    options = parse_table({"token": "geheim"}, "options")
+    assert repr(options) == "Table(token)"
+    assert "geheim" not in f"{options}"
+
+
+def test_the_command_shows_the_names_of_options(tmp_path: Path) -> None:
+    file = tmp_path / "relaybox.toml"
+    file.write_text("""
+        [destinations.plain]
+        sink = "memory:"
+        [destinations.shop]
+        sink = "memory:"
+        options = { token = "geheim", maxlen = 10 }
+    """)
+    tables = effective(Options("sqlite:///shop.db", str(file)))
+    assert tables["destinations.shop"]["options"] == ("{ token = …, maxlen = … }", str(file))
+    assert tables["destinations.plain"]["options"] == ("{}", "default")

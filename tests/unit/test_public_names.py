@@ -10,20 +10,8 @@ import pytest
 import relaybox
 
 NAMES = [
-    "Call",
-    "Destination",
-    "Emitted",
-    "Event",
-    "EventSource",
-    "Inbox",
-    "Outbox",
-    "Reject",
-    "RelayboxError",
-    "Retry",
-    "Route",
-    "Unavailable",
-    "__version__",
-    "make_tables",
+    *("Call", "Destination", "Emitted", "Event", "EventSource", "Inbox", "Outbox", "Reject"),
+    *("RelayboxError", "Retry", "Route", "Unavailable", "__version__", "make_tables"),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,9 +21,9 @@ from relaybox.maintenance.route import INTERVAL, Reroute
 from relaybox.maintenance.tally import Tally
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.statements import INSERTED
-from relaybox.upkeep import Beat, Member, Router, Slice, Target, Turn, Waiting
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+from relaybox.upkeep import Member, Slice, Target, Waiting
+from tests.unit.upkeep import NOON, Clock, going_on
+from tests.waiting import PATIENCE, await_for
 
 
 def by_customer(call: Call) -> str | None:
@@ -73,9 +72,6 @@ def test_the_key_of_a_destination_without_order_is_none() -> None:
     call = Call("Order", 1, "order.paid", {}, key="k")
     assert ordering_key(call, ("Order", "1"), Destination("plain", "console:")) is None
     assert ordering_key(call, ("Order", "1"), Destination("one", "console:", ordered=True)) == "k"
-
-
-def test_a_key_that_emit_would_refuse_is_refused_before_it_is_stored() -> None:
     with pytest.raises(InvalidField, match="key"):
         stored(Call("Order", 1, "order.paid", {}, key=""))
 
@@ -106,59 +102,6 @@ def test_what_is_scheduled_waits_only_where_it_would_hold_up_a_key() -> None:
         assert not router.takes("nobody.asked")
 
 
-# The job
-
-
-class Clock:
-    """Time passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
-        self.time += seconds
-
-
-class FakeUpkeep:
-    """Asks the router for each of ``events``, and answers with the next of ``slices``."""
-
-    def __init__(self) -> None:
-        self.asked: list[Turn | None] = []
-        self.events: list[Waiting] = []
-        self.slices: list[Slice[Turn] | Exception | None] = []
-
-    async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
-        self.asked.append(after)
-        for event in self.events:
-            router.targets(event)
-        answer = self.slices.pop(0) if self.slices else Slice(0, None)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    async def beat(self, member: Member, live: float) -> Beat:
-        return Beat((member.name,), NOON)
-
-    async def lead(self, name: str, seconds: float) -> int | None:
-        return 1
-
-    async def kept(self) -> tuple[str, ...]:
-        return ()
-
-    async def prune_history(self, *args: Any) -> int:
-        return 0
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **options: Any) -> Slice[Any]:
-            return Slice(0, None)
-
-        return call
-
-
 class FakeRouter:
     """Sends everything to ``mail``, but for what it cannot tell."""
 
@@ -172,23 +115,18 @@ class FakeRouter:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def woken() -> list[list[str]]:
+    return []
 
 
 @pytest.fixture
-def upkeep() -> Any:
-    return FakeUpkeep()
+def job(clock: Clock, upkeep: Any, woken: list[list[str]]) -> Reroute:
+    return Reroute(upkeep, FakeRouter(), lambda names: woken.append(sorted(names)), clock, going_on)
 
 
-async def going_on(seconds: float) -> bool:
-    return True
-
-
-async def test_a_new_term_begins_with_a_round_and_then_there_is_an_interval(
-    clock: Clock, upkeep: Any
+async def test_a_new_term_begins_with_a_round_then_an_interval(
+    clock: Clock, upkeep: Any, job: Reroute
 ) -> None:
-    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
     counts = []
     for term, passes in ((1, 0.0), (1, INTERVAL - 1), (1, 1.0), (2, 0.0), (2, 0.0)):
         clock.time += passes
@@ -197,19 +135,7 @@ async def test_a_new_term_begins_with_a_round_and_then_there_is_an_interval(
     assert counts == [1, 1, 2, 3, 3]
 
 
-async def test_a_round_that_failed_is_tried_again_at_once(clock: Clock, upkeep: Any) -> None:
-    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
-    upkeep.slices = [StoreError("away")]
-    with pytest.raises(StoreError):
-        await job(1)
-    assert await job(1) == Round(0)
-    assert len(upkeep.asked) == 2
-
-
-async def test_a_walk_goes_on_where_the_last_batch_was_also_after_a_failure(
-    clock: Clock, upkeep: Any
-) -> None:
-    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
+async def test_a_round_that_failed_goes_on_at_once_where_it_was(upkeep: Any, job: Reroute) -> None:
     turn = (NOON, 7)
     upkeep.slices = [Slice(3, turn), StoreError("away"), Slice(2, None)]
     with pytest.raises(StoreError):
@@ -218,17 +144,14 @@ async def test_a_walk_goes_on_where_the_last_batch_was_also_after_a_failure(
     assert upkeep.asked == [None, turn, turn]
 
 
-async def test_a_round_under_a_term_that_is_over_says_so(clock: Clock, upkeep: Any) -> None:
+async def test_a_round_under_a_term_that_is_over_says_so(upkeep: Any, job: Reroute) -> None:
     upkeep.slices = [None]
-    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
     assert await job(1) == Round(0, done=False, led=False)
 
 
 async def test_lanes_are_woken_after_each_batch_that_has_something_for_them(
-    clock: Clock, upkeep: Any
+    upkeep: Any, job: Reroute, woken: list[list[str]]
 ) -> None:
-    woken: list[list[str]] = []
-    job = Reroute(upkeep, FakeRouter(), lambda names: woken.append(sorted(names)), clock, going_on)
     await job.round(1)
     assert woken == []
     upkeep.events = [stored(CALLS[0])]
@@ -239,9 +162,8 @@ async def test_lanes_are_woken_after_each_batch_that_has_something_for_them(
 
 
 async def test_what_cannot_be_routed_is_said_once_and_again_when_it_is_another(
-    clock: Clock, upkeep: Any, caplog: pytest.LogCaptureFixture
+    upkeep: Any, job: Reroute, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = Reroute(upkeep, FakeRouter(), lambda _: None, clock, going_on)
     odd = [stored(Call("Order", n, "order.odd", {})) for n in range(3)]
     with caplog.at_level(logging.WARNING):
         for events in (odd[:2], odd[:2], odd[2:], []):
@@ -254,9 +176,7 @@ async def test_what_cannot_be_routed_is_said_once_and_again_when_it_is_another(
     assert second.startswith("1 event stays unrouted")
 
 
-async def test_the_caretaker_routes_soon_after_its_start_and_with_the_other_jobs(
-    clock: Clock, upkeep: Any
-) -> None:
+async def test_the_caretaker_routes_soon_after_its_start_with_other_jobs(clock: Clock, upkeep: Any) -> None:
     me = Member(f"host:1:{uuid4()}", "host", 1, "0.1.0")
     tally = Tally(me.name, DatabaseTime(clock, lambda: NOON))
     here = Caretaker(upkeep, [], me, clock, tally, router=FakeRouter())
@@ -264,9 +184,7 @@ async def test_the_caretaker_routes_soon_after_its_start_and_with_the_other_jobs
     assert (await Caretaker(upkeep, [], me, clock, tally).once()).routed is None
     upkeep.asked.clear()
     task = asyncio.create_task(here.run())
-    async with asyncio.timeout(20):
-        while not upkeep.asked:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        here.stop()
-        await task
+    await await_for(lambda: upkeep.asked)
+    here.stop()
+    await asyncio.wait_for(task, PATIENCE)
     assert upkeep.asked[0] is None

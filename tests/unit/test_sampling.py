@@ -11,25 +11,19 @@ from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.maintenance.sample import CAP, Sampling
 from relaybox.upkeep import Sample, Sampled
+from tests.unit.upkeep import Clock, going_on
 
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 
 
 class Time:
-    """The database's clock, and this process's own."""
+    """The database's clock."""
 
     def __init__(self) -> None:
         self.moment = START
 
     def now(self) -> datetime:
         return self.moment
-
-
-class Clock:
-    def now(self) -> float:
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 class FakeSamples:
@@ -68,10 +62,6 @@ class FakeSamples:
         return 0
 
 
-async def go_on(seconds: float) -> bool:
-    return True
-
-
 @pytest.fixture
 def time() -> Time:
     return Time()
@@ -85,7 +75,7 @@ def samples(time: Time) -> FakeSamples:
 @pytest.fixture
 def sampling(samples: FakeSamples, time: Time) -> Sampling:
     destinations = [Destination("shop", "console:"), Destination("mail", "console:")]
-    return Sampling(samples, destinations, time, Clock(), go_on)  # type: ignore[arg-type]
+    return Sampling(samples, destinations, time, Clock(), going_on)  # type: ignore[arg-type]
 
 
 async def test_a_minute_is_sampled_once(sampling: Sampling, samples: FakeSamples, time: Time) -> None:
@@ -99,11 +89,20 @@ async def test_a_minute_is_sampled_once(sampling: Sampling, samples: FakeSamples
     assert samples.pruned == ["sample", "operation"] * 2
 
 
-async def test_the_whole_is_what_all_are_together(sampling: Sampling, samples: FakeSamples) -> None:
+async def test_the_whole_is_what_all_are_together(
+    sampling: Sampling, samples: FakeSamples, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measure(destination: str, cap: int) -> Sample:
+        return Sample(destination, 1, 0, 0.0)
+
     await sampling(1)
-    [kept] = samples.kept.values()
+    monkeypatch.setattr(samples, "measure", measure)
+    time.moment += timedelta(minutes=1)
+    await sampling(1)
+    kept, new = samples.kept.values()
     assert [one.destination for one in kept] == ["shop", "mail", "gone", ""]
     assert kept[-1] == Sample("", CAP, 1, 7.0, 42)
+    assert new[-1].oldest_seconds == 0.0, "what has just come is no time old"
 
 
 async def test_who_no_longer_leads_is_told(sampling: Sampling, samples: FakeSamples) -> None:
@@ -112,7 +111,7 @@ async def test_who_no_longer_leads_is_told(sampling: Sampling, samples: FakeSamp
     assert samples.pruned == []
 
 
-async def test_after_a_failure_the_next_minute_is_the_next_try(
+async def test_after_a_failure_the_next_minute_is_tried(
     sampling: Sampling, samples: FakeSamples, time: Time
 ) -> None:
     samples.broken = True
@@ -133,15 +132,3 @@ async def test_one_that_is_stopped_writes_nothing(samples: FakeSamples, time: Ti
     sampling = Sampling(samples, [], time, Clock(), stop)  # type: ignore[arg-type]
     assert not (await sampling(1)).done
     assert samples.kept == {}
-
-
-async def test_what_has_just_come_is_no_time_old(
-    sampling: Sampling, samples: FakeSamples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def measure(destination: str, cap: int) -> Sample:
-        return Sample(destination, 1, 0, 0.0)
-
-    monkeypatch.setattr(samples, "measure", measure)
-    await sampling(1)
-    [kept] = samples.kept.values()
-    assert kept[-1].oldest_seconds == 0.0

@@ -14,16 +14,23 @@ import pytest
 
 from relaybox.engine import Change
 from relaybox.errors import ConfigError
-from relaybox.event import Event
+from relaybox.event import Delivery, Event
 from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import answer_of
 from relaybox.sinks.search_change import Changes, index_of, search_address
 from tests.unit.searching import destination, event
+from tests.waiting import PATIENCE
 
 
 def changes(timeout: float = 30.0, **options: Any) -> Changes:
     given = destination(options=options, timeout=timeout)
     return Changes(given, search_address(given).options)
+
+
+async def document_of(one: Delivery, **options: Any) -> Any:
+    change = await changes(**options).change_of(one)
+    assert change is not None
+    return change.document
 
 
 def module_function(event: Event) -> dict[str, Any]:
@@ -41,9 +48,7 @@ def module_function(event: Event) -> dict[str, Any]:
         ("shop.order.line.created", "index"),
     ],
 )
-def test_created_and_updated_index_and_deleted_deletes_with_or_without_a_version(
-    event_type: str, action: str
-) -> None:
+def test_created_and_updated_index_and_deleted_deletes_in_any_version(event_type: str, action: str) -> None:
     assert changes().action_of(event_type) == action
 
 
@@ -98,33 +103,23 @@ def test_the_index_is_the_path_or_the_aggregate_type_in_lower_case() -> None:
     assert index_of(destination("opensearch://engine/x-{aggregate_type}"))(one) == "x-Document"
 
 
-async def test_an_update_writes_the_payload_with_the_aggregates_id() -> None:
-    one = event("7", "Seven")
+async def test_an_update_writes_the_payload_with_the_aggregates_id_and_a_delete_needs_none() -> None:
+    one, gone = event("7", "Seven"), event("7", payload='"whatever"')
     assert await changes().change_of(one) == Change("7", {"title": "Seven", "id": "7"}, one.position)
-
-
-async def test_a_delete_needs_no_payload() -> None:
-    one = event("7", payload='"whatever"')
-    assert await changes().change_of(one) == Change("7", None, one.position)
-
-
-async def test_what_is_ignored_is_no_change() -> None:
+    assert await changes().change_of(gone) == Change("7", None, gone.position)
     assert await changes(actions={"*": "ignore"}).change_of(event("7", "x")) is None
 
 
 async def test_an_id_of_the_payload_has_to_be_the_aggregates() -> None:
-    change = await changes().change_of(event("7", payload='{"id": 7}', type_="document.created"))
-    assert change is not None
-    assert change.document == {"id": 7}
+    assert await document_of(event("7", payload='{"id": 7}', type_="document.created")) == {"id": 7}
     for other in ('"8"', "8", "true", "7.0", "null", '"07"'):
         with pytest.raises(Reject, match="'7'; they have to be the same"):
             await changes().change_of(event("7", payload=f'{{"id": {other}}}', type_="document.created"))
 
 
 async def test_the_id_may_stand_in_another_field() -> None:
-    change = await changes(id_field="key").change_of(event("7", "x", payload='{"id": "other", "key": "7"}'))
-    assert change is not None
-    assert change.document == {"id": "other", "key": "7"}
+    one = event("7", "x", payload='{"id": "other", "key": "7"}')
+    assert await document_of(one, id_field="key") == {"id": "other", "key": "7"}
 
 
 @pytest.mark.parametrize(("payload", "told"), [("[1]", "a list"), ("null", "null"), ("7", "a number")])
@@ -146,9 +141,8 @@ async def test_a_function_makes_the_document_in_a_thread() -> None:
         threads.append(threading.current_thread())
         return {"title": event.payload["title"].upper(), "day": date(2025, 1, 31)}
 
-    change = await changes(document=document).change_of(event("7", "seven"))
-    assert change is not None
-    assert change.document == {"title": "SEVEN", "day": "2025-01-31", "id": "7"}
+    made = await document_of(event("7", "seven"), document=document)
+    assert made == {"title": "SEVEN", "day": "2025-01-31", "id": "7"}
     assert threads != [threading.current_thread()]
 
 
@@ -160,26 +154,18 @@ async def test_an_asynchronous_function_makes_the_document_in_the_loop() -> None
         await asyncio.sleep(0)
         return {"title": "made"}
 
-    change = await changes(document=document).change_of(event("7", "seven"))
-    assert change is not None
-    assert change.document == {"title": "made", "id": "7"}
+    assert await document_of(event("7", "seven"), document=document) == {"title": "made", "id": "7"}
     assert loops == [asyncio.get_running_loop()]
 
 
-async def test_a_function_can_be_named() -> None:
-    change = await changes(document=f"{__name__}:module_function").change_of(event("7", "x"))
-    assert change is not None
-    assert change.document == {"title": "document.updated by name", "id": "7"}
-
-
-async def test_a_function_may_return_whatever_is_a_mapping_to_json() -> None:
+async def test_a_function_can_be_named_and_may_return_whatever_is_a_mapping_to_json() -> None:
     @dataclasses.dataclass
     class Made:
         title: str
 
-    change = await changes(document=lambda event: Made("x")).change_of(event("7", "x"))
-    assert change is not None
-    assert change.document == {"title": "x", "id": "7"}
+    named = await document_of(event("7", "x"), document=f"{__name__}:module_function")
+    assert named == {"title": "document.updated by name", "id": "7"}
+    assert await document_of(event("7", "x"), document=lambda event: Made("x")) == {"title": "x", "id": "7"}
 
 
 async def test_none_of_a_function_deletes_the_document() -> None:
@@ -187,19 +173,17 @@ async def test_none_of_a_function_deletes_the_document() -> None:
     assert await changes(document=lambda event: None).change_of(one) == Change("7", None, one.position)
 
 
-async def test_without_reread_a_delete_does_not_ask_the_function() -> None:
+async def test_only_with_reread_a_delete_asks_the_function_for_the_newest_state() -> None:
     asked: list[Event] = []
-    change = await changes(document=asked.append).change_of(event("7"))
-    assert change is not None
-    assert change.document is None
+
+    def document(event: Event) -> dict[str, Any]:
+        asked.append(event)
+        return {"title": "created again"}
+
+    assert await document_of(event("7"), document=document) is None
     assert asked == []
-
-
-async def test_with_reread_a_delete_asks_the_function_for_the_newest_state() -> None:
-    made = changes(document=lambda event: {"title": "created again"}, reread=True)
-    change = await made.change_of(event("7"))
-    assert change is not None
-    assert change.document == {"title": "created again", "id": "7"}
+    made = await document_of(event("7"), document=document, reread=True)
+    assert made == {"title": "created again", "id": "7"}
 
 
 @pytest.mark.parametrize("error", [Retry("later"), Reject("never"), Unavailable("down")])
@@ -267,7 +251,7 @@ async def test_whoever_cancels_is_cancelled() -> None:
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_a_function_sees_the_whole_event() -> None:

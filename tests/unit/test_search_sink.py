@@ -16,7 +16,8 @@ from relaybox.event import TEST_TYPE, Delivery, Event
 from relaybox.outcome import Delivered, Reject, Released, Retry, Throttled, Unavailable
 from relaybox.sink import Answer, Regardless
 from relaybox.sinks.search import REQUESTS
-from tests.unit.searching import BUILDING, Double, event, sink
+from tests.unit.searching import BUILDING, KEYED, Double, event, sink
+from tests.waiting import PATIENCE, await_for
 
 
 @pytest.fixture
@@ -39,19 +40,47 @@ class Told(Regardless):
         self.answers[delivery.event_id] = answer
 
 
-async def test_of_one_document_only_the_last_change_is_written_and_all_are_delivered(engine: Double) -> None:
-    batch = [event("1", "a"), event("2", "b"), event("1", "c"), event("1", "d")]
-    told = Told()
-    assert await sink(engine).send(batch, told) == [Delivered()] * 4
-    assert engine.written() == [["d", "b"]]
-    assert list(told.answers.values()) == [Delivered()] * 4
+BAD, WORSE, LATER, BUSY = Reject("bad"), Reject("worse"), Retry("later"), Throttled("too much", after=3)
+DONE, LEFT = Delivered(), Released()
 
 
-async def test_index_and_delete_in_turn_end_as_the_last_one_says(engine: Double) -> None:
-    batch = [event("1", "a"), event("1"), event("1", "b"), event("2", "a"), event("2")]
-    assert await sink(engine).send(batch) == [Delivered()] * 5
-    assert engine.titles() == {"1": "b"}
-    assert engine.written() == [["b", "2"]]
+@pytest.mark.parametrize(
+    ("events", "refused", "answers", "written"),
+    [
+        # Of one document only the last change is written, and all are delivered.
+        ("1a 2b 1c 1d", {}, [DONE] * 4, [["d", "b"]]),
+        ("1a 1- 1b 2a 2-", {}, [DONE] * 5, [["b", "2"]]),
+        # Where the last is refused, those before it are tried without it.
+        ("1a 1b 1c", {"c": BAD}, [DONE, DONE, BAD], [["c"], ["b"]]),
+        ("1a 1b 1c", {"c": LATER}, [DONE, DONE, LATER], [["c"], ["b"]]),
+        # After the first that fails, the rest of its document is released.
+        ("1a 1b 1c 2d", {"b": BAD, "c": WORSE}, [DONE, BAD, LEFT, DONE], [["c", "d"], ["b"], ["a"]]),
+        ("1a 1a 1a", {"a": BAD}, [BAD, LEFT, LEFT], [["a"]] * 3),
+        # An engine in trouble is the answer of the first, and it is not asked again.
+        ("1a 1b 2c", {"b": BUSY}, [BUSY, LEFT, DONE], [["b", "c"]]),
+        # Two keys of one document are one run.
+        ("1ax 1by 1cx", {}, [DONE] * 3, [["c"]]),
+        # One key of several documents is kept in order.
+        ("1ak 2bk 1ck", {}, [DONE] * 3, [["a"], ["b"], ["c"]]),
+        ("1ak 2bk 1ck", {"b": LATER}, [DONE, LATER, LEFT], [["a"], ["b"]]),
+        # Keys and documents that cross wait for one another.
+        ("1ax 2by 2cx 1dy", {}, [DONE] * 4, [["a", "b"], ["c", "d"]]),
+    ],
+)
+async def test_which_changes_are_written_and_what_each_is_answered(
+    engine: Double, events: str, refused: dict[str, Answer], answers: list[Answer], written: list[list[str]]
+) -> None:
+    """Each event is the document's id, its title or a dash where it is deleted, and perhaps a key."""
+    batch, told, left = [], Told(), {}
+    for (id_, title, *key), answer in zip(events.split(), answers, strict=True):
+        batch.append(event(id_, None if title == "-" else title, key=key[0] if key else KEYED))
+        if answer == DONE:
+            left[id_] = title
+    engine.refused = refused
+    assert await sink(engine).send(batch, told) == answers
+    assert [told.answers.get(one.event_id, LEFT) for one in batch] == answers
+    assert engine.written() == written
+    assert engine.titles() == {id_: title for id_, title in left.items() if title != "-"}
 
 
 async def test_a_change_carries_the_position_of_its_event(engine: Double) -> None:
@@ -59,42 +88,6 @@ async def test_a_change_carries_the_position_of_its_event(engine: Double) -> Non
     await sink(engine).send(batch)
     [(_, [change])] = engine.requests
     assert change.version == batch[1].position
-
-
-@pytest.mark.parametrize("refusal", [Reject("too large"), Retry("later")])
-async def test_where_the_last_is_refused_those_before_it_are_tried_without_it(
-    engine: Double, refusal: Answer
-) -> None:
-    engine.refused["bad"] = refusal
-    batch = [event("1", "a"), event("1", "b"), event("1", "bad")]
-    assert await sink(engine).send(batch) == [Delivered(), Delivered(), refusal]
-    assert engine.written() == [["bad"], ["b"]]
-    assert engine.titles() == {"1": "b"}
-
-
-async def test_after_the_first_that_fails_the_rest_of_its_document_is_released(engine: Double) -> None:
-    first, second = Reject("one"), Reject("two")
-    engine.refused = {"bad": first, "worse": second}
-    batch = [event("1", "a"), event("1", "bad"), event("1", "worse"), event("2", "fine")]
-    told = Told()
-    assert await sink(engine).send(batch, told) == [Delivered(), first, Released(), Delivered()]
-    assert engine.written() == [["worse", "fine"], ["bad"], ["a"]]
-    assert told.answers[batch[2].event_id] == Released()
-
-
-async def test_one_that_all_would_fail_at_fails_the_first(engine: Double) -> None:
-    refusal = Reject("never")
-    engine.refused = {"x": refusal}
-    batch = [event("1", "x"), event("1", "x"), event("1", "x")]
-    assert await sink(engine).send(batch) == [refusal, Released(), Released()]
-
-
-async def test_an_engine_in_trouble_is_the_answer_of_the_first_and_not_asked_again(engine: Double) -> None:
-    trouble = Throttled("too much", after=3)
-    engine.refused["b"] = trouble
-    batch = [event("1", "a"), event("1", "b"), event("2", "c")]
-    assert await sink(engine).send(batch) == [trouble, Released(), Delivered()]
-    assert engine.written() == [["b", "c"]]
 
 
 async def test_what_an_engine_raises_is_the_answer_of_each_document(engine: Double) -> None:
@@ -115,34 +108,6 @@ async def test_three_bad_ones_of_many_fail_alone(engine: Double) -> None:
     answers = await sink(engine).send([event(str(n), f"t{n}") for n in range(500)])
     assert {n for n, answer in enumerate(answers) if answer != Delivered()} == {7, 250, 499}
     assert len(engine.titles()) == 497
-
-
-async def test_two_keys_of_one_document_are_one_run(engine: Double) -> None:
-    batch = [event("1", "a", key="x"), event("1", "b", key="y"), event("1", "c", key="x")]
-    assert await sink(engine).send(batch) == [Delivered()] * 3
-    assert engine.written() == [["c"]]
-
-
-async def test_one_key_of_several_documents_is_kept_in_order(engine: Double) -> None:
-    batch = [event("1", "a", key="k"), event("2", "b", key="k"), event("1", "c", key="k")]
-    assert await sink(engine).send(batch) == [Delivered()] * 3
-    assert engine.written() == [["a"], ["b"], ["c"]]
-    engine.refused["b"] = refusal = Retry("later")
-    engine.requests.clear()
-    assert await sink(engine).send(batch) == [Delivered(), refusal, Released()]
-    assert engine.written() == [["a"], ["b"]]
-
-
-async def test_keys_and_documents_that_cross_wait_for_one_another(engine: Double) -> None:
-    batch = [
-        event("1", "a", key="x"),
-        event("2", "b", key="y"),
-        event("2", "c", key="x"),
-        event("1", "d", key="y"),
-    ]
-    assert await sink(engine).send(batch) == [Delivered()] * 4
-    assert engine.written() == [["a", "b"], ["c", "d"]]
-    assert engine.titles() == {"1": "d", "2": "c"}
 
 
 async def test_without_order_the_changes_of_a_document_are_still_one_run(engine: Double) -> None:
@@ -191,9 +156,7 @@ async def test_requests_hold_no_more_than_the_engine_takes_and_run_side_by_side(
     engine.most = 10
     engine.open.clear()
     send = asyncio.ensure_future(sink(engine).send([event(str(n), "x") for n in range(95)]))
-    async with asyncio.timeout(20):
-        while engine.under_way < REQUESTS:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await await_for(lambda: engine.under_way >= REQUESTS)
     engine.open.set()
     assert await send == [Delivered()] * 95
     assert sorted(len(changes) for _, changes in engine.requests) == [5, *[10] * 9]
@@ -211,8 +174,8 @@ async def test_a_limit_holds_for_all_sends(engine: Double) -> None:
 
 async def test_documents_of_several_indexes_go_to_each_in_its_own_request() -> None:
     engine = Double("acme", "umbrella")
-    batch = [event(str(n), f"t{n}", headers=json.dumps({"tenant": name})) for n, name in enumerate(
-        ["acme", "umbrella", "acme", "nowhere"])]  # fmt: skip
+    names = enumerate(["acme", "umbrella", "acme", "nowhere"])
+    batch = [event(str(n), f"t{n}", headers=json.dumps({"tenant": name})) for n, name in names]
     batch.append(event("9", "no tenant"))
     answers = await sink(engine, "meilisearch://engine/{tenant}").send(batch)
     assert [type(answer) for answer in answers] == [Delivered, Delivered, Delivered, Unavailable, Reject]
@@ -230,7 +193,7 @@ async def test_the_function_is_asked_for_the_last_change_alone_and_for_many_at_o
         asked.append(event.payload["title"])
         if len(asked) == 3:
             together.set()
-        await asyncio.wait_for(together.wait(), 5)
+        await asyncio.wait_for(together.wait(), PATIENCE)
         return {"title": event.payload["title"].upper()}
 
     batch = [event("1", "a"), event("1", "b"), event("2", "c"), event("3", "d")]
@@ -295,12 +258,10 @@ async def test_closing_it_closes_the_engine(engine: Double) -> None:
 async def test_a_send_that_is_cancelled_ends(engine: Double) -> None:
     engine.open.clear()
     send = asyncio.ensure_future(sink(engine).send([event("1", "a"), event("2", "b")]))
-    async with asyncio.timeout(20):
-        while not engine.under_way:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await await_for(lambda: engine.under_way)
     send.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(send, 20)
+        await asyncio.wait_for(send, PATIENCE)
 
 
 EVENTS = st.lists(
@@ -321,11 +282,7 @@ def test_whatever_the_batch_the_index_is_what_the_delivered_ones_left(
 ) -> None:
     engine = Double("documents", BUILDING, most=most)
     types = {"delete": "d.deleted", "ignore": "d.viewed", "unknown": "d.moved"}
-    failures: dict[str, Answer] = {
-        "Reject": Reject("x"),
-        "Retry": Retry("x"),
-        "Unavailable": Unavailable("x"),
-    }
+    failures: dict[str, Answer] = {"Reject": BAD, "Retry": LATER, "Unavailable": Unavailable("x")}
     batch, stopped = [], []
     for n, (id_, key, kind, building) in enumerate(given_events):
         headers = json.dumps({"relaybox-index": BUILDING}) if building else "{}"

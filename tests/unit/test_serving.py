@@ -12,27 +12,38 @@ import uvicorn
 
 from relaybox.cli import serving
 from relaybox.cli.serving import Protocol, listen
+from tests.waiting import PATIENCE, await_for
 
-SHORT = 0.3
+SHORT = 0.1
 
 
-@pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[uvicorn.Server]:
-    monkeypatch.setattr(serving, "SLOWEST_HEAD", SHORT)
+class App:
+    """Answers ``ok``; to ``/slow`` only when it may."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self) -> None:
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
-            await asyncio.sleep(3 * SHORT)
+            self.asked.set()
+            await self.go_on.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+async def server(app: App, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[uvicorn.Server]:
+    monkeypatch.setattr(serving, "SLOWEST_HEAD", SHORT)
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(app, http=Protocol, log_config=None, lifespan="off", timeout_keep_alive=60)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve([listener]))
-    async with asyncio.timeout(10):
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await await_for(lambda: server.started)
     yield server
     server.should_exit = True
     await task
@@ -53,7 +64,7 @@ async def ended(port: int, *pieces: bytes, drip: bytes = b"") -> bytes:
     dripping = asyncio.create_task(_drip(writer, pieces, drip))
     said = b""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while more := await reader.read(65_536):
                 said += more
     except ConnectionResetError:
@@ -68,10 +79,10 @@ async def ended(port: int, *pieces: bytes, drip: bytes = b"") -> bytes:
 async def _drip(writer: asyncio.StreamWriter, pieces: tuple[bytes, ...], drip: bytes) -> None:
     for piece in pieces:
         writer.write(piece)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
     while drip:
         writer.write(drip)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -92,22 +103,31 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(
     assert said.count(b"HTTP/1.1 200 OK") == answers
 
 
-async def test_who_asked_has_all_the_time_for_the_answer(port: int) -> None:
+async def test_who_asked_has_all_the_time_for_the_answer_and_for_the_next_question(
+    app: App, server: uvicorn.Server, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SLOWEST_HEAD", 3600.0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for path in (b"/slow", b"/", b"/slow"):
-        writer.write(b"GET " + path + b" HTTP/1.1\r\nhost: ")
-        await asyncio.sleep(SHORT / 3)
-        writer.write(b"localhost\r\n\r\n")
-        async with asyncio.timeout(10):
+    connection = (await await_for(lambda: list(server.server_state.connections)))[0]
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(2):
+            writer.write(b"GET /slow HTTP/1.1\r\nhost: ")
+            await await_for(lambda: connection._timer is not None)
+            writer.write(b"localhost\r\n\r\n")
+            await app.asked.wait()
+            assert connection._timer is None
+            app.go_on.set()
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 OK")
-        await asyncio.sleep(2 * SHORT)
+            assert connection._timer is None
+            app.asked.clear()
+            app.go_on.clear()
     writer.close()
 
 
 async def test_an_answer_does_not_wait_for_the_receipt_of_its_head(server: uvicorn.Server, port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(WHOLE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await reader.readuntil(b"ok")
     [connection] = server.server_state.connections
     accepted = connection.transport.get_extra_info("socket")

@@ -1,11 +1,13 @@
-"""Signatures, both ways against the reference implementation of Standard Webhooks."""
+"""Signatures against the reference implementation of Standard Webhooks, and when a secret is read again."""
 
 from __future__ import annotations
 
 import time
 from base64 import b64encode
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -13,8 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
+from relaybox import webhook
 from relaybox.errors import ConfigError
+from relaybox.setting import Secret
 from relaybox.signature import parse_keys, sign, verify
+from relaybox.webhook import Refusal, Webhooks
+from tests.integration.consumed import OTHER_SECRET, SECRET, request
 
 NOW = 1_738_324_800
 BODY = '{"data":"ü"}'.encode()
@@ -35,20 +41,18 @@ def signed(secrets: Any, *, at: int = NOW, body: bytes = BODY, message_id: str =
     }
 
 
-@pytest.mark.parametrize("secret", [SYMMETRIC, SYMMETRIC.rstrip("=")])
-def test_the_reference_verifies_what_we_sign(secret: str) -> None:
-    headers = signed(secret, at=int(time.time()))
-    Webhook(secret).verify(BODY, headers, json_parse=False)
-
-
-def test_the_reference_verifies_a_secret_that_is_any_text() -> None:
-    headers = signed("any text", at=int(time.time()))
-    Webhook(b"text").verify(BODY, headers, json_parse=False)
-
-
-def test_the_reference_verifies_one_of_several_signatures() -> None:
-    headers = signed(f"old {SYMMETRIC}", at=int(time.time()))
-    Webhook(SYMMETRIC).verify(BODY, headers, json_parse=False)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (SYMMETRIC, SYMMETRIC),
+        (SYMMETRIC.rstrip("="),) * 2,
+        ("any text", b"text"),
+        (f"old {SYMMETRIC}", SYMMETRIC),
+    ],
+    ids=["padded", "unpadded", "any text", "one of several"],
+)
+def test_the_reference_verifies_what_we_sign(ours: str, theirs: str | bytes) -> None:
+    Webhook(theirs).verify(BODY, signed(ours, at=int(time.time())), json_parse=False)
 
 
 def test_we_verify_what_the_reference_signs() -> None:
@@ -76,6 +80,7 @@ def test_ed25519_is_verified_with_the_public_key(private: str) -> None:
     assert headers["webhook-signature"].startswith("v1a,")
     message = b"msg_1.%d.%b" % (NOW, BODY)
     assert headers["webhook-signature"] == f"v1a,{b64encode(PRIVATE_KEY.sign(message)).decode()}"
+    assert sign(parse_keys(PUBLIC), "msg_1", NOW, BODY) == "", "a public key signs nothing"
     for secret in (PUBLIC, private):
         assert verify(BODY, headers, secret, now=NOW)
         assert not verify(BODY + b" ", headers, secret, now=NOW)
@@ -84,20 +89,16 @@ def test_ed25519_is_verified_with_the_public_key(private: str) -> None:
 def test_several_secrets_give_one_signature_each() -> None:
     for secrets in (f"{SYMMETRIC} {PRIVATE} old", [SYMMETRIC, PRIVATE, "old"]):
         headers = signed(secrets)
-        assert [part.partition(",")[0] for part in headers["webhook-signature"].split(" ")] == [
-            "v1", "v1a", "v1",
-        ]  # fmt: skip
+        kinds = [part.partition(",")[0] for part in headers["webhook-signature"].split(" ")]
+        assert kinds == ["v1", "v1a", "v1"]
         for held in (SYMMETRIC, PUBLIC, "old", ["new", "old"]):
             assert verify(BODY, headers, held, now=NOW)
         assert not verify(BODY, headers, "other", now=NOW)
 
 
-def test_a_list_may_hold_a_secret_with_spaces() -> None:
+def test_a_list_may_hold_a_secret_with_spaces_and_headers_may_be_in_any_case_and_bytes() -> None:
     assert not verify(BODY, signed(["correct horse"]), "correct horse", now=NOW)
     assert verify(BODY, signed(["correct horse"]), ["correct horse"], now=NOW)
-
-
-def test_headers_may_be_in_any_case_and_bytes() -> None:
     headers = signed(SYMMETRIC)
     assert verify(BODY, {name.title(): value for name, value in headers.items()}, SYMMETRIC, now=NOW)
     in_bytes = {name.encode(): value.encode() for name, value in headers.items()}
@@ -131,20 +132,8 @@ def test_a_wrong_signature_is_an_answer_and_no_error(signature: Any, secret: str
 @pytest.mark.parametrize(
     "timestamp",
     [
-        "",
-        "0",
-        "-1",
-        "x",
-        "1e9",
-        f"{NOW}.0",
-        f"+{NOW}",
-        "９" * 10,
-        "9" * 5000,
-        "nan",
-        "inf",
-        b"\xff",
-        None,
-        NOW,
+        *("", "0", "-1", "x", "1e9", f"{NOW}.0", f"+{NOW}", "９" * 10, "9" * 5000, "nan", "inf", b"\xff"),
+        *(None, NOW),
     ],
 )
 def test_a_wrong_timestamp_is_an_answer_and_no_error(timestamp: Any) -> None:
@@ -190,5 +179,76 @@ def test_a_malformed_secret_is_refused_without_showing_it(secret: Any) -> None:
     assert "*" not in str(caught.value)
 
 
-def test_a_public_key_signs_nothing() -> None:
-    assert sign(parse_keys(PUBLIC), "msg_1", NOW, BODY) == ""
+class Clock:
+    """One that stands until it is moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(webhook.time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was read, each time."""
+    found: list[str] = []
+    reveal = Secret.reveal
+
+    def noted(self: Secret) -> str:
+        found.append(reveal(self))
+        return found[-1]
+
+    monkeypatch.setattr(Secret, "reveal", noted)
+    return found
+
+
+def refused(webhooks: Webhooks, headers: dict[str, str], body: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        webhooks.read(headers, body)
+    assert caught.value.answer.status == 401
+
+
+def test_bad_signatures_have_the_secret_read_once_a_second(reads: list[str], clock: Clock) -> None:
+    webhooks = Webhooks(SECRET, "5m", "2MiB")
+    headers, body = request(secret=OTHER_SECRET)
+    for _ in range(100):
+        refused(webhooks, headers, body)
+    assert len(reads) == 2
+    clock.now = 1.0
+    refused(webhooks, headers, body)
+    refused(webhooks, headers, body)
+    assert len(reads) == 3
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"webhook-timestamp": "1"},
+        {"webhook-timestamp": "yesterday"},
+        {"webhook-id": None},
+        {"webhook-timestamp": None},
+        {"webhook-signature": None},
+    ],
+)
+def test_what_no_secret_would_let_in_has_none_read(reads: list[str], spoil: dict[str, str | None]) -> None:
+    webhooks = Webhooks(SECRET, "5m", "2MiB")
+    headers, body = request()
+    given = {name: value for name, value in (headers | spoil).items() if value is not None}
+    refused(webhooks, given, body)
+    assert len(reads) == 1
+
+
+def test_a_secret_that_was_replaced_is_found_within_a_second(tmp_path: Path, clock: Clock) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    webhooks = Webhooks(f"file:{file}", "5m", "2MiB")
+    refused(webhooks, *request(secret=OTHER_SECRET, event_id=uuid4()))
+    file.write_text(OTHER_SECRET)
+    headers, body = request(secret=OTHER_SECRET)
+    refused(webhooks, headers, body)
+    clock.now = 1.0
+    assert str(webhooks.read(headers, body).id) == headers["webhook-id"]

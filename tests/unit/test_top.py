@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
-from uuid import uuid4
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,6 +15,7 @@ from relaybox.cli.frame import Frame, View, draw, spark
 from relaybox.cli.watch import DOWN, UP, Watch, _split
 from relaybox.errors import StoreError
 from relaybox.ledger import Counts, Entry, Place, Relay
+from tests.unit.deliveries import entry
 
 NOW = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC)
 CLOSED = Place("runner", None, None, None, None, "closed", None, None, NOW)
@@ -38,10 +39,8 @@ def frame(*destinations: DestinationStats, relays: int = 1) -> Frame:
 
 
 def failure(error: str = "422 Unprocessable\nEntity") -> Entry:
-    values = dict.fromkeys(Entry.__dataclass_fields__)
-    values |= {"id": uuid4(), "event_id": uuid4(), "destination": "runner", "event_type": "order.paid"}
-    values |= {"status": "failed", "created_at": NOW, "seen_at": NOW, "error_message": error}
-    return Entry(**{**values, "updated_at": NOW - timedelta(minutes=5)})  # type: ignore[arg-type]
+    since = NOW - timedelta(minutes=5)
+    return entry(NOW, destination="runner", status="failed", error_message=error, updated_at=since)
 
 
 RUNNER = DestinationStats("runner", True, Counts(due=12, failed=3, oldest_seconds=90), CLOSED)
@@ -53,13 +52,8 @@ UNROUTED = DestinationStats("", False, Counts(due=1), None)
 
 def rendered(view: View, width: int = 120, height: int | None = None, *, colour: bool = False) -> str:
     out = StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=colour,
-        highlight=False,
-        color_system="standard" if colour else None,
-    )
+    system: Any = "standard" if colour else None
+    console = Console(file=out, width=width, force_terminal=colour, highlight=False, color_system=system)
     console.print(draw(view, width, height))
     return out.getvalue()
 
@@ -131,13 +125,8 @@ def test_the_chosen_destination_is_in_sight_though_not_all_are() -> None:
     assert text.splitlines()[-1] == "pause runner-30? y/n"
 
 
-def test_bars_are_as_high_as_the_highest() -> None:
-    assert spark([0, 5, 10]) == "▁▅█"
-    assert spark([0, 0]) == "▁▁"
-    assert spark([]) == ""
-
-
-def test_keys_that_come_together_are_told_apart() -> None:
+def test_bars_are_as_high_as_the_highest_and_keys_that_come_together_are_told_apart() -> None:
+    assert [spark(values) for values in ([0, 5, 10], [0, 0], [])] == ["▁▅█", "▁▁", ""]
     assert _split(f"{UP}{DOWN}q") == [UP, DOWN, "q"]
     assert _split("") == [""]
 
@@ -158,7 +147,7 @@ class Operator:
 
 
 @pytest.mark.parametrize("now", [(PAUSED,), (replace(RUNNER, place=replace(CLOSED, circuit="open")), PAUSED)])
-async def test_yes_is_the_answer_to_what_was_asked_though_the_screen_has_changed(
+async def test_yes_answers_what_was_asked_though_the_screen_changed(
     now: tuple[DestinationStats, ...],
 ) -> None:
     operator = Operator()

@@ -15,6 +15,7 @@ from relaybox.ledger import Counts
 from relaybox.web import api
 from relaybox.web import live as module
 from relaybox.web.live import Live, digest
+from tests.waiting import PATIENCE, await_for
 
 
 class Service:
@@ -37,47 +38,51 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUND", 0.02)
 
 
+@pytest.fixture
+def service() -> Any:
+    return Service()
+
+
 async def told(stream: Any, word: str) -> str:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         async for message in stream:
             if word in message:
                 return str(message)
     raise AssertionError(f"the stream ended without {word!r}")
 
 
-async def test_one_round_serves_all_and_ends_with_the_last() -> None:
-    live, service = Live(), Service()
-    streams = [live.stream(service) for _ in range(5)]  # type: ignore[arg-type]
+async def test_one_round_serves_all_until_the_last(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND", 3600.0)
+    live = Live()
+    streams = [live.stream(service) for _ in range(5)]
     for stream in streams:
         assert "retry" in await told(stream, "retry")
     await told(streams[0], '"failed": 0')
-    assert service.asked <= 3
+    assert service.asked == 1
+    rounds = live._task
     for stream in streams:
         await stream.aclose()
-    asked = service.asked
-    await asyncio.sleep(0.1)
-    assert service.asked == asked
     assert live._task is None
+    assert rounds is not None
+    await await_for(rounds.done)
 
 
-async def test_only_what_changed_is_told() -> None:
-    live, service = Live(), Service()
-    stream = live.stream(service)  # type: ignore[arg-type]
+async def test_only_what_changed_is_told(service: Any) -> None:
+    stream = Live().stream(service)
     await told(stream, '"failed": 0')
     waiting = asyncio.create_task(told(stream, "event: stats"))
-    done, _ = await asyncio.wait([waiting], timeout=0.2)
-    assert not done
-    assert service.asked > 3
+    await await_for(lambda: service.asked > 5)
+    assert not waiting.done()
     service.failed = 1
     # The mark is of what destinations have; the total is only for those who read along.
     assert '"failed": 1' in await waiting
     await stream.aclose()
 
 
-async def test_a_database_that_is_away_is_told_without_its_secrets_and_found_again() -> None:
-    live, service = Live(), Service()
+async def test_a_database_that_is_away_is_told_without_its_secrets_and_found_again(service: Any) -> None:
+    live = Live()
     service.broken = True
-    stream = live.stream(service)  # type: ignore[arg-type]
+    stream = live.stream(service)
     trouble = await told(stream, "event: trouble")
     assert "secret" not in trouble
     service.broken = False
@@ -85,17 +90,17 @@ async def test_a_database_that_is_away_is_told_without_its_secrets_and_found_aga
     await stream.aclose()
 
 
-async def test_a_shutdown_ends_every_stream() -> None:
-    live, service = Live(), Service()
-    streams = [live.stream(service) for _ in range(3)]  # type: ignore[arg-type]
+async def test_a_shutdown_ends_every_stream(service: Any) -> None:
+    live = Live()
+    streams = [live.stream(service) for _ in range(3)]
 
     async def drained(stream: Any) -> int:
         return len([message async for message in stream])
 
     running = [asyncio.create_task(drained(stream)) for stream in streams]
-    await asyncio.sleep(0.05)
+    await await_for(lambda: len(live._listeners) == 3)
     live.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert min(await asyncio.gather(*running)) >= 1
     assert live.full
 
@@ -111,21 +116,24 @@ async def test_an_application_that_was_closed_takes_streams_again() -> None:
         assert live.closed
 
 
-async def test_a_stream_ends_by_itself_and_beats_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIFE", 0.3)
-    monkeypatch.setattr(module, "BEAT", 0.05)
-    live, service = Live(), Service()
-    async with asyncio.timeout(20):
-        messages = [message async for message in live.stream(service)]  # type: ignore[arg-type]
-    assert messages.count(": still here\n\n") >= 2
+async def test_a_stream_beats_and_ends_by_itself(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT", 0.01)
+    live = Live()
+    stream = live.stream(service)
+    for _ in range(2):
+        assert await told(stream, "still here") == ": still here\n\n"
+    await stream.aclose()
+    monkeypatch.setattr(module, "LIFE", 0.05)
+    async with asyncio.timeout(PATIENCE):
+        assert [message async for message in live.stream(service)]
     assert live._listeners == set()
 
 
-async def test_there_is_a_cap_on_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_is_a_cap_on_clients(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
     app = SimpleNamespace(state=SimpleNamespace())
-    live, service = module.live_of(app), Service()
-    streams = [live.stream(service) for _ in range(2)]  # type: ignore[arg-type]
+    live = module.live_of(app)
+    streams = [live.stream(service) for _ in range(2)]
     for stream in streams:
         await told(stream, "retry")
     request: Any = SimpleNamespace(query_params={}, app=app, state=SimpleNamespace(admin=service))
@@ -138,9 +146,9 @@ async def test_there_is_a_cap_on_clients(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (await module.live(request)).status_code == 400
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody() -> None:
-    live, service = Live(), Service()
-    slow, quick = live.stream(service), live.stream(service)  # type: ignore[arg-type]
+async def test_a_client_that_does_not_read_holds_up_nobody(service: Any) -> None:
+    live = Live()
+    slow, quick = live.stream(service), live.stream(service)
     await told(slow, "retry")
     await told(quick, '"failed": 0')
     for number in range(1, 6):
@@ -154,12 +162,10 @@ def test_a_digest_is_the_same_for_the_same() -> None:
     assert digest(Stats(Counts(), (), ())) == digest(Stats(Counts(oldest_seconds=5.0), (), ()))
 
 
-async def test_no_more_clients_are_taken_than_asked_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_more_clients_are_taken_than_the_cap(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relaybox.web.live.MOST", 2)
-    live, service = Live(), Service()
-    streams = [live.stream(service) for _ in range(3)]  # type: ignore[arg-type]
+    live = Live()
+    streams = [live.stream(service) for _ in range(3)]
     assert not live.full
     for stream in streams:
         await told(stream, "retry")

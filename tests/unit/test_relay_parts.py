@@ -1,0 +1,168 @@
+"""What a lane is made of: what is in flight, how sends are timed, when a settler wakes its lane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from relaybox.config import Destination
+from relaybox.errors import StoreError
+from relaybox.event import Delivery
+from relaybox.observe import Observer, Sends
+from relaybox.observers.several import Observers
+from relaybox.outcome import Delivered, Outcome, Released, Retried, Retry
+from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.sending import TimedSending, Times
+from relaybox.relay.settle import Settler
+from relaybox.store import Settlement
+from relaybox.stores.memory import MemoryStore
+from relaybox.testing.sink_contract import make_delivery
+from tests.unit.deliveries import make
+from tests.unit.lanes import shared
+from tests.waiting import PATIENCE
+
+
+class Refusing(MemoryStore):
+    """A database that takes outcomes after some refusals, and makes nothing due."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    async def settle(self, settlements: Sequence[Settlement], **policy: Any) -> frozenset[UUID]:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreError("the database is away")
+        return frozenset()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "refusals", "ordered", "woken"),
+    [
+        (Delivered(), 0, True, False),
+        (Delivered(), 1, False, True),
+        (Retried(0.01, "503"), 0, True, True),
+        (Retried(60.0, "503"), 0, True, False),
+    ],
+    ids=["delivered", "after trouble", "again soon", "again late"],
+)
+async def test_a_lane_is_woken_in_time(outcome: Outcome, refusals: int, ordered: bool, woken: bool) -> None:
+    destination = Destination("runner", "handler:", ordered=ordered, poll_interval="20ms")
+    settled, told = asyncio.Event(), []
+    store = Refusing(refusals)
+    settler = Settler(destination, shared(store), None, lambda _: settled.set(), lambda: told.append(1))
+    running = asyncio.create_task(settler.run())
+    settler.add(Settlement(make_delivery(key="a"), outcome))
+    async with asyncio.timeout(PATIENCE):
+        await settled.wait()
+    running.cancel()
+    assert bool(told) == woken
+
+
+@pytest.fixture
+def held() -> InFlight:
+    return InFlight(lambda: None)
+
+
+def claimed(*positions: int) -> Batch:
+    token = uuid4()
+    rows = [replace(make_delivery(), position=position, lease_token=token) for position in positions]
+    return Batch(rows, until=0.0)
+
+
+def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight) -> None:
+    batch = claimed(1, 2)
+    held.add(batch)
+    held.drop(batch.deliveries[:1])
+    assert (len(held), list(held), batch.done.is_set()) == (1, [batch], False)
+    held.drop(batch.deliveries[1:])
+    assert (len(held), list(held), batch.done.is_set(), held.bytes) == (0, [], True, 0)
+
+
+def test_what_is_settled_late_under_an_old_lease_leaves_the_new_one(held: InFlight) -> None:
+    old, new = claimed(1), claimed(1)
+    held.add(old)
+    held.add(new)
+    held.drop(old.deliveries)
+    assert (list(held), list(new.unsettled)) == ([new], [1])
+
+
+def test_a_row_that_this_relay_claims_again_is_no_longer_held_by_the_old_claim(held: InFlight) -> None:
+    old, new = claimed(1, 2), claimed(2)
+    held.add(old)
+    held.add(new)
+    assert (list(old.unsettled), old.done.is_set()) == ([1], False)
+    held.drop([old.deliveries[0], *new.deliveries])
+    assert (len(held), list(held), held.bytes) == (0, [], 0)
+    assert old.done.is_set()
+    assert new.done.is_set()
+
+
+class Lane:
+    """Lets some begin."""
+
+    def __init__(self, *refused: int) -> None:
+        self.refused = refused
+        self.answers: list[Any] = []
+
+    def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
+        return delivery.position not in self.refused
+
+    def answer(self, batch: Batch, delivery: Delivery, answer: Any) -> None:
+        self.answers.append((delivery.position, answer))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 1.0
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError
+
+
+def deliveries(count: int) -> list[Delivery]:
+    return [msgspec.structs.replace(make(), position=at) for at in range(count)]
+
+
+def test_each_delivery_has_its_own_times() -> None:
+    lane, times = Lane(2), Times()
+    first, second, third, fourth = batch = deliveries(4)
+    sending = TimedSending(lane, Batch(batch, 60.0), Clock(), times)  # type: ignore[arg-type]
+    assert [sending.begin(one) for one in (first, second, third)] == [True, True, False]
+    answers = [Retry("no"), Delivered(), Released(), Retry("the sink failed")]
+    for one, answer in zip((second, first, third, fourth), answers, strict=True):
+        sending.report(one, answer)
+    # What never began, and failed with its batch, took no time.
+    told = ([second, first, fourth], [*answers[:2], answers[3]], [2.0, 1.0, 5.0], [3.0, 4.0, 5.0])
+    assert times.take() == told
+    assert times.take() is None
+    assert [position for position, _ in lane.answers] == [1, 0, 2, 3]
+
+
+class Timed(Observer):
+    timed = True
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def sent(self, destination: str, sends: Sends) -> None:
+        self.heard.append((destination, sends))
+
+
+def test_only_those_who_want_it_hear_of_sends() -> None:
+    assert not Observers([Observer(), Observer()]).timed
+    timed = Timed()
+    both, nothing = Observers([Observer(), timed]), Sends([], [], [], [])
+    assert both.timed
+    both.sent("runner", nothing)
+    assert timed.heard == [("runner", nothing)]
