@@ -80,10 +80,7 @@ class BrokerSchedule(Schedule):
 
     def _place(self, remote: receiver.Remote) -> Place:
         return msgspec.structs.replace(
-            super()._place(remote),
-            broker=self._broker.url,
-            lease=self._lease,
-            timeout=self._broker.timeout,
+            super()._place(remote), broker=self._broker.url, lease=self._lease, timeout=self._broker.timeout
         )
 
     def _set_up(self) -> Scene:

@@ -74,11 +74,7 @@ def flights(rows: Rows) -> list[Flight]:
 
 
 def excuses(
-    flights: Iterable[Flight],
-    windows: Sequence[Window],
-    killed: Collection[int],
-    broker: str,
-    copies: int,
+    flights: Iterable[Flight], windows: Sequence[Window], killed: Collection[int], broker: str, copies: int
 ) -> dict[tuple[str, UUID], int]:
     """How often each delivery may have arrived beyond the first time.
 

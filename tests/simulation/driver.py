@@ -180,11 +180,7 @@ class Wire:
             serve(reply)
 
     def _execute(
-        self,
-        transaction: Transaction,
-        queries: Sequence[Query],
-        results: list[Rows],
-        done: Reply,
+        self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], done: Reply
     ) -> None:
         """Execute what is left of the queries, waiting where another transaction has to end first."""
         life, read_only = self._site.life, self._world.now < self._weather.read_only_until
@@ -210,12 +206,7 @@ class Wire:
         done(results)
 
     def _go_on(
-        self,
-        transaction: Transaction,
-        queries: Sequence[Query],
-        results: list[Rows],
-        done: Reply,
-        life: int,
+        self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], done: Reply, life: int
     ) -> None:
         transaction.awaiting = None
         if life != self._site.life:
