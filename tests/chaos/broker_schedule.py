@@ -7,28 +7,162 @@ attempts were under way during a harm (see ``flights``), and when events reached
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 import msgspec
+import sqlalchemy as sa
 
+from relaybox.admin import Admin
+from relaybox.crashpoint import CRASH_POINTS
 from relaybox.maintenance.caretaker import SWEEP
+from relaybox.parts import open_store
+from relaybox.stores.ledger import SqlLedger
 from relaybox.testing.checker import Received
 from tests.chaos import receiver, workload
-from tests.chaos.asking import Operator
-from tests.chaos.broker_faults import Blow, BrokerDraw, draw
 from tests.chaos.brokers.base import Broker, Harm
-from tests.chaos.drivers import DRIVERS
+from tests.chaos.drivers import DRIVERS, engine
+from tests.chaos.faults import CALM, Draw, Fault
+from tests.chaos.fleet import Doom
 from tests.chaos.flights import Window, excuses, flights, install
 from tests.chaos.ground import Ground
-from tests.chaos.rows import Rows
 from tests.chaos.schedule import Result, Schedule
 from tests.chaos.storm import Scene, Storm
 from tests.chaos.verdict import Verdict, judge, payload_of
-from tests.chaos.workload import BROKER, Place
+from tests.chaos.workload import BROKER, Place, Rows
+
+FIRST = 1.0
+"""Seconds in which the first events are emitted, before anything happens."""
+
+
+class Blow(NamedTuple):
+    """One harm: when it comes after the end of the one before, and how long it lasts, in seconds."""
+
+    kind: str
+    gap: float
+    lasts: float
+    asked: bool = True
+    """Whether it lasts until somebody who asks why is told; else it may be over before it is felt."""
+
+
+class BrokerDraw(NamedTuple):
+    """A schedule before it runs."""
+
+    general: Draw
+    blows: tuple[Blow, ...]
+
+
+def draw(seed: int, kinds: Sequence[str], *, every: bool = False) -> BrokerDraw:
+    """What this seed does to a broker that these can befall; ``every``: all of them, no relay is hit."""
+    random = Random(seed)
+    calm = random.random() < CALM and not every
+    chosen = random.sample(kinds, len(kinds) if every else random.randint(1, min(3, len(kinds))))
+    blows = () if calm else tuple(_blow(random, kind, every) for kind in chosen)
+    hit = not (calm or every)
+    return BrokerDraw(
+        Draw(
+            seed,
+            relays=random.randint(2, 3),
+            seconds=FIRST,
+            faults=_faults(random, blows) if hit else (),
+            dooms=_dooms(random) if hit else (),
+            batch=random.choice((5, 20, 20, 100)),
+            concurrency=random.choice((4, 50, 50)),
+        ),
+        blows,
+    )
+
+
+def _blow(random: Random, kind: str, every: bool) -> Blow:
+    asked = random.random() < 0.7 or every
+    lasts = random.uniform(0.3, 0.6 if every else 1.5) if asked else random.uniform(0.0, 0.4)
+    return Blow(kind, random.uniform(0.1, 0.6), lasts, asked)
+
+
+def _faults(random: Random, blows: Sequence[Blow]) -> tuple[Fault, ...]:
+    """Relays are killed and leave, but none stands still: what it had under way has no end that is known."""
+    if random.random() < 0.5:
+        return ()
+    seconds = FIRST + sum(blow.gap + blow.lasts for blow in blows)
+    kinds = random.choices(("kill relay", "kill relay", "relay leaves"), k=random.randint(1, 3))
+    return tuple(sorted((Fault(kind, random.uniform(0.2, 1.0) * seconds) for kind in kinds), key=_at))
+
+
+def _at(fault: Fault) -> float:
+    return fault.at
+
+
+def _dooms(random: Random) -> tuple[Doom, ...]:
+    if random.random() < 0.6:
+        return ()
+    count = random.randint(1, 2)
+    points = random.choices(CRASH_POINTS, k=count)
+    return tuple(Doom(point, random.choice((1, 2, 5)), signal.SIGKILL) for point in points)
+
+
+T = TypeVar("T")
+SEVERAL = 5
+
+
+class Operator:
+    """Somebody with the command line, and no knowledge of what was done to the broker."""
+
+    def __init__(self, place: Place) -> None:
+        self._url = place.url
+        self._outbox = place.outbox()
+
+    def waiting(self) -> list[UUID]:
+        """The first rows for the broker that did not get there yet."""
+        event = self._outbox.tables.event.c
+        query = sa.select(event.id).where(
+            event.destination == BROKER, event.status.in_(("pending", "failed"))
+        )
+        return [row.id for row in self._rows(query.order_by(event.position).limit(SEVERAL))]
+
+    def why(self, rows: list[UUID]) -> list[str]:
+        async def ask(admin: Admin) -> list[str]:
+            return [reason.text for id_ in rows for reason in await admin.why(id_)]
+
+        return self._do(ask)
+
+    def retry(self, said: str) -> int:
+        """Retry what failed for the broker with an error like this; how many it were."""
+        event = self._outbox.tables.event.c
+        query = sa.select(event.id, event.error_message)
+        failed = [
+            row.id
+            for row in self._rows(query.where(event.destination == BROKER, event.status == "failed"))
+            if re.search(said, row.error_message or "")
+        ]
+
+        async def act(admin: Admin) -> None:
+            await admin.retry(failed)
+
+        if failed:
+            self._do(act)
+        return len(failed)
+
+    def _do(self, work: Callable[[Admin], Awaitable[T]]) -> T:
+        async def doing() -> T:
+            store = open_store(self._url, self._outbox.tables)
+            try:
+                return await work(Admin(SqlLedger(store), self._outbox.settings.destinations, "operator"))
+            finally:
+                await store.close()
+
+        return asyncio.run(doing())
+
+    def _rows(self, query: sa.Select[Any]) -> list[Any]:
+        with engine(self._url).connect() as connection:
+            return list(connection.execute(query).all())
+
 
 WAVE = 2
 """Emitters for each harm: one before it begins, and one while it lasts."""
@@ -42,8 +176,6 @@ CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 
 
 
 class BrokerSchedule(Schedule):
-    """The parts of one schedule, while it runs."""
-
     def __init__(
         self, ground: Ground, broker: Broker, url: str, plan: BrokerDraw, events: int, defect: str
     ) -> None:
@@ -63,11 +195,9 @@ class BrokerSchedule(Schedule):
 
     @property
     def subject(self) -> str:
-        """What is put to the test."""
         return self._broker.name
 
     def run(self) -> Result:
-        """Set up, do harm, heal, drain and judge."""
         result = super().run()
         return msgspec.structs.replace(
             result,
@@ -195,7 +325,6 @@ def waits(
 
 
 def _pass(storm: Storm, seconds: float) -> None:
-    """Let time go by."""
     end = time.monotonic() + seconds
     storm.step()
     while time.monotonic() < end:
@@ -213,7 +342,7 @@ def run_broker_schedule(
 ) -> Result:
     """Run the schedule that this seed draws (or ``plan``) with the broker and a fresh PostgreSQL database.
 
-    ``defect``: of every relay, as ``tests.chaos.broken_sinks`` has them.
+    ``defect``: of every relay, as ``tests.chaos.broken`` has them.
     """
     with ground.server.database() as url:
         drawn = plan or draw(seed, tuple(broker.harms))

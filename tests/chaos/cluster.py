@@ -29,8 +29,6 @@ LISTENING = {"postgresql": "ready to accept connections", "mysql": "ready for co
 
 
 class Server(Protocol):
-    """What a schedule needs of its database server."""
-
     kind: str
 
     def database(self) -> AbstractContextManager[str]:
@@ -61,7 +59,6 @@ class Small:
         self._disk = disk
 
     def fill(self) -> None:
-        """Leave no room."""
         self.full = True
         self._disk.fill()
 
@@ -71,7 +68,6 @@ class Small:
         self.full = False
 
     def database(self) -> AbstractContextManager[str]:
-        """A fresh database; its URL."""
         return fresh.database(self._disk.url)
 
 
@@ -90,11 +86,9 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The server's own database."""
         return self._url.format(port=self.port)
 
     def database(self) -> AbstractContextManager[str]:
-        """A fresh database; its URL."""
         return fresh.database(self.url)
 
     def start(self) -> None:
@@ -117,13 +111,11 @@ class Cluster:
         self._process = None
 
     def stop(self) -> None:
-        """End it in order."""
         if self._process is not None:
             base._stop(self._process)
 
 
 def _working_in(directory: Path) -> list[int]:
-    """The processes whose working directory this is."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

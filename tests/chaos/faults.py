@@ -87,7 +87,6 @@ class Draw(NamedTuple):
 
     @property
     def calm(self) -> bool:
-        """Whether nothing happens."""
         return not (self.faults or self.dooms)
 
 

@@ -24,10 +24,9 @@ import msgspec
 from relaybox import Outbox, circuit, crashpoint
 from relaybox.relay import decide, lane
 from relaybox.sinks import http
-from tests.chaos import broken
+from tests.chaos import broken, workload
 from tests.chaos.nursery import Change, Nursery
-from tests.chaos.rows import Rows
-from tests.chaos.workload import Place
+from tests.chaos.workload import Place, Rows
 from tests.integration.shop import MEMBERSHIP, SOON
 
 WARM = (
@@ -60,8 +59,6 @@ class Doom(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One relay."""
-
     place: Place
     doom: Doom | None = None
     hasty: bool = True
@@ -179,12 +176,10 @@ class Fleet:
 
     @property
     def busy(self) -> list[Relay]:
-        """Those to whom something can still happen."""
         return [one for one in self._relays.values() if not (one.leaving or one.killed or one.stopped)]
 
     @property
     def alive(self) -> bool:
-        """Whether there is anybody."""
         return bool(self._relays)
 
     def start(self, *, replaced: bool = True) -> Relay:
@@ -196,13 +191,11 @@ class Fleet:
         return relay
 
     def kill(self, relay: Relay) -> None:
-        """SIGKILL."""
         relay.held |= self._held(relay)
         relay.killed = True
         os.kill(relay.pid, signal.SIGKILL)
 
     def stop(self, relay: Relay, seconds: float) -> None:
-        """SIGSTOP, for so long."""
         relay.held |= self._held(relay)
         relay.stopped, relay.resumes = True, time.monotonic() + seconds
         os.kill(relay.pid, signal.SIGSTOP)
@@ -282,7 +275,52 @@ class Fleet:
             time.sleep(0.3)
 
     def close(self) -> None:
-        """End whoever is left."""
         for pid in self._relays:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Emitters:
+    """They run until each has committed its part; one that is killed is followed by another."""
+
+    def __init__(self, nursery: Nursery, directory: Path) -> None:
+        self.unexpected: list[str] = []
+        self._nursery = nursery
+        self._log = directory / "emitters.log"
+        self._plans: dict[int, workload.Plan] = {}
+        self._killed: set[int] = set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._plans)
+
+    def start(self, plan: workload.Plan) -> None:
+        self._plans[self._nursery.start("emitter", plan, self._log)] = plan
+
+    def kill(self, random: Random) -> None:
+        """SIGKILL for one of them, wherever it is in its transaction."""
+        if alive := sorted(self._plans.keys() - self._killed):
+            victim = random.choice(alive)
+            self._killed.add(victim)
+            os.kill(victim, signal.SIGKILL)
+
+    def look(self, changes: Iterable[Change]) -> None:
+        for pid, code in changes:
+            plan = self._plans.pop(pid, None)
+            if plan is None:
+                continue
+            if pid in self._killed:
+                # Nobody knows how many it had; with all of them again there are enough.
+                self.start(msgspec.structs.replace(plan, seed=plan.seed + 1_000_003, seconds=0.0))
+            elif code != 0:
+                self.unexpected.append(f"an emitter ended with {code}: {last_line(self._log)}")
+
+    def close(self) -> None:
+        for pid in self._plans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it said nothing"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from tests.chaos.rows import Rows
+from tests.chaos.workload import Rows
 
 WITNESS = (
     """CREATE TABLE chaos_flight (
@@ -55,7 +55,6 @@ class Window(NamedTuple):
 
 
 def install(rows: Rows) -> None:
-    """Have the database write it down from now on."""
     for statement in WITNESS:
         rows.execute(statement)
 

@@ -29,7 +29,6 @@ class Ground:
 
     @property
     def means(self) -> Means:
-        """What harm can be done here."""
         return Means(
             server=isinstance(self.server, Cluster),
             listens=self.server.kind.startswith("postgresql"),

@@ -14,44 +14,33 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-POSTGRESQL = (
-    """CREATE TABLE chaos_history (
-    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, connection bigint, id uuid, owner varchar(200),
-    old_status varchar(20), status varchar(20), old_token uuid, token uuid,
-    old_leased_until timestamptz, leased_until timestamptz,
-    old_next_attempt_at timestamptz, next_attempt_at timestamptz, claimed_at timestamptz,
-    old_attempts int, attempts int, old_crashes int, crashes int)""",
-    """CREATE FUNCTION chaos_witness() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO chaos_history (connection, id, owner, old_status, status, old_token, token,
+TABLE = """CREATE TABLE chaos_history (
+    seq bigint {identity} PRIMARY KEY, connection bigint, id {uuid}, owner varchar(200),
+    old_status varchar(20), status varchar(20), old_token {uuid}, token {uuid},
+    old_leased_until {moment}, leased_until {moment},
+    old_next_attempt_at {moment}, next_attempt_at {moment}, claimed_at {moment},
+    old_attempts int, attempts int, old_crashes int, crashes int)"""
+RECORD = """INSERT INTO chaos_history (connection, id, owner, old_status, status, old_token, token,
         old_leased_until, leased_until, old_next_attempt_at, next_attempt_at, claimed_at,
         old_attempts, attempts, old_crashes, crashes)
-    VALUES (pg_backend_pid(), new.id, coalesce(new.lease_owner, old.lease_owner),
+    VALUES ({session}, new.id, coalesce(new.lease_owner, old.lease_owner),
         old.status, new.status, old.lease_token, new.lease_token,
         old.leased_until, new.leased_until, old.next_attempt_at, new.next_attempt_at, new.last_attempt_at,
-        old.attempts, new.attempts, old.crashes, new.crashes);
-    RETURN NULL; END $$""",
-    """CREATE TRIGGER chaos_witness AFTER UPDATE ON outbox_event
-    FOR EACH ROW EXECUTE FUNCTION chaos_witness()""",
-)
-
-MYSQL = (
-    """CREATE TABLE chaos_history (
-    seq bigint AUTO_INCREMENT PRIMARY KEY, connection bigint, id char(32), owner varchar(200),
-    old_status varchar(20), status varchar(20), old_token char(32), token char(32),
-    old_leased_until datetime(6), leased_until datetime(6),
-    old_next_attempt_at datetime(6), next_attempt_at datetime(6), claimed_at datetime(6),
-    old_attempts int, attempts int, old_crashes int, crashes int)""",
-    """CREATE TRIGGER chaos_witness AFTER UPDATE ON outbox_event FOR EACH ROW
-    INSERT INTO chaos_history (connection, id, owner, old_status, status, old_token, token,
-        old_leased_until, leased_until, old_next_attempt_at, next_attempt_at, claimed_at,
-        old_attempts, attempts, old_crashes, crashes)
-    VALUES (CONNECTION_ID(), new.id, COALESCE(new.lease_owner, old.lease_owner),
-        old.status, new.status, old.lease_token, new.lease_token,
-        old.leased_until, new.leased_until, old.next_attempt_at, new.next_attempt_at, new.last_attempt_at,
-        old.attempts, new.attempts, old.crashes, new.crashes)""",
-)
-
-WITNESSES = {"postgresql": POSTGRESQL, "mysql": MYSQL}
+        old.attempts, new.attempts, old.crashes, new.crashes)"""
+TRIGGER = "CREATE TRIGGER chaos_witness AFTER UPDATE ON outbox_event FOR EACH ROW "
+WITNESSES = {
+    "postgresql": (
+        TABLE.format(identity="GENERATED ALWAYS AS IDENTITY", uuid="uuid", moment="timestamptz"),
+        "CREATE FUNCTION chaos_witness() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        + RECORD.format(session="pg_backend_pid()")
+        + "; RETURN NULL; END $$",
+        TRIGGER + "EXECUTE FUNCTION chaos_witness()",
+    ),
+    "mysql": (
+        TABLE.format(identity="AUTO_INCREMENT", uuid="char(32)", moment="datetime(6)"),
+        TRIGGER + RECORD.format(session="connection_id()"),
+    ),
+}
 
 
 class Row(NamedTuple):
@@ -107,13 +96,12 @@ class Answer(NamedTuple):
 
 
 def install(connection: sa.Connection) -> None:
-    """Make the database write its history from now on."""
-    for statement in WITNESSES[connection.dialect.name]:
+    name = "postgresql" if connection.dialect.name == "postgresql" else "mysql"
+    for statement in WITNESSES[name]:
         connection.exec_driver_sql(statement)
 
 
 def changes(connection: sa.Connection) -> list[Change]:
-    """The history, in order."""
     columns: list[sa.ColumnClause[Any]] = [sa.column(name) for name in Change._fields]
     rows = connection.execute(sa.select(*columns).select_from(sa.table("chaos_history")).order_by("seq"))
     found = map(Change._make, rows)
@@ -121,7 +109,6 @@ def changes(connection: sa.Connection) -> list[Change]:
 
 
 def rows(connection: sa.Connection, event: sa.Table) -> list[Row]:
-    """The rows, as they stand."""
     number = event.c.payload["n"].as_integer()
     found = connection.execute(
         sa.select(event.c.id, event.c.ordering_key, event.c.position, number, event.c.status)

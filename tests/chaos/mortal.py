@@ -19,20 +19,18 @@ import sqlalchemy as sa
 
 from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.store import Settlement, Store, Want
-from tests.chaos.crew import fork
-from tests.chaos.plan import DESTINATION, engine, make_outbox, open_store
+from tests.chaos.crew import DESTINATION, fork, make_outbox, open_store
+from tests.databases import engine
 
 LEASE = 0.4
 POISON = 50
 
 
 def want(owner: str, *, ordered: bool) -> Want:
-    """What these relays ask for."""
     return Want(DESTINATION, owner, limit=100, lease=LEASE, ordered=ordered, on_failed="skip")
 
 
 def say(**what: Any) -> None:
-    """One line on the standard output, at once."""
     os.write(1, msgspec.json.encode(what) + b"\n")
 
 

@@ -64,7 +64,6 @@ class Nursery:
         return pid
 
     def changes(self) -> list[Change]:
-        """Who ended or was stopped since the last time."""
         return [Change(*change) for change in self._ask(None)]
 
     def _ask(self, question: Asked | None) -> Any:

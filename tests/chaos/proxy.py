@@ -22,7 +22,7 @@ T = TypeVar("T")
 When: TypeAlias = Literal["before", "after"]
 
 CHUNK = 1 << 16
-CONTROL_SECONDS = 10.0
+CONTROL_SECONDS = 60.0
 
 
 class Proxy:
@@ -177,7 +177,6 @@ class Link:
             pass
 
     def reset(self) -> None:
-        """End it with RST, both ways."""
         self._linger_not()
         self.task.cancel()
 

@@ -51,8 +51,6 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What it answers to every order."""
-
     ports: dict[str, int]
     applied: int
     unanswered: int
@@ -61,8 +59,6 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
-    """A request that was applied."""
-
     endpoint: str
     at: float
     headers: dict[str, str]
@@ -98,7 +94,6 @@ class Endpoint:
             connection.transport.close()
 
     async def be(self, mood: Mood) -> None:
-        """Behave so from now on."""
         self.mood = mood
         if mood.kind == "down":
             self.refuse()
@@ -176,7 +171,6 @@ class Receiver:
         self._applied.append(Applied(endpoint, time.monotonic(), headers, body))
 
     async def serve(self) -> None:
-        """Until killed."""
         for endpoint in self._endpoints.values():
             await endpoint.listen()
         server = await asyncio.start_unix_server(self._obey, self._control)
@@ -217,11 +211,9 @@ class Remote:
         self._lines = self._socket.makefile("rb")
 
     def be(self, endpoint: str, mood: Mood) -> State:
-        """Have an endpoint behave so."""
         return self._say(Order(endpoint, mood))
 
     def state(self) -> State:
-        """What became of it until now."""
         return self._say(Order())
 
     def applied(self, file: Path) -> list[Applied]:
@@ -234,7 +226,6 @@ class Remote:
         return msgspec.json.decode(self._lines.readline(), type=State)
 
     def close(self) -> None:
-        """Say no more."""
         self._lines.close()
         self._socket.close()
 
@@ -252,5 +243,4 @@ def _retry_after(value: str) -> str:
 
 
 def main(plan: bytes) -> None:
-    """Be the receiver of this plan."""
     asyncio.run(Receiver(msgspec.json.decode(plan, type=Plan)).serve())

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos.broker_schedule import run_broker_schedule
-from tests.chaos.brokers.running import BROKERS, SINKS, running
+from tests.chaos.brokers.base import BROKERS, SINKS, running
 from tests.chaos.cluster import running as running_database
 from tests.chaos.ground import prepared
 from tests.chaos.schedule import Result, run_schedule
@@ -31,7 +31,6 @@ DATABASES = ("postgresql-18", "postgresql-15", "mariadb", "sqlite", "small-disk"
 
 
 def main() -> int:
-    """Run what the command line asks for; the exit code."""
     options = _options()
     end = time.monotonic() + options.minutes * 60
     results: list[Result] = []
@@ -83,13 +82,11 @@ def _search_runner(stack: ExitStack, events: int) -> Callable[[int], Result]:
 
 
 def keep(result: Result, file: Path) -> None:
-    """Add it to a file of lines."""
     with file.open("ab") as lines:
         lines.write(msgspec.json.encode({"commit": commit(), **msgspec.to_builtins(result)}) + b"\n")
 
 
 def line(result: Result) -> str:
-    """A schedule in one line."""
     faults = ", ".join(f"{count} × {kind}" for kind, count in sorted(result.faults.items())) or "no fault"
     broken = ", ".join(f"{count} {kind}" for kind, count in result.findings.items() if count) or "ok"
     return (
@@ -122,7 +119,6 @@ def tell(result: Result) -> None:
 
 
 def total(results: list[Result]) -> str:
-    """All schedules in a few lines."""
     findings: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     for result in results:

@@ -15,16 +15,14 @@ import msgspec
 import sqlalchemy as sa
 
 from tests.chaos import receiver, workload
-from tests.chaos.crowd import Emitters
 from tests.chaos.drivers import DRIVERS, ERRORS
 from tests.chaos.faults import NETWORK, POOLER, Draw, draw
-from tests.chaos.fleet import LEASE, TIMEOUT, Fleet
+from tests.chaos.fleet import LEASE, TIMEOUT, Emitters, Fleet
 from tests.chaos.ground import Ground
 from tests.chaos.proxy import Proxy
-from tests.chaos.rows import Rows
 from tests.chaos.storm import Scene, Storm
 from tests.chaos.verdict import Verdict, judge
-from tests.chaos.workload import LOOSE, ORDERED, Place
+from tests.chaos.workload import LOOSE, ORDERED, Place, Rows
 from tests.servers import pgbouncer
 
 EMITTERS = 3
@@ -36,8 +34,6 @@ CALM_LEASE = 10.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of a schedule."""
-
     seed: int
     database: str
     events: int
@@ -60,13 +56,10 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
         return not any(self.findings.values())
 
 
 class Schedule:
-    """The parts of one schedule, while it runs."""
-
     def __init__(self, ground: Ground, url: str, plan: Draw, events: int, defect: str) -> None:
         self._ground = ground
         self._url = url
@@ -81,7 +74,6 @@ class Schedule:
         self._directory = Path(self._stack.enter_context(home))
 
     def run(self) -> Result:
-        """Set up, do harm, heal, drain and judge."""
         begun = time.monotonic()
         with self._stack:
             scene = self._set_up()

@@ -33,8 +33,6 @@ KILLS = 4
 
 
 class Draw(NamedTuple):
-    """What a seed draws."""
-
     seed: int
     documents: int
     steps: int
@@ -59,13 +57,11 @@ def draw(seed: int, subject: Subject, events: int) -> Draw:
 
 
 def kinds_of(subject: Subject) -> list[str]:
-    """All that can befall it."""
     return list(_strikes(subject, Random()))
 
 
 @contextmanager
 def archive_of(database: str, directory: Path, subject: Subject, plan: Draw) -> Iterator[Archive]:
-    """The documents of one schedule."""
     sink = subject.sink(f"archive-{plan.seed}")
     archive = Archive(database, directory, sink, subject.auth, **plan.policy)
     try:

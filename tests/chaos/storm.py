@@ -13,15 +13,13 @@ from random import Random
 from typing import Any
 
 from tests.chaos.cluster import Cluster, Small
-from tests.chaos.crowd import Emitters
 from tests.chaos.drivers import ERRORS
 from tests.chaos.faults import RECEIVER, Draw, Fault
-from tests.chaos.fleet import Fleet, Relay
+from tests.chaos.fleet import Emitters, Fleet, Relay
 from tests.chaos.ground import Ground
 from tests.chaos.proxy import Proxy
 from tests.chaos.receiver import Mood, Remote
-from tests.chaos.rows import Rows
-from tests.chaos.workload import LOOSE, ORDERED
+from tests.chaos.workload import LOOSE, ORDERED, Rows
 
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :session"
 SESSIONS = {
@@ -55,8 +53,6 @@ class Scene:
 
 
 class Storm:
-    """The faults of one schedule, in their time."""
-
     def __init__(self, scene: Scene, draw: Draw) -> None:
         self._scene = scene
         self._random = Random(draw.seed + 1)
@@ -80,7 +76,6 @@ class Storm:
         time.sleep(0.01)
 
     def heal(self) -> None:
-        """Everything is as in good times."""
         for proxy in self._scene.proxies.values():
             proxy.cut_at_commit("before", 0)
             proxy.set()

@@ -8,10 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.chaos.broker_faults import Blow, BrokerDraw, draw
-from tests.chaos.broker_schedule import run_broker_schedule
-from tests.chaos.brokers.base import Broker
-from tests.chaos.brokers.running import BROKERS, SINKS, running
+from tests.chaos.broker_schedule import Blow, BrokerDraw, draw, run_broker_schedule
+from tests.chaos.brokers.base import BROKERS, SINKS, Broker, running
 from tests.chaos.ground import Ground, prepared
 from tests.chaos.run import line
 from tests.chaos.schedule import Result

@@ -48,7 +48,6 @@ class Story:
         return self.told(owner, token, id_)
 
     def told(self, owner: str, token: str, id_: str, *, lost: bool = False) -> Story:
-        """What a settle was answered."""
         self._answers.append(Answer(owner, token, [id_], [id_] if lost else []))
         return self
 

@@ -16,13 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.chaos import emitter, history
+from tests.chaos import crew, history
 from tests.chaos.checker import Disorder, prove
+from tests.chaos.crew import Plan, make_outbox
 from tests.chaos.history import Answer, Change, Row
-from tests.chaos.plan import Plan, engine, make_outbox
-
-ROOT = Path(__file__).parents[2]
-DATABASES = ("postgresql-18", "mariadb")
+from tests.commit import ROOT
+from tests.databases import SERVERS, engine
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +37,8 @@ class Trial:
     def run(self) -> None:
         """Fill the database, let the processes loose, wait for their end."""
         outbox = make_outbox(self._plan.url)
-        outbox.migrate()
         with engine(self._plan.url).begin() as connection:
-            emitter.prepare(connection, outbox, self._plan)
+            crew.prepare(connection, outbox, self._plan)
             history.install(connection)
         plan = Path(self._plan.logs) / "plan.json"
         plan.write_bytes(msgspec.json.encode(self._plan))
@@ -49,7 +47,6 @@ class Trial:
         self._seconds = time.monotonic() - start
 
     def judge(self, *expect: str) -> None:
-        """Raise ``Disorder`` if a promise was broken."""
         with engine(self._plan.url).connect() as connection:
             changes = history.changes(connection)
             rows = history.rows(connection, make_outbox(self._plan.url).tables.event)
@@ -62,7 +59,6 @@ class Trial:
             raise
 
     def summary(self, name: str) -> str:
-        """What was done, in one line."""
         counts = ", ".join(f"{count:,} {what}" for what, count in self.done.items())
         return f"{name}: {counts}, {self._seconds:.1f} s"
 
@@ -89,12 +85,11 @@ class Trial:
 
 
 @pytest.fixture
-def trial(fresh_database: Callable[[str], str], tmp_path: Path) -> Callable[..., Trial]:
-    """Makes a trial on a new database."""
-    return lambda kind, **options: Trial(fresh_database(kind), tmp_path, **options)
+def trial(migrated_database: Callable[[str], str], tmp_path: Path) -> Callable[..., Trial]:
+    return lambda kind, **options: Trial(migrated_database(kind), tmp_path, **options)
 
 
-@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("kind", SERVERS)
 def test_each_row_is_claimed_once_at_a_time_and_each_key_in_order(
     kind: str, trial: Callable[..., Trial], say: Callable[[str], None]
 ) -> None:
@@ -109,7 +104,7 @@ def test_each_row_is_claimed_once_at_a_time_and_each_key_in_order(
     assert all(run.done[misfortune] for misfortune in ("crashes", "zombies", "retries", "leases lost"))
 
 
-@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("kind", SERVERS)
 def test_a_key_goes_on_in_order_past_events_that_failed_where_it_skips_them(
     kind: str, trial: Callable[..., Trial], say: Callable[[str], None]
 ) -> None:
@@ -122,7 +117,7 @@ def test_a_key_goes_on_in_order_past_events_that_failed_where_it_skips_them(
     assert run.done["failed"]
 
 
-@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("kind", SERVERS)
 def test_plain_skip_locked_fails_the_same_test(
     kind: str, trial: Callable[..., Trial], say: Callable[[str], None]
 ) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from functools import partial
 from typing import IO, Any, TypeAlias
 from uuid import UUID
 
@@ -26,11 +26,13 @@ from relaybox.store import Settlement, Store, Want
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Steps, StoreSteps
+from tests.chaos.crew import DESTINATION, make_outbox, open_store
 from tests.chaos.mortal import POISON
-from tests.chaos.plan import DESTINATION, engine, make_outbox, open_store
+from tests.commit import ROOT
+from tests.databases import EVERY_KIND, KINDS, engine
+from tests.waiting import await_for
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-ROOT = Path(__file__).parents[2]
 ORDER = pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
 DEATHS = 5
 
@@ -58,18 +60,11 @@ def heard(output: IO[bytes] | None) -> dict[str, Any]:
 
 
 def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: int = 5) -> Outbox:
-    """A new outbox with ``count`` rows of one destination."""
+    """An outbox with ``count`` rows of one destination."""
     outbox = make_outbox(url)
-    outbox.migrate()
+    changed = partial(Call, "Thing", event_type="thing.changed", max_attempts=max_attempts)
     calls = [
-        Call(
-            "Thing",
-            n % keys,
-            "thing.changed",
-            {"n": n},
-            key=str(n % keys) if ordered else None,
-            max_attempts=max_attempts,
-        )
+        changed(aggregate_id=n % keys, payload={"n": n}, key=str(n % keys) if ordered else None)
         for n in range(count)
     ]
     with engine(url).begin() as connection:
@@ -92,12 +87,12 @@ def attempts(url: str, outbox: Outbox) -> set[tuple[Any, ...]]:
         return {tuple(row) for row in connection.execute(sa.select(outbox.tables.attempt))}
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
+@pytest.mark.parametrize("kind", KINDS)
 @ORDER
 async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_so(
-    kind: str, ordered: bool, fresh_database: Callable[[str], str]
+    kind: str, ordered: bool, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     outbox = emit(url, 6, ordered=ordered, keys=6)
     with mortal("stall", ordered, url) as process:
         held = [UUID(id_) for id_ in heard(process.stdout)["held"]]
@@ -128,16 +123,16 @@ async def _take_over(store: Store, ordered: bool) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15", "mariadb", "sqlite"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @ORDER
 def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
-    kind: str, ordered: bool, fresh_database: Callable[[str], str]
+    kind: str, ordered: bool, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     # The first two deaths are a whole batch's and count for nobody; the others are the poison's alone.
     outbox = emit(url, 100, ordered=ordered, max_attempts=DEATHS - 2)
     with mortal("poison", ordered, url) as process:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
     said = [msgspec.json.decode(line) for line in output.splitlines()]
     assert said[:2] == [{"claimed": 100}] * 2
@@ -153,21 +148,22 @@ def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
 async def _claim_again(store: Store, want: Want, count: int) -> list[Delivery]:
     """The rows that a stalled relay left behind, as soon as its lease is over."""
     taken: list[Delivery] = []
-    async with asyncio.timeout(10):
-        while len(taken) < count:
-            claim = await store.claim(want)
-            taken += claim.deliveries
-            await asyncio.sleep(0 if claim.deliveries else 0.02)
+
+    async def all_taken() -> bool:
+        taken.extend((await store.claim(want)).deliveries)
+        return len(taken) == count
+
+    await await_for(all_taken, "the lease over")
     return taken
 
 
 async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
-    fresh_database: Callable[[str], str],
+    migrated_database: Callable[[str], str],
 ) -> None:
     """One had stalled and kept the second row, the other took over the first; neither saw the other end."""
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     outbox = emit(url, 4, ordered=True, keys=1)
-    stalled, other = await _two_holders_of_one_key(open_store(url, outbox))
+    stalled, other = await _two_holders_of_one_key(url, outbox)
     statements = Statements(outbox.tables, POSTGRESQL, "format")
     steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
     first, second = (_settle(steps, held) for held in (other, stalled))
@@ -182,14 +178,18 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
     assert rows[2]["next_attempt_at"] is not None, "the new head of the key is parked behind nothing"
 
 
-async def _two_holders_of_one_key(store: Store) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
+async def _two_holders_of_one_key(url: str, outbox: Outbox) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
     """A stalled relay holds rows 1 and 2, another took over 1; 3 and 4 are parked."""
-    stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=0.2, ordered=True))
+    store, event = open_store(url, outbox), outbox.tables.event
+    stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=60, ordered=True))
     assert (await store.claim(Want(DESTINATION, "other", ordered=True))).parked == 2
-    [other] = await _claim_again(store, Want(DESTINATION, "other", limit=1, ordered=True), 1)
+    with engine(url).begin() as connection:
+        held = event.c.lease_token.is_not(None)
+        connection.execute(event.update().where(held).values(leased_until=event.c.created_at))
+    other = await store.claim(Want(DESTINATION, "other", limit=1, ordered=True))
     await store.close()
-    assert len(stalled.deliveries) == 2
-    return stalled.deliveries, [other]
+    assert (len(stalled.deliveries), len(other.deliveries)) == (2, 1)
+    return stalled.deliveries, other.deliveries
 
 
 def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[None]:
@@ -201,7 +201,7 @@ def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[None]:
 
 async def _transaction(url: str) -> Connection:
     """A connection that waits a while for locks, and not for ever."""
-    return await psycopg.AsyncConnection.connect(url, options="-c lock_timeout=10s")
+    return await psycopg.AsyncConnection.connect(url, options="-c lock_timeout=60s")
 
 
 async def _execute(connection: Connection, queries: Sequence[Query]) -> list[list[Any]]:
@@ -212,12 +212,13 @@ async def _execute(connection: Connection, queries: Sequence[Query]) -> list[lis
 async def _done_or_waiting(work: asyncio.Task[Any], connection: Connection, url: str) -> None:
     """Until the work is done, or the server says that it waits for a lock."""
     waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as observer, asyncio.timeout(10):
-        while not work.done():
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as observer:
+
+        async def waiting() -> bool:
             cursor = await observer.execute(waits, [connection.info.backend_pid])
-            if await cursor.fetchone() == (True,):
-                return
-            await asyncio.sleep(0.01)
+            return work.done() or await cursor.fetchone() == (True,)
+
+        await await_for(waiting, "the other settle")
 
 
 async def _finish(connection: Connection, steps: Steps[Any], answer: list[list[Any]]) -> None:

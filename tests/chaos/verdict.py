@@ -13,8 +13,7 @@ import msgspec
 from relaybox.signature import verify
 from relaybox.testing.checker import Committed, Excuses, Received, Report, check
 from tests.chaos.receiver import Applied
-from tests.chaos.rows import Rows
-from tests.chaos.workload import LOOSE, ORDERED, SECRET, event_type, written
+from tests.chaos.workload import LOOSE, ORDERED, SECRET, Rows, event_type, written
 
 ANY_TIME = 1e12
 """Seconds: relays with a wrong clock sign a wrong time, and the signature holds all the same."""
@@ -29,7 +28,6 @@ class Verdict(NamedTuple):
 
     @property
     def findings(self) -> Counter[str]:
-        """How many of every kind, zeros included."""
         counts: Counter[str] = Counter({"not atomic": 0, "failed": 0})
         for kind, number in self.report.counts.items():
             counts[kind] += number
@@ -38,7 +36,6 @@ class Verdict(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """All of them, each in a line."""
         return [*map(str, self.report.findings), *(f"{kind}: {text}" for kind, text in self.others)]
 
 
@@ -79,7 +76,6 @@ def destinations(n: int) -> list[str]:
 
 
 def received(applied: Applied) -> Received:
-    """A request as the checker wants it."""
     signed = verify(applied.body, applied.headers, SECRET, tolerance=ANY_TIME, now=0)
     return Received(applied.endpoint, UUID(applied.headers["webhook-id"]), payload_of(applied.body), signed)
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
 from tests.chaos import drivers
-from tests.chaos.drivers import Driver, connect, engine
+from tests.chaos.drivers import ERRORS, Driver, connect, engine
 
 ORDERED, LOOSE = "ordered", "loose"
 BROKER = "broker"
@@ -70,7 +70,6 @@ class Place(msgspec.Struct, frozen=True):
     """The URL of a broker, if there is one; then every event also goes there."""
 
     def outbox(self) -> Outbox:
-        """The outbox, configured as every process of the schedule has it."""
         options: dict[str, Any] = {
             "lease": self.lease,
             "timeout": self.timeout,
@@ -115,7 +114,6 @@ def create(url: str) -> None:
 
 
 def names() -> list[str]:
-    """The keys."""
     return [f"key {number:02}" for number in range(KEYS)]
 
 
@@ -209,5 +207,50 @@ class Emitter:
 
 
 def main(plan: bytes) -> None:
-    """Be the emitter of this plan."""
     Emitter(msgspec.json.decode(plan, type=Plan)).run()
+
+
+class Rows:
+    def __init__(self, place: Place) -> None:
+        self._engine = engine(place.url)
+        self._event = place.outbox().tables.event
+
+    def held(self, owner: str = "%") -> set[Any]:
+        """The rows that are leased by an owner whose name is like this.
+
+        None while the database is away: what was leased when it went was counted then, and nothing is
+        claimed meanwhile.
+        """
+        event = self._event.c
+        query = sa.select(event.id).where(event.lease_owner.like(owner), event.status == "pending")
+        try:
+            return set(self._all(query, 0))
+        except ERRORS:
+            return set()
+
+    def pending(self) -> int:
+        query = sa.select(sa.func.count()).where(self._event.c.status == "pending")
+        return int(self._all(query, 0)[0])
+
+    def committed(self) -> int:
+        return int(self._all(sa.select(sa.func.count()).select_from(business), 0)[0])
+
+    def events(self) -> list[Any]:
+        event = self._event.c
+        columns = (event.destination, event.event_id, event.aggregate_id, event.ordering_key)
+        query = sa.select(*columns, event.position, event.status, event.lease_token).order_by(event.position)
+        return self._all(query)
+
+    def orders(self) -> list[Any]:
+        return self._all(sa.select(business).order_by(business.c.name, business.c.n))
+
+    def execute(self, statement: str, **values: Any) -> list[Any]:
+        with self._engine.connect() as connection:
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            result = connection.execute(sa.text(statement), values)
+            return list(result.all()) if result.returns_rows else []
+
+    def _all(self, query: Any, column: int | None = None) -> list[Any]:
+        with self._engine.connect() as connection:
+            result = connection.execute(query)
+            return list(result.all() if column is None else result.scalars(column).all())

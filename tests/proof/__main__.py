@@ -21,7 +21,6 @@ SHARES = dict.fromkeys(CHAOS, 1) | {CHAOS[0]: 4, CHAOS[1]: 2, CHAOS[2]: 2}
 
 
 def main() -> int:
-    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument(

@@ -30,7 +30,6 @@ the list of runs with its number of broken schedules, and is left out of every o
 
 
 def write(file: Path = FILE) -> None:
-    """Write the page anew."""
     every = kept()
     runs = [run for run in every if not run.figures.get("broken")]
     made = [section(runs) for section in (_schedules, _faults, _recovery, _bugs, _fidelity, _inputs)]
@@ -70,7 +69,6 @@ def _figure(runs: Sequence[Run], name: str) -> str:
 
 
 def _faults(runs: Sequence[Run]) -> str:
-    """How often each fault happened."""
     sections = []
     for part in (SIMULATION, *CHAOS):
         kinds: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from relaybox.testing.checker import KINDS
-from tests.chaos.brokers.running import BROKERS
+from tests.chaos.brokers.base import BROKERS
 from tests.commit import ROOT
 from tests.proof.record import Run, kept, made, total
 
@@ -30,7 +30,7 @@ TESTS = {
     "planted-bugs": ("tests/simulation/test_sensitivity.py", {}),
     "fidelity": ("tests/simulation/test_fidelity.py", {"RELAYBOX_FIDELITY": "300"}),
     "bad-input": ("tests/properties", {"RELAYBOX_INPUTS": "100000"}),
-    "recovery": ("tests/chaos/test_recovery.py", {}),
+    "recovery": ("tests/chaos/test_recovery.py", {"RELAYBOX_BOUNDS": "1"}),
 }
 """Parts that are tests: where, and what makes them long."""
 PARTS = (SIMULATION, *CHAOS, *TESTS)

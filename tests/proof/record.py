@@ -25,23 +25,19 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def made(part: str, seconds: float, figures: Mapping[str, Any]) -> Run:
-    """A part that has just been run."""
     return Run(part, datetime.now(UTC).date().isoformat(), commit(), round(seconds, 1), dict(figures))
 
 
 def keep(run: Run, file: Path = FILE) -> None:
-    """Add it to those that are kept."""
     with file.open("ab") as lines:
         lines.write(msgspec.json.encode(run) + b"\n")
 
 
 def kept(file: Path = FILE) -> list[Run]:
-    """All that are kept, oldest first."""
     if not file.exists():
         return []
     return [msgspec.json.decode(line, type=Run) for line in file.read_bytes().splitlines() if line]
 
 
 def total(runs: Iterable[Run], name: str) -> int:
-    """A figure of all of them together."""
     return sum(run.figures.get(name, 0) for run in runs)

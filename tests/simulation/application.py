@@ -35,7 +35,6 @@ class Application:
         self.under_way = 0
 
     def start(self) -> None:
-        """Emit all of the plan's events over some seconds."""
         luck, number = self._world.random, 0
         while number < self._plan.events:
             size = min(luck.choice((1, 5, 20, 40)), self._plan.events - number)

@@ -51,7 +51,6 @@ def planted(bug: Bug) -> Iterator[None]:
 
 
 def findings(plan: Plan) -> list[Finding]:
-    """What is found in a schedule."""
     return Schedule(plan).run().findings
 
 

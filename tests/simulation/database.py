@@ -24,12 +24,10 @@ OPEN = frozenset({"pending", "failed"})
 
 @lru_cache(16)
 def to_datetime(seconds: float) -> datetime:
-    """A moment of the fake's clock as Python's own."""
     return EPOCH + timedelta(seconds=seconds)
 
 
 def to_seconds(moment: datetime) -> float:
-    """The other way round."""
     return (moment - EPOCH).total_seconds()
 
 
@@ -89,7 +87,6 @@ class Row:
         self.error: str | None = None
 
     def copy(self) -> Row:
-        """The next version, to be changed."""
         row = Row.__new__(Row)
         row.emitted = self.emitted
         row.status = self.status
@@ -174,11 +171,9 @@ class Database:
         self._sessions: dict[Transaction, None] = {}
 
     def now(self) -> float:
-        """The time by the server's clock."""
         return self._clock.now + self.skew
 
     def begin(self, node: object) -> Transaction:
-        """Open a transaction."""
         transaction = Transaction(node)
         transaction.used_at = self._clock.now
         self._sessions[transaction] = None
@@ -255,7 +250,6 @@ class Database:
         self._end(transaction)
 
     def rollback(self, transaction: Transaction) -> None:
-        """Make nothing so."""
         if not transaction.over:
             self._end(transaction)
 
@@ -269,12 +263,10 @@ class Database:
         self._unflushed.clear()
 
     def sessions(self, node: object) -> list[Transaction]:
-        """The transactions that a node has open."""
         return [transaction for transaction in self._sessions if transaction.node is node]
 
     @property
     def unflushed(self) -> int:
-        """How many commits would not survive a kill."""
         return len(self._unflushed)
 
     def _end(self, transaction: Transaction) -> None:

@@ -46,7 +46,6 @@ class Weather:
     """What was met how often."""
 
     def heal(self) -> None:
-        """From now on all is well."""
         self.fates, self.slow = {}, 0.0
         self.down_until = self.read_only_until = 0.0
 
@@ -115,7 +114,6 @@ class Answer:
             self.arrive(value)
 
     def arrive(self, value: Any) -> None:
-        """The node hears it."""
         self.arrived, self.value = True, value
         if self._future is not None and not self._future.done():
             self._future.set_result(value)

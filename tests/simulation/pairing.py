@@ -86,12 +86,10 @@ class Pairing:
         self._labels: dict[tuple[str, UUID], Label] = {}
 
     def close(self) -> None:
-        """Give up every connection."""
         self.runner.run(self.real.close())
         self.runner.close()
 
     def new_event(self, event: New) -> list[tuple[Any, ...]]:
-        """The rows of an event."""
         later = datetime.now(UTC) + timedelta(seconds=event.delay) if event.delay else None
         call = Call(
             "Order", 1, "order.paid", {}, key=event.key, max_attempts=event.max_attempts, deliver_at=later,
@@ -133,13 +131,11 @@ class Pairing:
             await asyncio.wait([fake], timeout=0.0)
 
     def end(self, transaction: Open, *, commit: bool) -> None:
-        """End an application's transaction."""
         self.open.remove(transaction)
         self.fake.end(transaction.fake, commit=commit)
         self.real.end(transaction.real, commit=commit)
 
     def label(self, side: str, id_: UUID) -> Label:
-        """What a row is called."""
         return self._labels[side, id_]
 
     def compare(self, what: str, fake: Any, real: Any) -> None:

@@ -23,8 +23,6 @@ EVENT_TROUBLES = 1
 
 
 class Applied(NamedTuple):
-    """A delivery that a receiver took."""
-
     event_id: UUID
     payload: str | None
     position: int
@@ -188,7 +186,6 @@ class SimSink(OneByOne):
         self._receiver = receiver
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Hand over one delivery."""
         answer: asyncio.Future[Any] = self._node.create_future()
         self._receiver.request(self._node, (delivery,), answer)
         [reply] = await answer
@@ -207,7 +204,6 @@ class BulkSink:
         self._places = Places(concurrency)
 
     def limit(self, concurrency: int) -> None:
-        """So many requests at once."""
         self._places.limit(concurrency)
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:

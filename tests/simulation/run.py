@@ -44,7 +44,6 @@ class Total:
     """By seed: what was found."""
 
     def add(self, other: Total) -> None:
-        """Take in another one."""
         for name in ("schedules", "events", "deliveries", "duplicates", "drained", "steps", "cpu"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.faults += other.faults
@@ -64,7 +63,6 @@ class Total:
 
 
 def run_block(seeds: Iterable[int]) -> Total:
-    """Run the schedules of these seeds in this process."""
     total, began = Total(), time.process_time()
     for seed in seeds:
         result = run_seed(seed)
@@ -138,7 +136,6 @@ def catch(name: str) -> int:
 
 
 def main() -> int:
-    """Run what the command line says; 1: a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--count", type=int, default=1000, help="how many seeds (1000)")

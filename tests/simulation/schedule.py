@@ -49,8 +49,6 @@ MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
 
 @dataclass
 class Result:
-    """What became of a schedule."""
-
     seed: int
     findings: list[Finding]
     events: int = 0
@@ -63,8 +61,6 @@ class Result:
 
 
 class NodeClock:
-    """A node's own monotonic clock."""
-
     def __init__(self, node: Node) -> None:
         self.now = node.time
         self._node = node
@@ -109,7 +105,6 @@ class Schedule:
         self.judge = Judge(self)
 
     def run(self) -> Result:
-        """Let it run to its end and say what was found."""
         self.application.start()
         self._schedule_faults()
         with self._environment():
@@ -438,7 +433,6 @@ class NodeTally(Tally):
         self._node = node
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Something failed."""
         if doing == "release":
             self._node.trouble()
 
@@ -452,25 +446,21 @@ class Watcher(Observer):
         self._write = tell
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """A claim got something."""
         if claim.deliveries or claim.failed or claim.parked:
             rows = ", ".join(f"{d.position}({d.attempts})" for d in (*claim.deliveries, *claim.failed))
             failed = f", {len(claim.failed)} failed" if claim.failed else ""
             self._tell(destination, f"claims {rows}, {claim.parked} parked{failed}")
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Outcomes were written."""
         rows = ", ".join(
             f"{d.position} {type(o).__name__}" + " lost" * (d.id in lost) for d, o in settlements
         )
         self._tell(destination, f"settles {rows}")
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """The circuit changed."""
         self._tell(destination, f"circuit {state} {reason}")
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Something failed."""
         self._tell(destination, f"cannot {doing}: {error!r}")
 
     def _tell(self, destination: str, text: str) -> None:
@@ -479,7 +469,6 @@ class Watcher(Observer):
 
 
 def run_seed(seed: int, *, tell: Tell | None = None) -> Result:
-    """The schedule of a seed."""
     return Schedule(draw(seed), tell).run()
 
 

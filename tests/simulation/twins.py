@@ -271,14 +271,12 @@ class Real:
         return module.open_store(url, self.tables, connections=2)  # type: ignore[no-any-return]
 
     def clear(self) -> None:
-        """Empty the tables."""
         tables = self.tables
         with self.engine.begin() as connection:
             for table in (tables.event, tables.attempt, tables.destination, tables.relay, tables.leader):
                 connection.execute(sa.delete(table))
 
     async def close(self) -> None:
-        """Give up every connection."""
         await self.store.close()
         self.engine.dispose()
 

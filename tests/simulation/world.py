@@ -25,7 +25,6 @@ class Handle(list[Any]):
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Do not run it."""
         self[1] = None
 
 
@@ -59,7 +58,6 @@ class Node:
         self.create_future = partial(asyncio.Future, loop=self)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> SimTask:
-        """Run it as one of the node's tasks."""
         return self.create_task(work)
 
     def crash(self) -> None:
@@ -73,13 +71,11 @@ class Node:
                 notice()
 
     def stall(self) -> None:
-        """Stop, as by SIGSTOP."""
         if not self.stalled:
             self.stalled = True
             self._stalled_at = self.world.now
 
     def resume(self) -> None:
-        """Go on after a stall."""
         if self.stalled:
             self.stalled = False
             self.troubled.append((self._stalled_at, self.world.now))

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -18,8 +19,6 @@ SILENT = r"no answer|no acknowledgement|did not confirm|no broker|broke|cannot c
 
 
 class Message(NamedTuple):
-    """A message as a consumer finds it."""
-
     event_id: UUID
     body: bytes
 
@@ -92,3 +91,15 @@ def _has_ended(process: int) -> bool:
     with suppress(FileNotFoundError):
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     return True
+
+
+BROKERS = ("redis", "nats", "rabbitmq", "kafka")
+SINKS = tuple(f"relaybox.sinks.{broker}" for broker in BROKERS)
+"""The modules that send to them."""
+
+
+def running(name: str) -> AbstractContextManager[Broker]:
+    """A server of this kind; entering raises ``tests.servers.base.Unavailable`` where it cannot be had."""
+    module = import_module(f"tests.chaos.brokers.{name}")
+    start: Callable[[], AbstractContextManager[Broker]] = module.running
+    return start()

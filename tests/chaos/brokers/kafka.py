@@ -60,16 +60,13 @@ class Kafka:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{self._running.url}/{self._topic}"
 
     def make(self) -> None:
-        """A new place."""
         self._topic, self._gone = f"chaos-{uuid4()}", []
         self._create()
 
     def read(self) -> list[Message]:
-        """All messages, those of each partition in order."""
         return [*self._gone, *self._messages()]
 
     def _messages(self) -> list[Message]:
@@ -135,6 +132,5 @@ class Kafka:
 
 @contextmanager
 def running() -> Iterator[Kafka]:
-    """A server of its own."""
     with server.broker(auto_create=False) as started:
         yield Kafka(started)

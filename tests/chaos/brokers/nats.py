@@ -53,16 +53,13 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{server.url_of(self._running)}/{self._stream}.{{event_type}}"
 
     def make(self) -> None:
-        """A new place."""
         self._stream, self._gone = f"chaos-{uuid4()}", []
         self._add()
 
     def read(self) -> list[Message]:
-        """All messages, in order."""
         return [*self._gone, *self._ask(self._messages)]
 
     def _ask(self, question: Callable[[JetStreamContext], Awaitable[T]]) -> T:
@@ -116,6 +113,5 @@ class Nats:
 
 @contextmanager
 def running() -> Iterator[Nats]:
-    """A server of its own."""
     with server.broker() as started:
         yield Nats(started)

@@ -50,16 +50,13 @@ class RabbitMq:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{self._running.url}?exchange={self._place}&routing_key={KEY}"
 
     def make(self) -> None:
-        """A new place."""
         self._place, self._read = f"chaos-{uuid4()}", []
         self._declare()
 
     def read(self) -> list[Message]:
-        """All messages, in order."""
         self._ask(self._drain)
         return list(self._read)
 
@@ -133,6 +130,5 @@ class RabbitMq:
 
 @contextmanager
 def running() -> Iterator[RabbitMq]:
-    """A server of its own."""
     with server.broker() as started:
         yield RabbitMq(started)

@@ -36,15 +36,12 @@ class Redis:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{server.url_of(self._running)}?stream={self._stream}"
 
     def make(self) -> None:
-        """A new place."""
         self._stream, self._gone = f"chaos-{uuid4()}", []
 
     def read(self) -> list[Message]:
-        """All messages, in order."""
         with self._client() as client:
             entries = [fields for name in (*self._gone, self._stream) for _, fields in client.xrange(name)]
         return [Message(UUID(fields[b"event-id"].decode()), fields[b"data"]) for fields in entries]
@@ -73,6 +70,5 @@ class Redis:
 
 @contextmanager
 def running() -> Iterator[Redis]:
-    """A server of its own."""
     with server.broker() as started:
         yield Redis(started)
