@@ -13,8 +13,7 @@ import sys
 import time
 
 from tests.proof import page
-from tests.proof.parts import CHAOS, PARTS, SIMULATION, TESTS, run
-from tests.proof.record import keep
+from tests.proof.parts import CHAOS, PARTS, SIMULATION, TESTS, keep, run
 
 SHARES = dict.fromkeys(CHAOS, 1) | {CHAOS[0]: 4, CHAOS[1]: 2, CHAOS[2]: 2}
 """Of the time that is left when each begins: how much it has, beside those that follow."""

@@ -90,7 +90,7 @@ class Application:
                     moment,
                 )  # fmt: skip
                 hex_ = id_.hex
-                transaction.rows[hex_] = Row(emitted, now)
+                transaction.rows[hex_] = Row(emitted, now, now)
                 made.append(hex_)
         longest = min(self._plan.longest_transaction, 0.02 if self._plan.flavour == "single" else 1.0)
         self._world.after(luck.random() * longest, self._end, transaction, made, numbers)

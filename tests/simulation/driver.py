@@ -17,8 +17,7 @@ from relaybox.errors import StoreError
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import Steps
 from tests.simulation.database import Blocked, Database, Deadlock, Transaction
-from tests.simulation.queries import Flavour, Query, Rows, make_steps
-from tests.simulation.statements import Server
+from tests.simulation.statements import Flavour, Query, Rows, Server, make_steps
 from tests.simulation.world import Node, World
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Want
 from relaybox.upkeep import Member, Slice
-from tests.simulation.pairing import Label, New, Open, Pair, Pairing, tick
-from tests.simulation.twins import Twin
+from tests.simulation.twins import Label, New, Open, Pair, Pairing, Twin, tick
 
 T = TypeVar("T")
 

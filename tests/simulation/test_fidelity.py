@@ -16,10 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.simulation.database import Database, Row, Transaction
 from tests.simulation.fidelity import Machine
-from tests.simulation.pairing import Disagreement, Pairing
-from tests.simulation.queries import Rows
-from tests.simulation.statements import Item
-from tests.simulation.twins import Real
+from tests.simulation.statements import Item, Rows
+from tests.simulation.twins import Disagreement, Pairing, Real
 from tests.simulation.upkeep_statements import UpkeepServer
 
 EXAMPLES = int(os.environ.get("RELAYBOX_FIDELITY", "0"))

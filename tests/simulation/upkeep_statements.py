@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tests.simulation.database import Transaction
-from tests.simulation.queries import Rows
-from tests.simulation.statements import LEADER, Server, _names
+from tests.simulation.statements import LEADER, Rows, Server, _names
 
 
 class Term(NamedTuple):
