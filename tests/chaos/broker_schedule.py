@@ -11,8 +11,8 @@ import asyncio
 import re
 import signal
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -28,15 +28,101 @@ from relaybox.stores.ledger import SqlLedger
 from relaybox.testing.checker import Received
 from tests.chaos import receiver, workload
 from tests.chaos.brokers.base import Broker, Harm
+from tests.chaos.cluster import Ground
 from tests.chaos.drivers import DRIVERS, engine
 from tests.chaos.faults import CALM, Draw, Fault
 from tests.chaos.fleet import Doom
-from tests.chaos.flights import Window, excuses, flights, install
-from tests.chaos.ground import Ground
-from tests.chaos.schedule import Result, Schedule
+from tests.chaos.schedule import Result, Schedule, Verdict, judge, payload_of
 from tests.chaos.storm import Scene, Storm
-from tests.chaos.verdict import Verdict, judge, payload_of
 from tests.chaos.workload import BROKER, Place, Rows
+
+WITNESS = (
+    """CREATE TABLE chaos_flight (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz, id uuid, event_id uuid,
+    destination varchar(100), owner varchar(200), claimed boolean, status varchar(20))""",
+    """CREATE FUNCTION chaos_flight() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF new.lease_token IS DISTINCT FROM old.lease_token THEN
+        INSERT INTO chaos_flight (at, id, event_id, destination, owner, claimed, status)
+        VALUES (clock_timestamp(), new.id, new.event_id, new.destination, new.lease_owner,
+            new.lease_token IS NOT NULL, new.status);
+    END IF;
+    RETURN NULL; END $$""",
+    """CREATE TRIGGER chaos_flight AFTER UPDATE ON outbox_event
+    FOR EACH ROW EXECUTE FUNCTION chaos_flight()""",
+)
+HISTORY = (
+    "SELECT extract(epoch FROM at)::float8, id, event_id, destination, owner, claimed, status"
+    " FROM chaos_flight ORDER BY seq"
+)
+
+
+class Flight(NamedTuple):
+    """One claim of a row, by the machine's clock. ``lost``: it was claimed again before it was settled."""
+
+    destination: str
+    event_id: UUID
+    owner: str
+    begun: float
+    ended: float
+    delivered: bool = False
+    lost: bool = False
+
+
+class Window(NamedTuple):
+    """While something befell a broker, by the machine's clock."""
+
+    begun: float
+    ended: float
+    shut: tuple[float, float] | None = None
+    """While nothing could get there."""
+
+
+def install(rows: Rows) -> None:
+    for statement in WITNESS:
+        rows.execute(statement)
+
+
+def flights(rows: Rows) -> list[Flight]:
+    found: list[Flight] = []
+    under_way: dict[UUID, Flight] = {}
+    for at, id_, event_id, destination, owner, claimed, status in rows.execute(HISTORY):
+        flight = under_way.pop(id_, None)
+        if flight is not None:
+            found.append(flight._replace(ended=at, lost=claimed, delivered=status == "delivered"))
+        if claimed:
+            under_way[id_] = Flight(destination, event_id, owner, at, at)
+    return found
+
+
+def excuses(
+    flights: Iterable[Flight], windows: Sequence[Window], killed: Collection[int], broker: str, copies: int
+) -> dict[tuple[str, UUID], int]:
+    """How often each delivery may have arrived beyond the first time.
+
+    A flight to the ``broker`` is harmed by what befell it meanwhile; any flight by the death of its relay.
+    """
+    arrivals: dict[tuple[str, UUID], int] = defaultdict(int)
+    for flight in flights:
+        of_broker = flight.destination == broker
+        harmed = (of_broker and _overlaps(flight, windows)) or (flight.lost and _is_of(flight.owner, killed))
+        in_vain = of_broker and _found_nobody(flight, windows)
+        most = (copies if of_broker else 1) if harmed and not in_vain else int(flight.delivered)
+        arrivals[flight.destination, flight.event_id] += most
+    return {delivery: most - 1 for delivery, most in arrivals.items() if most > 1}
+
+
+def _overlaps(flight: Flight, windows: Sequence[Window]) -> bool:
+    return any(flight.begun <= window.ended and window.begun <= flight.ended for window in windows)
+
+
+def _found_nobody(flight: Flight, windows: Sequence[Window]) -> bool:
+    shut = [window.shut for window in windows if window.shut]
+    return any(since <= flight.begun and flight.ended <= until for since, until in shut)
+
+
+def _is_of(owner: str, processes: Collection[int]) -> bool:
+    return any(f":{process}:" in owner for process in processes)
+
 
 FIRST = 1.0
 """Seconds in which the first events are emitted, before anything happens."""
@@ -53,8 +139,6 @@ class Blow(NamedTuple):
 
 
 class BrokerDraw(NamedTuple):
-    """A schedule before it runs."""
-
     general: Draw
     blows: tuple[Blow, ...]
 
@@ -166,10 +250,12 @@ class Operator:
 
 WAVE = 2
 """Emitters for each harm: one before it begins, and one while it lasts."""
-STILL = 4.0
+STILL = 8.0
 """Seconds for which a receiver that is well may get nothing though events wait for it."""
 LATE = 30.0
 """Seconds in which an event reaches it, also where the machine is busy with something else."""
+ASKING = 15.0
+"""Seconds after which somebody who asks why is answered, also where the machine is busy."""
 LEASES = 2
 """Where relays are killed it may take so many more, and a sweep, for what is left between two steps."""
 CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 FROM outbox_event"
@@ -256,7 +342,7 @@ class BrokerSchedule(Schedule):
 
     def _ask(self, scene: Scene, storm: Storm, harm: Harm, blow: Blow) -> None:
         """Why the first events wait, until the harm is named in an answer."""
-        end, said = time.monotonic() + 3 + 4 * self._broker.timeout, [""]
+        end, said = time.monotonic() + ASKING, [""]
         while time.monotonic() < end:
             self._retry()
             rows = self._operator.waiting()

@@ -76,7 +76,6 @@ class Plan(Struct, frozen=True):
 
 
 def make_outbox(url: str) -> Outbox:
-    """An outbox with the one ordered destination of these tests."""
     place = Destination(DESTINATION, "console:", ordered=True, max_attempts=NEVER_FAILED)
     return Outbox(url, destinations=[place], routes=[Route("*", to=DESTINATION)])
 
@@ -96,7 +95,6 @@ class Crew:
         self._workers: dict[int, tuple[int, int]] = {}
 
     def run(self) -> None:
-        """Until every row is final; raises when a process ends in another way than by a planned crash."""
         plan = self._plan
         try:
             for number in range(plan.emitters):
@@ -220,7 +218,6 @@ def _call(key: int, number: int) -> Call:
 
 
 def work(plan: Plan, owner: str, may_crash: bool) -> None:
-    """Be a worker until told to stop; ``may_crash`` says whether it is allowed to."""
     asyncio.run(Worker(plan, owner, may_crash).run())
 
 

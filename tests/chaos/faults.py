@@ -45,8 +45,6 @@ POOLER = "pooler"
 
 
 class Means(NamedTuple):
-    """What there is to do harm with."""
-
     server: bool = False
     """The database is a server, and not a file."""
     listens: bool = False
@@ -70,8 +68,6 @@ class Fault(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A schedule before it runs."""
-
     seed: int
     relays: int
     seconds: float
@@ -122,7 +118,6 @@ def draw(seed: int, events: int, means: Means) -> Draw:
 
 
 def _kinds(random: Random, means: Means) -> list[str]:
-    """Some of each family; families by their weight."""
     families: list[tuple[float, tuple[str, ...]]] = [(0.7, RELAY), (0.6, tuple(RECEIVER)), (0.1, APPLICATION)]
     if means.server:
         families += [(0.4, DATABASE if means.listens else DATABASE[:2]), (0.4, NETWORK)]

@@ -43,8 +43,6 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Nursery:
-    """The process that forks, from the outside."""
-
     def __init__(self, environment: Mapping[str, str] | None = None, warm: Sequence[str] = ()) -> None:
         """``warm``: modules that are imported here, so that no process has to."""
         self._process = subprocess.Popen(
@@ -58,7 +56,6 @@ class Nursery:
         )
 
     def start(self, job: str, plan: msgspec.Struct, log: Path) -> int:
-        """Fork it; the number of the process."""
         raw = msgspec.Raw(msgspec.json.encode(plan))
         pid: int = self._ask(Asked(job, raw, str(log)))
         return pid

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from tests.waiting import wait_for
+
 Kind: TypeAlias = Literal[
     "well", "down", "slow", "status", "hang", "close", "hang after applying", "close after applying"
 ]
@@ -66,8 +68,6 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Endpoint:
-    """One destination's port and mood."""
-
     def __init__(self, name: str, receiver: Receiver) -> None:
         self.name = name
         self.receiver = receiver
@@ -77,7 +77,6 @@ class Endpoint:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Begin, or begin again at the same port."""
         if self._server is None:
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(
@@ -86,7 +85,6 @@ class Endpoint:
             self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Whoever comes is refused, whoever is here is shown out."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -102,8 +100,6 @@ class Endpoint:
 
 
 class Connection(asyncio.Protocol):
-    """One client's requests, one after the other."""
-
     transport: asyncio.Transport
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -157,8 +153,6 @@ class Connection(asyncio.Protocol):
 
 
 class Receiver:
-    """All endpoints, and what they applied."""
-
     def __init__(self, plan: Plan) -> None:
         self.random: Callable[[], float] = random.Random(plan.seed).random
         self.unanswered = 0
@@ -167,7 +161,6 @@ class Receiver:
         self._applied: list[Applied] = []
 
     def apply(self, endpoint: str, headers: dict[str, str], body: bytes) -> None:
-        """Take it: this is what counts as a delivery."""
         self._applied.append(Applied(endpoint, time.monotonic(), headers, body))
 
     async def serve(self) -> None:
@@ -199,15 +192,9 @@ class Receiver:
 
 
 class Remote:
-    """The receiver, as whoever directs it sees it."""
-
-    def __init__(self, control: Path, patience: float = 10.0) -> None:
+    def __init__(self, control: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        end = time.monotonic() + patience
-        while self._socket.connect_ex(str(control)):
-            if time.monotonic() > end:
-                raise TimeoutError("the receiver did not begin")
-            time.sleep(0.005)
+        wait_for(lambda: not self._socket.connect_ex(str(control)), "the receiver begins")
         self._lines = self._socket.makefile("rb")
 
     def be(self, endpoint: str, mood: Mood) -> State:

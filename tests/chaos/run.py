@@ -20,8 +20,8 @@ import msgspec
 
 from tests.chaos.broker_schedule import run_broker_schedule
 from tests.chaos.brokers.base import BROKERS, SINKS, running
+from tests.chaos.cluster import prepared
 from tests.chaos.cluster import running as running_database
-from tests.chaos.ground import prepared
 from tests.chaos.schedule import Result, run_schedule
 from tests.chaos.search_schedule import archive_of, draw, run_search_schedule
 from tests.commit import commit
@@ -108,7 +108,6 @@ def _of_broker(result: Result) -> str:
 
 
 def tell(result: Result) -> None:
-    """What went wrong, and how to see it again."""
     print(f"seed {result.seed} at {commit()}:")
     for text in result.words[:20]:
         print(f"    {text}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relaybox import Event
+from relaybox import Event, Outbox
 from tests.integration.shop import Shop
 
 KEYS = 10
@@ -58,3 +58,11 @@ def repeated(taken: list[int], emitted: Iterable[int], keys: int) -> set[int]:
         by_key[n % keys].append(n)
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
     return {n for n, count in counts.items() if count > 1}
+
+
+def stored(engine: sa.Engine, outbox: Outbox) -> list[Any]:
+    """Every row in order, without the columns that not every database has."""
+    event = outbox.tables.event
+    columns = [column for column in event.c if not column.name.endswith("_destination")]
+    with engine.connect() as connection:
+        return list(connection.execute(sa.select(*columns).order_by(event.c.position)))

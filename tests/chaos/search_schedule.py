@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from tests.commit import ROOT
 from tests.integration.archive import Archive, Relays
 from tests.integration.project import COMMAND
 from tests.integration.search_engines import Subject
+from tests.waiting import wait_for
 
 WRITERS = 2
 PAGE = 200
@@ -180,6 +181,5 @@ def _strikes(subject: Subject, random: Random) -> dict[str, Callable[[], None]]:
 
 def _wait(reached: Callable[[], bool]) -> None:
     """Until it is so, or for as long as that may take: the judge sees which."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    with suppress(AssertionError):
+        wait_for(reached, seconds=PATIENCE)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.chaos.cluster import Cluster, Small
+from tests.chaos.cluster import Cluster, Ground, Small
 from tests.chaos.drivers import ERRORS
 from tests.chaos.faults import RECEIVER, Draw, Fault
 from tests.chaos.fleet import Emitters, Fleet, Relay
-from tests.chaos.ground import Ground
 from tests.chaos.proxy import Proxy
 from tests.chaos.receiver import Mood, Remote
 from tests.chaos.workload import LOOSE, ORDERED, Rows
@@ -32,8 +31,6 @@ LISTENERS = f"{SESSIONS['postgresql']} AND query LIKE 'LISTEN%'"
 
 @dataclass
 class Scene:
-    """Whom the storm can hit."""
-
     ground: Ground
     rows: Rows
     fleet: Fleet
@@ -69,7 +66,6 @@ class Storm:
             self.step()
 
     def step(self) -> None:
-        """Whatever is to be done by now, and a moment's rest."""
         self._scene.look()
         while self._agenda and self._agenda[0][0] <= time.monotonic() - self._begun:
             heapq.heappop(self._agenda)[2]()

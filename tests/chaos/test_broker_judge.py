@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.chaos.broker_schedule import Wait, draw, waits
-from tests.chaos.flights import Flight, Window, excuses
+from tests.chaos.broker_schedule import Flight, Wait, Window, draw, excuses, waits
 from tests.chaos.workload import BROKER, LOOSE, ORDERED
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.checker import Disorder, prove
-from tests.chaos.history import Answer, Change, Row
+from tests.chaos.checker import Answer, Change, Disorder, Row, prove
 
 START = datetime(2026, 1, 1)
 
@@ -52,7 +51,6 @@ class Story:
         return self
 
     def broken(self) -> set[str]:
-        """The rules that this history broke, other than that of its end."""
         rows = [row._replace(status=self._now[row.id].status) for row in self._rows.values()]
         try:
             prove(rows, self._changes, self._answers, ["delivered", "pending"])

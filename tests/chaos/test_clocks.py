@@ -75,7 +75,6 @@ class Moody:
         self._refuse = n % 5 == 0 and len(self.tried[n]) == 1
 
     def shortest_backoff(self) -> float:
-        """Between the first and the second try of an event."""
         return min(second - first for first, second in (times for times in self.tried.values() if times[1:]))
 
 

@@ -28,6 +28,7 @@ from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Steps, StoreSteps
 from tests.chaos.crew import DESTINATION, make_outbox, open_store
 from tests.chaos.mortal import POISON
+from tests.chaos.scene import stored
 from tests.commit import ROOT
 from tests.databases import EVERY_KIND, KINDS, engine
 from tests.waiting import await_for
@@ -51,7 +52,6 @@ def mortal(deed: str, ordered: bool, url: str) -> Iterator[subprocess.Popen[byte
 
 
 def heard(output: IO[bytes] | None) -> dict[str, Any]:
-    """The next line that a process says."""
     assert output is not None
     line = output.readline()
     assert line, "the process ended without a word"
@@ -72,17 +72,7 @@ def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: i
     return outbox
 
 
-def stored(url: str, outbox: Outbox) -> list[dict[str, Any]]:
-    """Every row, in order."""
-    query = sa.select(outbox.tables.event).order_by(outbox.tables.event.c.position)
-    left_out = ("due_destination", "head_destination", "failed_destination")
-    columns = [column for column in query.selected_columns if column.name not in left_out]
-    with engine(url).connect() as connection:
-        return [dict(row) for row in connection.execute(query.with_only_columns(*columns)).mappings()]
-
-
 def attempts(url: str, outbox: Outbox) -> set[tuple[Any, ...]]:
-    """Every failed attempt that is on record."""
     with engine(url).connect() as connection:
         return {tuple(row) for row in connection.execute(sa.select(outbox.tables.attempt))}
 
@@ -99,7 +89,7 @@ async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_
         assert len(held) == 6
         process.send_signal(signal.SIGSTOP)
         await _take_over(open_store(url, outbox), ordered)
-        before = stored(url, outbox), attempts(url, outbox)
+        before = stored(engine(url), outbox), attempts(url, outbox)
         process.send_signal(signal.SIGCONT)
         assert process.stdin is not None
         process.stdin.write(b"\n")
@@ -111,7 +101,7 @@ async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_
         "settle": set(held),
         "release": set(held),
     }
-    assert (stored(url, outbox), attempts(url, outbox)) == before
+    assert (stored(engine(url), outbox), attempts(url, outbox)) == before
 
 
 async def _take_over(store: Store, ordered: bool) -> None:
@@ -138,11 +128,11 @@ def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
     assert said[:2] == [{"claimed": 100}] * 2
     assert all(claim == {"claimed": 1} for claim in said[2:-1])
     assert said[-1] == {"deaths": DEATHS}
-    rows = stored(url, outbox)
+    rows = stored(engine(url), outbox)
     poisonous = rows.pop(POISON)
-    assert poisonous["status"] == "failed"
-    assert f"the relay died {DEATHS} times" in poisonous["error_message"]
-    assert [(row["status"], row["attempts"]) for row in rows] == [("delivered", 1)] * 99
+    assert poisonous.status == "failed"
+    assert f"the relay died {DEATHS} times" in poisonous.error_message
+    assert [(row.status, row.attempts) for row in rows] == [("delivered", 1)] * 99
 
 
 async def _claim_again(store: Store, want: Want, count: int) -> list[Delivery]:
@@ -173,9 +163,9 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
         await _done_or_waiting(late, two, url)
         await _finish(one, first, answer)
         await _finish(two, second, await late)
-    rows = stored(url, outbox)
-    assert [row["status"] for row in rows] == ["delivered", "delivered", "pending", "pending"]
-    assert rows[2]["next_attempt_at"] is not None, "the new head of the key is parked behind nothing"
+    rows = stored(engine(url), outbox)
+    assert [row.status for row in rows] == ["delivered", "delivered", "pending", "pending"]
+    assert rows[2].next_attempt_at is not None, "the new head of the key is parked behind nothing"
 
 
 async def _two_holders_of_one_key(url: str, outbox: Outbox) -> tuple[Sequence[Delivery], Sequence[Delivery]]:

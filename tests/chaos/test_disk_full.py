@@ -36,8 +36,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
 
 
 class Watch(Observer):
-    """What a relay holds, and had trouble with."""
-
     def __init__(self) -> None:
         self.troubles: Counter[str] = Counter()
         self.in_fault: set[int] | None = None

@@ -16,8 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.chaos.drivers import ERRORS, Driver, Plain, connect
-from tests.chaos.proxy import Proxy, When
-from tests.chaos.wire import PostgresWire
+from tests.chaos.proxy import PostgresWire, Proxy, When
 from tests.databases import engine
 from tests.waiting import wait_for
 

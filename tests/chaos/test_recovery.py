@@ -16,10 +16,9 @@ import sqlalchemy as sa
 
 from relaybox import Call
 from tests.chaos import fleet, receiver, workload
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import Cluster, Ground, prepared
 from tests.chaos.drivers import engine
 from tests.chaos.fleet import Doom
-from tests.chaos.ground import Ground, prepared
 from tests.chaos.receiver import Applied, Mood
 from tests.chaos.workload import LOOSE, ORDERED, Place, Rows
 from tests.conftest import available
@@ -75,7 +74,6 @@ class Stage:
         return self.receiver.applied(self._dump)
 
     def holds(self, pid: int) -> set[tuple[str, UUID]]:
-        """What a relay has leased."""
         event = self.place.outbox().tables.event.c
         query = sa.select(event.destination, event.event_id).where(event.lease_owner.like(f"%:{pid}:%"))
         with engine(self.place.url).connect() as connection:

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.chaos.mortal_relay import KILLED, POISON, Death, Plan, process
-from tests.chaos.scene import repeated
+from tests.chaos.scene import repeated, stored
 from tests.integration.runner import Runner, running
 from tests.integration.shop import MEMBERSHIP, SOON, Shop
 from tests.waiting import await_for
@@ -26,7 +26,7 @@ EVENTS = 40
 KEYS = 8
 CONCURRENCY = 3
 OPTIONS: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "10ms", "cap": "50ms"}}
-FEW = 20
+FEW = 12
 
 
 def shop_of(plan: Plan) -> Shop:
@@ -75,8 +75,7 @@ class Scene:
         return {row.payload["n"] for row in rows if row.status == "delivered"}
 
     def all_rows(self) -> list[Any]:
-        with self.shop.engine.connect() as connection:
-            return list(connection.execute(sa.select(self.event).order_by(self.event.c.position)))
+        return stored(self.shop.engine, self.shop.outbox)
 
     async def take_over(self) -> None:
         async with self.shop.outbox.relay():
@@ -262,9 +261,7 @@ class Supervised:
         return relay.poll() is not None or "pending" not in self.shop.states()
 
     def rows(self) -> list[Any]:
-        event = self.shop.outbox.tables.event
-        with self.shop.engine.connect() as connection:
-            return list(connection.execute(sa.select(event)))
+        return stored(self.shop.engine, self.shop.outbox)
 
     def not_delivered(self) -> list[tuple[str, int, str, str]]:
         rows = [row for row in self.rows() if row.status != "delivered"]

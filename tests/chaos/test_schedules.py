@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from tests.chaos.cluster import Ground, prepared
 from tests.chaos.faults import CLOCK, DATABASE, NETWORK, RECEIVER, RELAY, Means, draw
-from tests.chaos.ground import Ground, prepared
 from tests.chaos.run import line
 from tests.chaos.schedule import run_schedule
 from tests.conftest import available
-
-log = logging.getLogger(__name__)
 
 EVENTS = 300
 SEEDS = {"postgresql-18": (3, 6), "mariadb": (3, 2), "sqlite": (3, 8)}
@@ -36,9 +33,7 @@ def ground() -> Iterator[Callable[[str], Ground]]:
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds])
 def test_a_schedule_keeps_every_promise(ground: Callable[[str], Ground], kind: str, seed: int) -> None:
     result = run_schedule(ground(kind), seed, EVENTS)
-    log.info(line(result))
-    assert result.words == []
-    assert result.ok
+    assert result.ok, (line(result), *result.words)
     assert result.events >= EVENTS
     assert result.receipts - result.duplicates >= result.events
     assert result.duplicates <= result.bound

@@ -107,7 +107,6 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def create(url: str) -> None:
-    """The application's tables, with a counter for each key."""
     with engine(url).begin() as connection:
         metadata.create_all(connection)
         connection.execute(counter.insert(), [{"name": name, "n": 0} for name in names()])
@@ -130,8 +129,6 @@ def written(payload: Any) -> str:
 
 
 class Emitter:
-    """One process of the application."""
-
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._outbox = plan.place.outbox()
@@ -142,7 +139,6 @@ class Emitter:
         self._rest = 0.002 if plan.driver == "sqlite3" else 0.0
 
     def run(self) -> None:
-        """Until as many events are known to be committed as were asked for."""
         begun, committed = time.monotonic(), 0
         while committed < self._plan.events:
             elapsed = time.monotonic() - begun

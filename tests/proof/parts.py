@@ -83,7 +83,6 @@ def run(part: str, seconds: float) -> tuple[Run, bool]:
 
 
 def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
-    """Seeds that no earlier run had."""
     first = total([run for run in kept() if run.part == SIMULATION], "schedules")
     with _file() as file:
         options = ["--first", first, "--count", SCHEDULES, "--seconds", seconds, "--json", file]

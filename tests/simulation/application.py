@@ -42,7 +42,6 @@ class Application:
             number += size
 
     def emit(self, numbers: Sequence[int], *, after: float = 0.0) -> None:
-        """Emit events of these numbers in one transaction; where it is rolled back, once more."""
         self.under_way += 1
         self._world.after(after, self._begin, numbers)
 

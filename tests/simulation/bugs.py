@@ -34,8 +34,7 @@ from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction
 from tests.simulation.receivers import BulkSink
 from tests.simulation.schedule import run_seed
-from tests.simulation.statements import Item, Items, Place, Rows, Server
-from tests.simulation.upkeep_statements import UpkeepServer
+from tests.simulation.statements import Item, Items, Place, Rows, Server, UpkeepServer
 
 Patch = tuple[Any, str, Any]
 """The class or module, the name in it, and what is planted there."""
@@ -57,7 +56,6 @@ class Bug(NamedTuple):
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """The product, or the fake's statement of the same name, with a bug in it."""
     with ExitStack() as stack:
         for owner, name, value in bug.patches:
             stack.enter_context(mock.patch.object(owner, name, value))
@@ -65,7 +63,6 @@ def planted(bug: Bug) -> Iterator[None]:
 
 
 def findings(bug: Bug, seed: int) -> list[Finding]:
-    """What is found under a seed with the bug planted."""
     with planted(bug):
         return run_seed(seed).findings
 

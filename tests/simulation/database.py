@@ -33,12 +33,8 @@ def to_seconds(moment: datetime) -> float:
 
 
 class Clock(Protocol):
-    """Whoever knows what time it is."""
-
     @property
-    def now(self) -> float:
-        """The time, in seconds."""
-        ...
+    def now(self) -> float: ...
 
 
 class Emitted(NamedTuple):
@@ -62,7 +58,6 @@ class Emitted(NamedTuple):
     created_at: datetime
 
     def read(self, attempts: int, crashes: int) -> tuple[Any, ...]:
-        """The columns of a delivery that are the row's own."""
         return (*self[:2], *self[3:13], attempts, self.max_attempts, crashes, self.created_at)
 
 
@@ -94,7 +89,6 @@ class Row:
         return self.crashes + (self.token is not None) > 1
 
     def unleased(self, now: float) -> bool:
-        """Whether no relay holds it."""
         return self.leased_until is None or self.leased_until <= now
 
 
@@ -158,11 +152,9 @@ class Database:
         return self._last_position
 
     def row(self, transaction: Transaction, id_: str) -> Row | None:
-        """A row as the transaction sees it."""
         return transaction.rows[id_] if id_ in transaction.rows else self.rows.get(id_)
 
     def other(self, transaction: Transaction, key: Key) -> Any:
-        """A row of a small table as the transaction sees it."""
         return transaction.others[key] if key in transaction.others else self.others.get(key)
 
     def lock(self, transaction: Transaction, key: Key) -> None:

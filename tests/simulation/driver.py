@@ -34,8 +34,6 @@ SUFFERS = 1.0
 
 @dataclass
 class Weather:
-    """How the network and the server are at the moment. Chances are of one round trip."""
-
     latency: float = 0.001
     fates: dict[Fate, float] = field(default_factory=dict)
     slow: float = 0.0
@@ -49,20 +47,22 @@ class Weather:
         self.down_until = self.read_only_until = 0.0
 
 
+@dataclass
 class Site:
     """The database's server, and how it can be reached."""
 
-    def __init__(self, world: World, flavour: Flavour, server: Server, weather: Weather) -> None:
-        self.world = world
-        self.flavour = flavour
-        self.server = server
-        self.database: Database = server.database
-        self.weather = weather
-        self.life = 0
-        """One more each time that the server was killed."""
-        self.troubled: list[tuple[float, float]] = []
-        self.cut_off: dict[str, float] = {}
-        """Until when which node reaches nobody."""
+    world: World
+    flavour: Flavour
+    server: Server
+    weather: Weather
+    life: int = 0
+    """One more each time that the server was killed."""
+    troubled: list[tuple[float, float]] = field(default_factory=list)
+    cut_off: dict[str, float] = field(default_factory=dict)
+    """Until when which node reaches nobody."""
+
+    def __post_init__(self) -> None:
+        self.database: Database = self.server.database
 
     def open_store(self, node: Node) -> SqlStore:
         """The product's own store, with a driver that talks to this server."""
@@ -72,7 +72,6 @@ class Site:
         return SqlStore(make_steps(self.flavour), drivers[self.flavour](self, node))
 
     def kill(self, down: float) -> None:
-        """Kill the server; in so many seconds it is back."""
         forget = self.world.random.randint(0, self.database.unflushed) if self.flavour == "pipeline" else 0
         self.database.kill(forget)
         self.life += 1
@@ -90,21 +89,18 @@ class Site:
         self.troubled.append((self.world.now, self.world.now + seconds))
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """What a server says, on its way back."""
 
-    __slots__ = ("_back", "_future", "_lost", "_world", "arrived", "value")
-
-    def __init__(self, world: World, lost: bool, back: float) -> None:
-        self._world = world
-        self._lost = lost
-        self._back = back
-        self._future: asyncio.Future[Any] | None = None
-        self.arrived = False
-        self.value: Any = None
+    _world: World
+    _lost: bool
+    _back: float
+    _future: asyncio.Future[Any] | None = None
+    arrived: bool = False
+    value: Any = None
 
     def send(self, value: Any) -> None:
-        """The server says so; the node may never hear it."""
         if self._lost:
             value = StoreError("the connection was lost")
         if self._back:
@@ -118,7 +114,6 @@ class Answer:
             self._future.set_result(value)
 
     async def wait(self, node: Node) -> Any:
-        """Until it has arrived."""
         self._future = node.create_future()
         return await self._future
 

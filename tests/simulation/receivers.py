@@ -41,8 +41,6 @@ class Outage(NamedTuple):
 
 @dataclass
 class Troubles:
-    """What goes wrong at a receiver. Chances are of one request."""
-
     latency: float = 0.01
     slow: float = 0.0
     chances: list[tuple[float, bool, Callable[[], Any]]] = field(default_factory=list)
@@ -62,23 +60,21 @@ class Troubles:
         self.outages = []
 
 
+@dataclass
 class Receiver:
-    """One destination's other side."""
-
-    def __init__(self, world: World, name: str, troubles: Troubles, timeout: float) -> None:
-        self.world = world
-        self.name = name
-        self.troubles = troubles
-        self.timeout = timeout
-        self.applied: list[Applied] = []
-        self.misled: Counter[UUID] = Counter()
-        """How often each event was applied and its sender was told otherwise, or nothing."""
-        self.charged: Counter[UUID] = Counter()
-        """How often each event was refused in a way that may count as its own failure."""
-        self.met: Counter[str] = Counter()
-        self._refused_at: dict[UUID, float] = {}
-        """When each event was last refused in an outage."""
-        self.number: Callable[[UUID], int] = lambda _: -1
+    world: World
+    name: str
+    troubles: Troubles
+    timeout: float
+    number: Callable[[UUID], int] = lambda _: -1
+    applied: list[Applied] = field(default_factory=list)
+    misled: Counter[UUID] = field(default_factory=Counter)
+    """How often each event was applied and its sender was told otherwise, or nothing."""
+    charged: Counter[UUID] = field(default_factory=Counter)
+    """How often each event was refused in a way that may count as its own failure."""
+    met: Counter[str] = field(default_factory=Counter)
+    _refused_at: dict[UUID, float] = field(default_factory=dict)
+    """When each event was last refused in an outage."""
 
     def request(self, node: Node, deliveries: Sequence[Delivery], answer: asyncio.Future[Any]) -> None:
         """Take deliveries in their order; the future gets an answer for each."""
@@ -178,8 +174,6 @@ OUTAGES: dict[str, Callable[[], Exception]] = {
 
 
 class SimSink(OneByOne):
-    """The product's own base of sinks, one delivery a request."""
-
     def __init__(self, node: Node, receiver: Receiver, concurrency: int) -> None:
         super().__init__(concurrency)
         self._node = node
@@ -207,7 +201,6 @@ class BulkSink:
         self._places.limit(concurrency)
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One request for all that may be sent."""
         async with self._places:
             chosen, stuck = [], set()
             for delivery in deliveries:

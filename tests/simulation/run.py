@@ -29,8 +29,6 @@ BLOCK = 50
 
 @dataclass
 class Total:
-    """What all schedules came to."""
-
     schedules: int = 0
     events: int = 0
     deliveries: int = 0
@@ -103,7 +101,6 @@ def settle_memory() -> None:
 
 
 def trace(seed: int) -> int:
-    """Tell what happens in a schedule. A row is named by its position, and its attempt stands in brackets."""
     plan = draw(seed)
     kinds = ", ".join(
         f"{destination.name} (lease {destination.lease:g} s)" for destination in plan.destinations

@@ -29,8 +29,7 @@ from relaybox.stores.steps import Steps
 from relaybox.stores.upkeep import SqlUpkeep
 from tests.databases import engine
 from tests.simulation.database import Blocked, Database, Emitted, Row, Transaction, to_datetime
-from tests.simulation.statements import HELD_BY, LEADER, Flavour, make_steps
-from tests.simulation.upkeep_statements import UpkeepServer
+from tests.simulation.statements import HELD_BY, LEADER, Flavour, UpkeepServer, make_steps
 
 T = TypeVar("T")
 Values: TypeAlias = tuple[Any, ...]
@@ -72,8 +71,6 @@ class SeenPlace(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Everything that is compared of the tables. Rows are in the order of their positions."""
-
     rows: list[SeenRow]
     places: list[SeenPlace]
     leader: tuple[str, int, float] | None
@@ -354,8 +351,6 @@ class Disagreement(AssertionError):
 
 
 class New(NamedTuple):
-    """An event to emit."""
-
     destinations: list[str]
     key: str | None
     delay: float
@@ -363,8 +358,6 @@ class New(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same delivery, as each of the two leased it."""
-
     fake: Delivery
     real: Delivery
 
@@ -384,8 +377,6 @@ Label: TypeAlias = tuple[int, str, int]
 
 
 class Pairing:
-    """Both databases, how rows are called, and the comparison."""
-
     def __init__(self, real: Real, server: type[UpkeepServer] = UpkeepServer) -> None:
         self.real = real
         self.runner = asyncio.Runner()
@@ -396,7 +387,6 @@ class Pairing:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew, with empty tables."""
         self.real.clear()
         self.fake = Fake(FLAVOURS[self.real.kind], self._server)
         self.open: list[Open] = []
@@ -458,7 +448,6 @@ class Pairing:
         return self._labels[side, id_]
 
     def compare(self, what: str, fake: Any, real: Any) -> None:
-        """See that both are the same, but for a little time."""
         if not alike(fake, real):
             raise Disagreement(f"{what}:\n  fake: {fake}\n  real: {real}")
 
@@ -493,7 +482,6 @@ def alike(fake: Any, real: Any) -> bool:
 
 
 def tick() -> None:
-    """Until the next millisecond: SQLite's clock knows no shorter time."""
     began = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == began:
         pass

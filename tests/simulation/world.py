@@ -83,7 +83,6 @@ class Node:
             self._backlog = []
 
     def trouble(self, seconds: float = 0.0) -> None:
-        """Something befalls it, now or for so long."""
         self.troubled.append((self.world.now, self.world.now + seconds))
 
     def hold_back(self, handle: Handle) -> None:
@@ -169,18 +168,15 @@ class World:
         """What is no node of ours: receivers, the database, the application's transactions."""
 
     def at(self, when: float, handle: Handle) -> Handle:
-        """Run it at a moment of true time."""
         self._numbers += 1
         heappush(self._timers, (when, self._numbers, handle))
         return handle
 
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Let nature do something in so many seconds."""
         self._numbers += 1
         heappush(self._timers, (self.now + seconds, self._numbers, Handle((self.nature, callback, args))))
 
     def run(self, until: float) -> None:
-        """Run until that moment, until nothing is left to do, or until it is ``over``."""
         ready, timers, random, running = self.ready, self._timers, self.random.random, None
         try:
             while not self.over:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID
+
+from tests.servers.restart import Restartable
+from tests.waiting import wait_for
 
 PATIENCE = 30.0
 """Seconds for a broker to do what it is told."""
@@ -72,19 +74,25 @@ def nothing() -> None:
     """It ends by itself."""
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Look until it is so."""
-    end = time.monotonic() + PATIENCE
-    while not reached():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not after {PATIENCE:g} s: {what}")
-        time.sleep(0.01)
+class Local:
+    """A server whose process can be asked to end, and stopped."""
 
+    copies = 1
+    timeout = 1.0
 
-def terminate(process: int) -> None:
-    """Ask a server to end; returns when it has."""
-    os.kill(process, signal.SIGTERM)
-    until(lambda: _has_ended(process), "the server ended")
+    def __init__(self, running: Restartable) -> None:
+        self._running = running
+        self._silence = ExitStack()
+
+    def _end(self) -> None:
+        """Ask it to end; returns when it has."""
+        process = self._running._process
+        os.kill(process, signal.SIGTERM)
+        wait_for(lambda: _has_ended(process), "the server ended")
+        self._running.stop()
+
+    def _stop(self) -> None:
+        self._silence.enter_context(self._running.silent())
 
 
 def _has_ended(process: int) -> bool:

@@ -14,9 +14,10 @@ from uuid import UUID, uuid4
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from tests.chaos.brokers.base import DOWN, PATIENCE, SILENT, Harm, Message, until
+from tests.chaos.brokers.base import DOWN, PATIENCE, SILENT, Harm, Message
 from tests.integration.kafka_log import headers, make_topic, read
 from tests.servers import kafka as server
+from tests.waiting import wait_for
 
 PARTITIONS = 4
 SMALL = 800
@@ -95,7 +96,7 @@ class Kafka:
                 make_topic(self._running.bootstrap, self._topic, PARTITIONS)
             return self._is_there()
 
-        until(made, "the topic is there")
+        wait_for(made, "the topic is there")
 
     def _delete(self) -> None:
         """It takes nothing any more, is read, and goes."""
@@ -105,7 +106,7 @@ class Kafka:
         admin = self._admin()
         [done] = admin.delete_topics([self._topic]).values()
         done.result(PATIENCE)
-        until(lambda: not self._is_there(), "the topic is gone")
+        wait_for(lambda: not self._is_there(), "the topic is gone")
 
     def _is_there(self) -> bool:
         return self._topic in self._admin().list_topics(timeout=PATIENCE).topics
@@ -125,7 +126,7 @@ class Kafka:
             return time.monotonic() - since > STILL
 
         try:
-            until(still, "no message comes any more")
+            wait_for(still, "no message comes any more")
         finally:
             consumer.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -13,7 +13,7 @@ import nats
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy
 
-from tests.chaos.brokers.base import DOWN, SILENT, Harm, Message, terminate
+from tests.chaos.brokers.base import DOWN, SILENT, Harm, Local, Message
 from tests.servers import nats as server
 from tests.servers.restart import Restartable
 
@@ -23,16 +23,13 @@ SMALL = 800
 """Bytes: some of the events are larger with their headers, and some are not."""
 
 
-class Nats:
+class Nats(Local):
     """A server whose stream takes no more when it is full."""
 
     name = "nats"
-    timeout = 1.0
-    copies = 1
 
     def __init__(self, running: Restartable) -> None:
-        self._running = running
-        self._silence = ExitStack()
+        super().__init__(running)
         self._stream = ""
         self._gone: list[Message] = []
         no_size, no_bytes = {"max_msg_size": -1}, {"max_bytes": -1}
@@ -76,13 +73,6 @@ class Nats:
                 message: Any = await js.get_msg(self._stream, number)
                 found.append(Message(UUID(message.headers["event-id"]), message.data))
         return found
-
-    def _end(self) -> None:
-        terminate(self._running._process)
-        self._running.stop()
-
-    def _stop(self) -> None:
-        self._silence.enter_context(self._running.silent())
 
     def _add(self) -> None:
         settings = {"subjects": [f"{self._stream}.>"], "discard": DiscardPolicy.NEW}

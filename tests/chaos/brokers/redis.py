@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from uuid import UUID, uuid4
 
 import redis
 
-from tests.chaos.brokers.base import DOWN, SILENT, Harm, Message, nothing, terminate
+from tests.chaos.brokers.base import DOWN, SILENT, Harm, Local, Message, nothing
 from tests.servers import redis as server
 from tests.servers.restart import Restartable
 
 
-class Redis:
+class Redis(Local):
     """A durable server. A stream is made by whoever adds to it, so one that was deleted is no trouble."""
 
     name = "redis"
-    timeout = 1.0
-    copies = 1
 
     def __init__(self, running: Restartable) -> None:
-        self._running = running
-        self._silence = ExitStack()
+        super().__init__(running)
         self._stream = ""
         self._gone: list[str] = []
         self.harms = {
@@ -48,13 +45,6 @@ class Redis:
 
     def _client(self) -> redis.Redis:
         return redis.Redis.from_url(server.url_of(self._running))
-
-    def _end(self) -> None:
-        terminate(self._running._process)
-        self._running.stop()
-
-    def _stop(self) -> None:
-        self._silence.enter_context(self._running.silent())
 
     def _limit(self, size: int) -> None:
         with self._client() as client:
