@@ -85,8 +85,7 @@ SINK_DEFECTS = (
     "holds up the others",
     "does not say why",
 )
-HELD_UP = 10.0
-"""Seconds for which a process does nothing else, once."""
+HELD_UP = 10.0  # Seconds for which a process does nothing else, once
 
 _open_sink = parts.open_sink
 

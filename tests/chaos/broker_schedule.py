@@ -73,8 +73,7 @@ class Window(NamedTuple):
 
     begun: float
     ended: float
-    shut: tuple[float, float] | None = None
-    """While nothing could get there."""
+    shut: tuple[float, float] | None = None  # While nothing could get there
 
 
 def install(rows: Rows) -> None:
@@ -124,8 +123,7 @@ def _is_of(owner: str, processes: Collection[int]) -> bool:
     return any(f":{process}:" in owner for process in processes)
 
 
-FIRST = 1.0
-"""Seconds in which the first events are emitted, before anything happens."""
+FIRST = 1.0  # Seconds in which the first events are emitted, before anything happens
 
 
 class Blow(NamedTuple):
@@ -248,14 +246,10 @@ class Operator:
             return list(connection.execute(query).all())
 
 
-WAVE = 2
-"""Emitters for each harm: one before it begins, and one while it lasts."""
-STILL = 8.0
-"""Seconds for which a receiver that is well may get nothing though events wait for it."""
-LATE = 30.0
-"""Seconds in which an event reaches it, also where the machine is busy with something else."""
-ASKING = 15.0
-"""Seconds after which somebody who asks why is answered, also where the machine is busy."""
+WAVE = 2  # Emitters for each harm: one before it begins, and one while it lasts
+STILL = 8.0  # Seconds for which a receiver that is well may get nothing though events wait for it
+LATE = 30.0  # Seconds in which an event reaches it, also where the machine is busy with something else
+ASKING = 15.0  # Seconds after which somebody who asks why is answered, also where the machine is busy
 LEASES = 2
 """Where relays are killed it may take so many more, and a sweep, for what is left between two steps."""
 CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 FROM outbox_event"

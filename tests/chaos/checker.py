@@ -61,8 +61,7 @@ class Row(NamedTuple):
     id: str
     key: str
     position: int
-    number: int
-    """Which event of its key it is, counted under a lock on the key: the order of commits."""
+    number: int  # Which event of its key it is, counted under a lock on the key: the order of commits
     status: str
 
 

@@ -198,10 +198,8 @@ class Ground:
     server: Server
     nursery: Nursery
     clock: faketime.WallClock | None = None
-    clocked: Nursery | None = None
-    """Whose processes live by that clock."""
-    pooler: str | None = None
-    """A URL by which the server is reached through a transaction pooler."""
+    clocked: Nursery | None = None  # Whose processes live by that clock
+    pooler: str | None = None  # A URL by which the server is reached through a transaction pooler
 
     @property
     def means(self) -> Means:

@@ -39,10 +39,8 @@ class Plan(Struct, frozen=True):
     url: str
     logs: str
     seed: int
-    bulk: int
-    """Rows that are there at the start."""
-    emitted: int
-    """Rows that are emitted while the workers run."""
+    bulk: int  # Rows that are there at the start
+    emitted: int  # Rows that are emitted while the workers run
     keys: int = 200
     workers: int = 8
     emitters: int = 2
@@ -56,10 +54,8 @@ class Plan(Struct, frozen=True):
     retry: float = 0.02
     fail: float = 0.0
     on_failed: OnFailed = "block"
-    ordered: bool = True
-    """False: the deliberately broken claim, plain SKIP LOCKED, on the same rows."""
-    patience: float = 120.0
-    """Seconds until a run that has not come to its end is given up."""
+    ordered: bool = True  # False: the deliberately broken claim, plain SKIP LOCKED, on the same rows
+    patience: float = 120.0  # Seconds until a run that has not come to its end is given up
 
     def want(self, owner: str) -> Want:
         return Want(

@@ -42,12 +42,10 @@ PATIENCE = 5.0
 
 
 LEASE, TIMEOUT = 1.5, 1.0
-BEYOND_A_LEASE = (1.7, 2.6)
-"""For how many seconds relays stand still."""
+BEYOND_A_LEASE = (1.7, 2.6)  # For how many seconds relays stand still
 BEGINS = 10.0
 """Seconds in which a relay may find that there is no database, and end: whoever runs it starts it again."""
-HOPELESS = 20
-"""After so many relays that ended by themselves, no more are started."""
+HOPELESS = 20  # After so many relays that ended by themselves, no more are started
 
 
 class Doom(msgspec.Struct, frozen=True):
@@ -61,10 +59,8 @@ class Doom(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     place: Place
     doom: Doom | None = None
-    hasty: bool = True
-    """Whether pauses are shorter than they are for users."""
-    defect: str = ""
-    """One of those in ``tests.chaos.broken``."""
+    hasty: bool = True  # Whether pauses are shorter than they are for users
+    defect: str = ""  # One of those in ``tests.chaos.broken``
 
 
 def main(plan: bytes) -> None:
@@ -118,15 +114,12 @@ class Relay:
     nursery: Nursery
     began: float = field(default_factory=time.monotonic)
     doomed: bool = False
-    replaced: bool = True
-    """Whether another takes its place when it ends."""
+    replaced: bool = True  # Whether another takes its place when it ends
     leaving: bool = False
     killed: bool = False
     stopped: bool = False
-    resumes: float = 0.0
-    """When it goes on, if it stands still."""
-    held: set[Any] = field(default_factory=set)
-    """The rows it held when it came to grief."""
+    resumes: float = 0.0  # When it goes on, if it stands still
+    held: set[Any] = field(default_factory=set)  # The rows it held when it came to grief
 
 
 def _expected(relay: Relay) -> set[int]:
@@ -150,13 +143,10 @@ class Fleet:
     directory: Path
     dooms: list[Doom]
     defect: str = ""
-    bound: int = 0
-    """How many deliveries they may have made twice."""
+    bound: int = 0  # How many deliveries they may have made twice
     unexpected: list[str] = field(default_factory=list)
-    happened: Counter[str] = field(default_factory=Counter)
-    """What relays did to themselves."""
-    killed: set[int] = field(default_factory=set)
-    """The processes that ended where they stood."""
+    happened: Counter[str] = field(default_factory=Counter)  # What relays did to themselves
+    killed: set[int] = field(default_factory=set)  # The processes that ended where they stood
     _relays: dict[int, Relay] = field(default_factory=dict)
 
     @property

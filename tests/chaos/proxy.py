@@ -29,8 +29,7 @@ class Proxy:
 
     def __init__(self, host: str, port: int) -> None:
         self.target = host, port
-        self.cuts = 0
-        """How many COMMITs were cut so far."""
+        self.cuts = 0  # How many COMMITs were cut so far
         self.delay = 0.0
         self.hole = False
         self._when: When = "before"
@@ -148,8 +147,7 @@ class Link:
     task: asyncio.Task[None]
 
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
-        self.torn = False
-        """Whether something that was sent on it is lost."""
+        self.torn = False  # Whether something that was sent on it is lost
         self._proxy = proxy
         self._loop = asyncio.get_running_loop()
         self._client = _ready(client)
@@ -278,8 +276,7 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 COMMIT = re.compile(rb"\s*COMMIT(\s+(WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
 
-STARTUP = 3
-"""The major version that a PostgreSQL client's first message asks for."""
+STARTUP = 3  # The major version that a PostgreSQL client's first message asks for
 CANCEL, SSL, GSS = 80877102, 80877103, 80877104
 COM_QUERY = 0x03
 

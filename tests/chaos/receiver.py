@@ -56,8 +56,7 @@ class State(msgspec.Struct, frozen=True):
     ports: dict[str, int]
     applied: int
     unanswered: int
-    last: float
-    """When it applied the last one, by the machine's monotonic clock."""
+    last: float  # When it applied the last one, by the machine's monotonic clock
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):

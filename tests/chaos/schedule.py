@@ -32,8 +32,7 @@ from tests.chaos.storm import Scene, Storm
 from tests.chaos.workload import LOOSE, ORDERED, SECRET, Place, Rows, event_type, written
 from tests.servers import pgbouncer
 
-ANY_TIME = 1e12
-"""Seconds: relays with a wrong clock sign a wrong time, and the signature holds all the same."""
+ANY_TIME = 1e12  # Seconds: relays with a wrong clock sign a wrong time, and the signature holds all the same
 
 
 class Verdict(NamedTuple):
@@ -135,11 +134,9 @@ def _not_final(events: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 EMITTERS = 3
-PATIENCE = 60.0
-"""Seconds for everything to be delivered once all is well; more than the sweep's interval."""
+PATIENCE = 60.0  # Seconds for everything to be delivered once all is well; more than the sweep's interval
 WARM_UP = 5.0
-CALM_LEASE = 10.0
-"""Where there is no fault, a slow machine shall not be one."""
+CALM_LEASE = 10.0  # Where there is no fault, a slow machine shall not be one
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -148,18 +145,14 @@ class Result(msgspec.Struct, frozen=True):
     events: int
     receipts: int
     duplicates: int
-    bound: int
-    """How many of the duplicates the faults excuse."""
+    bound: int  # How many of the duplicates the faults excuse
     faults: dict[str, int]
     findings: dict[str, int]
     words: list[str]
     seconds: float
-    drained: float
-    """Seconds from the end of the faults until everything was delivered."""
-    recoveries: list[float]
-    """Seconds from each restart of the database to the first delivery after it."""
-    explained: int = 0
-    """How often it was asked why events wait, and the answer named the fault."""
+    drained: float  # Seconds from the end of the faults until everything was delivered
+    recoveries: list[float]  # Seconds from each restart of the database to the first delivery after it
+    explained: int = 0  # How often it was asked why events wait, and the answer named the fault
     delay: float = 0.0
     """Seconds for which a destination beside the one in trouble got nothing though events waited for it."""
 

@@ -26,8 +26,7 @@ from tests.integration.search_engines import Subject
 from tests.waiting import wait_for
 
 WRITERS = 2
-PAGE = 200
-"""Documents that are written in one transaction at the beginning."""
+PAGE = 200  # Documents that are written in one transaction at the beginning
 PATIENCE = 120.0
 KILLS = 4
 """Harm that is done for each relay that is killed: it needs its time to start, and one is to be sending."""
@@ -36,8 +35,7 @@ KILLS = 4
 class Draw(NamedTuple):
     seed: int
     documents: int
-    steps: int
-    """Changes of each writer, besides the first ones."""
+    steps: int  # Changes of each writer, besides the first ones
     relays: int
     kinds: tuple[str, ...]
     """What befalls the engine: each of them once, in this order, and any of them while documents change."""

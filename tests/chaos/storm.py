@@ -38,15 +38,12 @@ class Scene:
     receiver: Remote
     proxies: dict[str, Proxy]
     batch: int
-    look: Callable[[], None]
-    """Notice who ended, and replace them."""
-    bound: int = 0
-    """How many deliveries may come again by what befell the database and the way to it."""
+    look: Callable[[], None]  # Notice who ended, and replace them
+    bound: int = 0  # How many deliveries may come again by what befell the database and the way to it
     happened: Counter[str] = field(default_factory=Counter)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     """What the director found by itself, by kind and in words."""
-    restarts: list[float] = field(default_factory=list)
-    """When the database took connections again."""
+    restarts: list[float] = field(default_factory=list)  # When the database took connections again
 
 
 class Storm:

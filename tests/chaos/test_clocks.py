@@ -27,8 +27,7 @@ from tests.waiting import await_for
 
 DAY = 86_400.0
 LEASE = 1.0
-BACK = 4.0
-"""Seconds: longer than a lease."""
+BACK = 4.0  # Seconds: longer than a lease
 LAST = 100
 BACKOFF = {"base": "500ms", "cap": "500ms", "jitter": 0}
 

@@ -72,8 +72,7 @@ class Business(Scene):
     def __init__(self, url: str) -> None:
         super().__init__(url, lease="2s", timeout="2s")
         self.failed = 0
-        self._told: set[int] = set()
-        """The orders whose transaction was committed, as far as the caller knows."""
+        self._told: set[int] = set()  # The orders whose transaction was committed, as far as the caller knows
         with self.shop.engine.begin() as connection:
             connection.execute(sa.text("CREATE TABLE orders (n integer)"))
 

@@ -33,8 +33,7 @@ AFTER_DATABASE = 2.0
 AFTER_LEASE = 1.0
 """Seconds beyond the lease until everything that a killed relay held is delivered by another."""
 LEASE = 2.0
-JOINS = 8.0
-"""Seconds after which a relay that was started beside others works."""
+JOINS = 8.0  # Seconds after which a relay that was started beside others works
 
 
 @pytest.fixture(scope="module")

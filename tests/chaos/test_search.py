@@ -20,14 +20,11 @@ from tests.servers.meilisearch import Server
 
 pytestmark = pytest.mark.slow
 
-DOCUMENTS, STEPS = 2000, 1500
-"""Changes of each of two writers, besides the first ones."""
+DOCUMENTS, STEPS = 2000, 1500  # Changes of each of two writers, besides the first ones
 Run = Callable[[str, str, dict[str, Any]], Result]
 FAILING, STILL = "failing tasks", "a queue that stands still"
-LATE = {"base": "2s", "cap": "2s"}
-"""Backoff after which the others have long arrived."""
-seeds = count()
-"""Each schedule has an index of its own."""
+LATE = {"base": "2s", "cap": "2s"}  # Backoff after which the others have long arrived
+seeds = count()  # Each schedule has an index of its own
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,10 @@ from tests.chaos import drivers
 from tests.chaos.drivers import ERRORS, Driver, connect, engine
 
 ORDERED, LOOSE = "ordered", "loose"
-BROKER = "broker"
-"""Where a schedule has one, everything goes there too."""
+BROKER = "broker"  # Where a schedule has one, everything goes there too
 SECRET = "whsec_Y2hhb3MgaXMgYSBsYWRkZXIgb2YgcGl0cyBhbmQgb2Y="
 KEYS = 40
-LOUD = 3
-"""Every so many-th event of a key also goes to the destination without order."""
+LOUD = 3  # Every so many-th event of a key also goes to the destination without order
 ABORT, SAVEPOINT, SEVERAL, BINARY = 0.15, 0.05, 0.10, 0.05
 ALPHABET = "abc xyz ABC 012 {}[]\",:\\/'%?$ äß€ \u2028 日本 😀 \t\n"
 NEVER_FAILED = 10_000
@@ -64,10 +62,8 @@ class Place(msgspec.Struct, frozen=True):
     batch: int = 20
     poll: float = 0.1
     concurrency: int = 50
-    keep: bool = True
-    """Whether rows that were delivered are kept."""
-    broker: str = ""
-    """The URL of a broker, if there is one; then every event also goes there."""
+    keep: bool = True  # Whether rows that were delivered are kept
+    broker: str = ""  # The URL of a broker, if there is one; then every event also goes there
 
     def outbox(self) -> Outbox:
         options: dict[str, Any] = {

@@ -30,8 +30,7 @@ class Application:
         self._names = [destination.name for destination in plan.destinations if destination.name != "dead"]
         self._attempts = plan.destinations[0].max_attempts
         self._keyed = {destination.name: destination.ordered for destination in plan.destinations}
-        self.events: list[Emitted] = []
-        """What was committed, in the order of commits."""
+        self.events: list[Emitted] = []  # What was committed, in the order of commits
         self.under_way = 0
 
     def start(self) -> None:

@@ -36,8 +36,7 @@ from tests.simulation.receivers import BulkSink
 from tests.simulation.schedule import run_seed
 from tests.simulation.statements import Item, Items, Place, Rows, Server, UpkeepServer
 
-Patch = tuple[Any, str, Any]
-"""The class or module, the name in it, and what is planted there."""
+Patch = tuple[Any, str, Any]  # The class or module, the name in it, and what is planted there
 
 
 SEEDS = range(4000)

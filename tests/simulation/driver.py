@@ -25,11 +25,9 @@ Reply: TypeAlias = Callable[[Any], None]
 Fate: TypeAlias = Literal["well", "refused", "request lost", "answer lost"]
 
 TRIES = 5
-IDLE_IN_TRANSACTION = 5.0
-"""Seconds after which the server ends a transaction whose session says nothing."""
+IDLE_IN_TRANSACTION = 5.0  # Seconds after which the server ends a transaction whose session says nothing
 CONNECTIONS = 2
-SUFFERS = 1.0
-"""Seconds for which a lost round trip may keep a node from settling: until it tries again."""
+SUFFERS = 1.0  # Seconds for which a lost round trip may keep a node from settling: until it tries again
 
 
 @dataclass
@@ -39,8 +37,7 @@ class Weather:
     slow: float = 0.0
     down_until: float = 0.0
     read_only_until: float = 0.0
-    met: Counter[str] = field(default_factory=Counter)
-    """What was met how often."""
+    met: Counter[str] = field(default_factory=Counter)  # What was met how often
 
     def heal(self) -> None:
         self.fates, self.slow = {}, 0.0
@@ -55,11 +52,9 @@ class Site:
     flavour: Flavour
     server: Server
     weather: Weather
-    life: int = 0
-    """One more each time that the server was killed."""
+    life: int = 0  # One more each time that the server was killed
     troubled: list[tuple[float, float]] = field(default_factory=list)
-    cut_off: dict[str, float] = field(default_factory=dict)
-    """Until when which node reaches nobody."""
+    cut_off: dict[str, float] = field(default_factory=dict)  # Until when which node reaches nobody
 
     def __post_init__(self) -> None:
         self.database: Database = self.server.database
@@ -121,8 +116,7 @@ class Answer:
 class Wire:
     """One node's connections; what the kinds of databases have in common."""
 
-    AT_ONCE = 0.6
-    """The part of all ways that take no time."""
+    AT_ONCE = 0.6  # The part of all ways that take no time
 
     def __init__(self, site: Site, node: Node) -> None:
         self._site = site

@@ -12,8 +12,7 @@ from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
 from tests.simulation.statements import Flavour
 
 EVENTS = 200
-EMITTING = 1.0
-"""Seconds in which events are emitted."""
+EMITTING = 1.0  # Seconds in which events are emitted
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
@@ -33,13 +32,11 @@ class Plan:
     keys: int
     events: int
     heals: bool
-    trouble: float
-    """After which nothing new goes wrong: all is healed, or it is over."""
+    trouble: float  # After which nothing new goes wrong: all is healed, or it is over
     faults: tuple[str, ...]
     weather: Weather
     troubles: dict[str, Troubles]
-    wakes: float
-    """The chance that a commit is told to a relay."""
+    wakes: float  # The chance that a commit is told to a relay
     alive: bool
     abort: float
     longest_transaction: float

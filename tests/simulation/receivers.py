@@ -18,8 +18,7 @@ from relaybox.outcome import Delivered, Reject, Released, Retry, Throttled, Unav
 from relaybox.sink import REGARDLESS, Answer, OneByOne, Places, Progress
 from tests.simulation.world import Node, World
 
-EVENT_TROUBLES = 1
-"""So often at most is an innocent event refused by itself: less than its attempts."""
+EVENT_TROUBLES = 1  # So often at most is an innocent event refused by itself: less than its attempts
 
 
 class Applied(NamedTuple):
@@ -50,8 +49,7 @@ class Troubles:
     never: frozenset[int] = frozenset()
     chokes: frozenset[int] = frozenset()
     """Numbers of events that it rejects, that it fails at, and at which it always times out."""
-    kills: frozenset[int] = frozenset()
-    """Numbers of events that end the process that sends them."""
+    kills: frozenset[int] = frozenset()  # Numbers of events that end the process that sends them
 
     def heal(self) -> None:
         """What is wrong with the receiver ends; what is wrong with events does not."""

@@ -23,8 +23,7 @@ from tests.commit import commit
 from tests.simulation.plan import draw
 from tests.simulation.schedule import run_seed
 
-BLOCK = 50
-"""Seeds that a process takes at once."""
+BLOCK = 50  # Seeds that a process takes at once
 
 
 @dataclass
@@ -38,8 +37,7 @@ class Total:
     cpu: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
-    broken: dict[int, list[str]] = field(default_factory=dict)
-    """By seed: what was found."""
+    broken: dict[int, list[str]] = field(default_factory=dict)  # By seed: what was found
 
     def add(self, other: Total) -> None:
         for name in ("schedules", "events", "deliveries", "duplicates", "drained", "steps", "cpu"):

@@ -40,8 +40,7 @@ from tests.simulation.world import Node, World
 
 Tell: TypeAlias = Callable[[str], None]
 
-PATIENCE = 240.0
-"""Seconds of virtual time after which what was healed must be drained."""
+PATIENCE = 240.0  # Seconds of virtual time after which what was healed must be drained
 SWEEPS, PRUNES, BEATS = 3.0, 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
 
@@ -503,14 +502,12 @@ class Judge:
         self._schedule = schedule
         self._database = schedule.database
         self._leases = {destination.name: destination.lease for destination in schedule.plan.destinations}
-        self.dead_letters: list[Emitted] = []
-        """What was put there by the settles that failed it elsewhere."""
+        self.dead_letters: list[Emitted] = []  # What was put there by the settles that failed it elsewhere
         schedule.database.on_change = self._changed
         self._commit = schedule.database.commit
         schedule.database.commit = self._committing  # type: ignore[method-assign]
         self._writer: object = None
-        self._sizes: Counter[str] = Counter()
-        """How many rows were leased under each token."""
+        self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
         self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)

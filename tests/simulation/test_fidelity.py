@@ -34,8 +34,7 @@ from tests.simulation.twins import Disagreement, Label, New, Open, Pair, Pairing
 T = TypeVar("T")
 
 names = st.sampled_from(("shop", "shop", "shop", "shop", "shop", "other", "dead"))
-rarely = st.sampled_from(("other", "other", "shop", "dead"))
-"""What is held up gives little to compare."""
+rarely = st.sampled_from(("other", "other", "shop", "dead"))  # What is held up gives little to compare
 keys = st.sampled_from((None, "a", "a", "a", "b", "c"))
 members = st.sampled_from(("relay-1", "relay-2"))
 seconds = st.sampled_from((25.0, 65.0))

@@ -32,8 +32,7 @@ from tests.simulation.database import Blocked, Database, Emitted, Row, Transacti
 from tests.simulation.statements import HELD_BY, LEADER, Flavour, UpkeepServer, make_steps
 
 T = TypeVar("T")
-Values: TypeAlias = tuple[Any, ...]
-"""Of one row, in the order of ``INSERTED``."""
+Values: TypeAlias = tuple[Any, ...]  # Of one row, in the order of ``INSERTED``
 UNHURRIED = "PRAGMA synchronous = OFF"
 FLAVOURS: dict[str, Flavour] = {"postgresql": "pipeline", "mysql": "steps", "sqlite": "single"}
 
@@ -335,12 +334,9 @@ Twin: TypeAlias = Fake | Real
 
 
 T = TypeVar("T")
-TOLERANCE = 2.0
-"""Seconds by which times may differ."""
-PATIENCE = 20.0
-"""Seconds after which the real one is taken to wait for something."""
-A_WHILE = 0.05
-"""Seconds in which the real one would have been done, did it not wait as the fake does."""
+TOLERANCE = 2.0  # Seconds by which times may differ
+PATIENCE = 20.0  # Seconds after which the real one is taken to wait for something
+A_WHILE = 0.05  # Seconds in which the real one would have been done, did it not wait as the fake does
 
 NAMES = ("shop", "other", "dead")
 BUILDER = RowBuilder(Settings(destinations=[Destination(name, "console:", ordered=True) for name in NAMES]))
@@ -381,8 +377,7 @@ class Pairing:
         self.real = real
         self.runner = asyncio.Runner()
         self.compared: Counter[str] = Counter()
-        self.met: Counter[str] = Counter()
-        """What came up how often; what never does was not compared."""
+        self.met: Counter[str] = Counter()  # What came up how often; what never does was not compared
         self._server = server
         self.clear()
 

@@ -14,8 +14,7 @@ from uuid import UUID
 from tests.servers.restart import Restartable
 from tests.waiting import wait_for
 
-PATIENCE = 30.0
-"""Seconds for a broker to do what it is told."""
+PATIENCE = 30.0  # Seconds for a broker to do what it is told
 DOWN = r"cannot connect|broke|[Cc]onnection|no broker|no answer"
 SILENT = r"no answer|no acknowledgement|did not confirm|no broker|broke|cannot connect"
 
@@ -32,8 +31,7 @@ class Harm(NamedTuple):
     end: Callable[[], None]
     says: str = ""
     """A pattern of what ``why`` says of an event that waits meanwhile; empty: nothing has to wait."""
-    shut: bool = False
-    """Whether it takes nothing meanwhile, and later nothing that was sent meanwhile."""
+    shut: bool = False  # Whether it takes nothing meanwhile, and later nothing that was sent meanwhile
     refuses: bool = False
     """Whether events fail for good meanwhile, with what it says, and an operator retries them afterwards."""
 
@@ -46,10 +44,8 @@ class Broker(Protocol):
     """
 
     name: str
-    timeout: float
-    """Seconds after which a relay gives up waiting for it."""
-    copies: int
-    """How many messages one attempt may leave whose answer did not come."""
+    timeout: float  # Seconds after which a relay gives up waiting for it
+    copies: int  # How many messages one attempt may leave whose answer did not come
 
     @property
     def harms(self) -> Mapping[str, Harm]:
@@ -102,8 +98,7 @@ def _has_ended(process: int) -> bool:
 
 
 BROKERS = ("redis", "nats", "rabbitmq", "kafka")
-SINKS = tuple(f"relaybox.sinks.{broker}" for broker in BROKERS)
-"""The modules that send to them."""
+SINKS = tuple(f"relaybox.sinks.{broker}" for broker in BROKERS)  # The modules that send to them
 
 
 def running(name: str) -> AbstractContextManager[Broker]:

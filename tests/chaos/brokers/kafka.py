@@ -20,10 +20,8 @@ from tests.servers import kafka as server
 from tests.waiting import wait_for
 
 PARTITIONS = 4
-SMALL = 800
-"""Bytes: some of the events are larger, and some are not."""
-STILL = 0.4
-"""Seconds without a new message in a topic that takes none."""
+SMALL = 800  # Bytes: some of the events are larger, and some are not
+STILL = 0.4  # Seconds without a new message in a topic that takes none
 _log = logging.getLogger("tests.kafka")
 
 

@@ -19,8 +19,7 @@ from tests.servers.restart import Restartable
 
 T = TypeVar("T")
 NO_STREAM = "no stream"
-SMALL = 800
-"""Bytes: some of the events are larger with their headers, and some are not."""
+SMALL = 800  # Bytes: some of the events are larger with their headers, and some are not
 
 
 class Nats(Local):
