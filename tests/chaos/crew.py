@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from msgspec import Struct
 
 from relaybox import Destination, Outbox, Route, parts
 from relaybox.emit.row import Call
@@ -31,10 +30,15 @@ from tests.databases import engine
 
 DESTINATION = "chaos"
 NEVER_FAILED = 10_000
+WORKERS, EMITTERS = 8, 2
+LEASE = 1.0
+PATIENCE = 300.0  # Seconds until a run that has not come to its end is given up
+CRASH, ZOMBIE, RELEASE, EXTEND, RETRY = 0.02, 0.02, 0.05, 0.05, 0.02
+CRASHES = 3  # Of each worker and those that follow it
 
 
-class Plan(Struct, frozen=True):
-    """One run. Chances are per claim, except ``retry`` and ``fail``, which are per row."""
+class Plan(msgspec.Struct, frozen=True):
+    """One run. Chances are per claim, except ``RETRY`` and ``fail``, which are per row."""
 
     url: str
     logs: str
@@ -42,33 +46,13 @@ class Plan(Struct, frozen=True):
     bulk: int  # Rows that are there at the start
     emitted: int  # Rows that are emitted while the workers run
     keys: int = 200
-    workers: int = 8
-    emitters: int = 2
-    limit: int = 50
-    lease: float = 1.0
-    crash: float = 0.02
-    crashes_each: int = 3
-    zombie: float = 0.02
-    release: float = 0.05
-    extend: float = 0.05
-    retry: float = 0.02
     fail: float = 0.0
     on_failed: OnFailed = "block"
     ordered: bool = True  # False: the deliberately broken claim, plain SKIP LOCKED, on the same rows
-    patience: float = 120.0  # Seconds until a run that has not come to its end is given up
 
     def want(self, owner: str) -> Want:
-        return Want(
-            DESTINATION,
-            owner,
-            limit=self.limit,
-            lease=self.lease,
-            ordered=self.ordered,
-            on_failed=self.on_failed,
-        )
-
-    def log(self, owner: str) -> Path:
-        return Path(self.logs) / f"{owner}.jsonl"
+        policy = {"ordered": self.ordered, "on_failed": self.on_failed}
+        return Want(DESTINATION, owner, limit=50, lease=LEASE, **policy)
 
 
 def make_outbox(url: str) -> Outbox:
@@ -78,9 +62,6 @@ def make_outbox(url: str) -> Outbox:
 
 def open_store(url: str, outbox: Outbox) -> Store:
     return parts.open_store(url, outbox.tables, connections=1)
-
-
-CRASHED = -signal.SIGKILL
 
 
 class Crew:
@@ -93,10 +74,10 @@ class Crew:
     def run(self) -> None:
         plan = self._plan
         try:
-            for number in range(plan.emitters):
-                count = len(range(number, plan.emitted, plan.emitters))
+            for number in range(EMITTERS):
+                count = len(range(number, plan.emitted, EMITTERS))
                 self._emitters.add(fork(partial(emit, plan, f"emitter{number}", count)))
-            for slot in range(plan.workers):
+            for slot in range(WORKERS):
                 self._start_worker(slot, life=0)
             self._watch()
             self._stop()
@@ -105,21 +86,17 @@ class Crew:
                 os.kill(pid, signal.SIGKILL)
 
     def _start_worker(self, slot: int, life: int) -> None:
-        may_crash = life < self._plan.crashes_each
+        may_crash = life < CRASHES
         pid = fork(partial(work, self._plan, f"worker{slot}.{life}", may_crash))
         self._workers[pid] = slot, life
 
     def _watch(self) -> None:
-        end = time.monotonic() + self._plan.patience
-        look = 0.0
-        while True:
+        end, look = time.monotonic() + PATIENCE, 0.0
+        while self._emitters or time.monotonic() < look or self._left():
+            look = time.monotonic() + 0.2 if time.monotonic() >= look else look
             self._bury(replace=True)
-            if not self._emitters and time.monotonic() > look:
-                if not (left := self._left()):
-                    return
-                look = time.monotonic() + 0.2
             if time.monotonic() > end:
-                raise TimeoutError(f"not at its end after {self._plan.patience:g} s; left: {left}")
+                raise TimeoutError(f"not at its end after {PATIENCE:g} s; left: {self._left()}")
             time.sleep(0.01)
 
     def _stop(self) -> None:
@@ -137,23 +114,16 @@ class Crew:
             code = os.waitstatus_to_exitcode(status)
             slot, life = self._workers.pop(pid, (None, 0))
             self._emitters.discard(pid)
-            if slot is None or code != CRASHED:
+            if slot is None or code != -signal.SIGKILL:
                 if code:
                     raise RuntimeError(f"a process ended with {code}")
             elif replace:
                 self._start_worker(slot, life + 1)
 
-    def _left(self) -> dict[str, int]:
-        """How many rows are open, by whether they are leased, due or parked."""
-        event = self._event.c
-        state = sa.case(
-            (event.leased_until.is_not(None), "leased"),
-            (event.next_attempt_at.is_(None), "parked"),
-            else_="waiting",
-        )
-        count = sa.select(state.label("state"), sa.func.count()).where(event.status == "pending")
+    def _left(self) -> int:
+        count = sa.select(sa.func.count()).where(self._event.c.status == "pending")
         with engine(self._plan.url).connect() as connection:
-            return {row[0]: row[1] for row in connection.execute(count.group_by("state"))}
+            return connection.scalars(count).one()
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -217,23 +187,14 @@ def work(plan: Plan, owner: str, may_crash: bool) -> None:
     asyncio.run(Worker(plan, owner, may_crash).run())
 
 
-class Log:
-    """Lines that survive the death of the process that wrote them."""
-
-    def __init__(self, plan: Plan, owner: str) -> None:
-        self._file = os.open(plan.log(owner), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def write(self, what: str, **more: Any) -> None:
-        os.write(self._file, msgspec.json.encode({"what": what, **more}) + b"\n")
-
-
 class Worker:
     def __init__(self, plan: Plan, owner: str, may_crash: bool) -> None:
         self._plan = plan
         self._owner = owner
         self._may_crash = may_crash
         self._luck = random.Random(f"{plan.seed} {owner}")
-        self._log = Log(plan, owner)
+        log = Path(plan.logs) / f"{owner}.jsonl"
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._stopping = False
 
     async def run(self) -> None:
@@ -244,7 +205,7 @@ class Worker:
             try:
                 await self._round(store)
             except StoreError as error:
-                self._log.write("store errors", error=str(error))
+                self._write("store errors", error=str(error))
         await store.close()
 
     def _stop(self) -> None:
@@ -255,14 +216,14 @@ class Worker:
         if not claim.deliveries:
             await asyncio.sleep(0 if claim.parked else 0.05)
             return
-        if self._chance(self._plan.crash) and self._may_crash:
+        if self._chance(CRASH) and self._may_crash:
             await self._crash(store, claim.deliveries)
-        if self._chance(self._plan.zombie):
-            self._log.write("zombies")
-            await asyncio.sleep(self._plan.lease * self._luck.uniform(1.05, 1.6))
-        elif self._chance(self._plan.extend):
-            await store.extend(claim.deliveries, self._plan.lease * 1.5)
-        if self._chance(self._plan.release):
+        if self._chance(ZOMBIE):
+            self._write("zombies")
+            await asyncio.sleep(LEASE * self._luck.uniform(1.05, 1.6))
+        elif self._chance(EXTEND):
+            await store.extend(claim.deliveries, LEASE * 1.5)
+        if self._chance(RELEASE):
             await self._settle(store, [Settlement(delivery, Released()) for delivery in claim.deliveries])
             return
         outcomes = self._handle(claim.deliveries)
@@ -275,7 +236,7 @@ class Worker:
         if self._chance(0.5):
             half = deliveries[: len(deliveries) // 2]
             await self._settle(store, [Settlement(delivery, Delivered()) for delivery in half])
-        self._log.write("crashes")
+        self._write("crashes")
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _handle(self, deliveries: Sequence[Delivery]) -> list[Settlement]:
@@ -290,7 +251,7 @@ class Worker:
         return settlements
 
     def _send(self) -> Outcome:
-        if self._chance(self._plan.retry):
+        if self._chance(RETRY):
             return Retried(self._luck.uniform(0.02, 0.3), "no luck")
         if self._chance(self._plan.fail):
             return Failed("bad luck")
@@ -300,13 +261,17 @@ class Worker:
         if not settlements:
             return
         lost = await store.settle(settlements, on_failed=self._plan.on_failed)
-        self._log.write(
+        self._write(
             "settles",
             token=settlements[0].delivery.lease_token.hex,
             settled=[delivery.id.hex for delivery, _ in settlements],
             lost=[id_.hex for id_ in lost],
             retries=sum(isinstance(o, Retried) and d.id not in lost for d, o in settlements),
         )
+
+    def _write(self, what: str, **more: Any) -> None:
+        """A line that survives the death of the process."""
+        os.write(self._log, msgspec.json.encode({"what": what, **more}) + b"\n")
 
     def _chance(self, share: float) -> bool:
         return self._luck.random() < share
