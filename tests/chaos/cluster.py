@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 from tests.chaos.faults import Means
 from tests.chaos.nursery import Nursery
@@ -29,14 +29,6 @@ MARIADB = (
     *("--character-set-server=utf8mb4", "--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite"),
 )
 LISTENING = {"postgresql": "ready to accept connections", "mysql": "ready for connections"}
-
-
-class Server(Protocol):
-    kind: str
-
-    def database(self) -> AbstractContextManager[str]:
-        """A fresh database; its URL."""
-        ...
 
 
 class File:
@@ -116,6 +108,9 @@ class Cluster:
     def stop(self) -> None:
         if self._process is not None:
             base._stop(self._process)
+
+
+Server: TypeAlias = File | Small | Cluster
 
 
 def _working_in(directory: Path) -> list[int]:

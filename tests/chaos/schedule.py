@@ -144,14 +144,14 @@ class Result(msgspec.Struct, frozen=True):
     database: str
     events: int
     receipts: int
-    duplicates: int
-    bound: int  # How many of the duplicates the faults excuse
     faults: dict[str, int]
     findings: dict[str, int]
     words: list[str]
     seconds: float
     drained: float  # Seconds from the end of the faults until everything was delivered
-    recoveries: list[float]  # Seconds from each restart of the database to the first delivery after it
+    duplicates: int = 0
+    bound: int = 0  # How many of the duplicates the faults excuse
+    recoveries: list[float] = []  # Seconds from each restart of the database to the first delivery after it
     explained: int = 0  # How often it was asked why events wait, and the answer named the fault
     delay: float = 0.0
     """Seconds for which a destination beside the one in trouble got nothing though events waited for it."""

@@ -94,14 +94,11 @@ def run_search_schedule(archive: Archive, subject: Subject, plan: Draw, defect: 
         database=subject.name,
         events=events,
         receipts=events - left,
-        duplicates=0,
-        bound=0,
         faults=dict(faults),
         findings=findings,
         words=_words(archive, compared) if any(findings.values()) else [],
         seconds=time.monotonic() - began,
         drained=drained,
-        recoveries=[],
     )
 
 

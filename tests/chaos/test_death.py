@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import IO, Any, TypeAlias
-from uuid import UUID
+from itertools import cycle
+from typing import Any, TypeAlias
 
 import msgspec
 import psycopg
@@ -21,42 +17,20 @@ import sqlalchemy as sa
 from relaybox import Outbox
 from relaybox.emit.row import Call
 from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Outcome, Retried
-from relaybox.store import Settlement, Store, Want
+from relaybox.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.store import Settlement, Want
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Steps, StoreSteps
 from tests.chaos.crew import DESTINATION, make_outbox, open_store
-from tests.chaos.mortal import POISON
 from tests.chaos.scene import stored
-from tests.commit import ROOT
 from tests.databases import EVERY_KIND, KINDS, engine
 from tests.waiting import await_for
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 ORDER = pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
 DEATHS = 5
-
-
-@contextmanager
-def mortal(deed: str, ordered: bool, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ``mortal.py``, killed at the end whatever happened."""
-    command = [sys.executable, "-m", "tests.chaos.mortal", deed, str(ordered).lower(), url]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def heard(output: IO[bytes] | None) -> dict[str, Any]:
-    assert output is not None
-    line = output.readline()
-    assert line, "the process ended without a word"
-    said: dict[str, Any] = msgspec.json.decode(line)
-    return said
+POISON = 50
 
 
 def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: int = 5) -> Outbox:
@@ -77,6 +51,14 @@ def attempts(url: str, outbox: Outbox) -> set[tuple[Any, ...]]:
         return {tuple(row) for row in connection.execute(sa.select(outbox.tables.attempt))}
 
 
+def end_leases(url: str, outbox: Outbox) -> None:
+    """End them all at once, as time does."""
+    event = outbox.tables.event
+    with engine(url).begin() as connection:
+        held = event.c.lease_token.is_not(None)
+        connection.execute(event.update().where(held).values(leased_until=event.c.created_at))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @ORDER
 async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_so(
@@ -84,67 +66,58 @@ async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_
 ) -> None:
     url = migrated_database(kind)
     outbox = emit(url, 6, ordered=ordered, keys=6)
-    with mortal("stall", ordered, url) as process:
-        held = [UUID(id_) for id_ in heard(process.stdout)["held"]]
-        assert len(held) == 6
-        process.send_signal(signal.SIGSTOP)
-        await _take_over(open_store(url, outbox), ordered)
-        before = stored(engine(url), outbox), attempts(url, outbox)
-        process.send_signal(signal.SIGCONT)
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        told = heard(process.stdout)
-        assert process.wait(60) == 0
-    assert {name: set(map(UUID, ids)) for name, ids in told.items()} == {
-        "extend": set(held),
-        "settle": set(held),
-        "release": set(held),
-    }
-    assert (stored(engine(url), outbox), attempts(url, outbox)) == before
-
-
-async def _take_over(store: Store, ordered: bool) -> None:
-    """As another relay: take every row when its lease is over; deliver two, retry two, hold two."""
-    taken = await _claim_again(store, Want(DESTINATION, "other", lease=60, ordered=ordered), 6)
+    stalled, other = open_store(url, outbox), open_store(url, outbox)
+    held = (await stalled.claim(Want(DESTINATION, "stalled", ordered=ordered))).deliveries
+    ids = {delivery.id for delivery in held}
+    end_leases(url, outbox)
+    taken = (await other.claim(Want(DESTINATION, "other", ordered=ordered))).deliveries
+    assert {delivery.id for delivery in taken} == ids
+    assert len(ids) == 6
+    # Two are delivered, two wait, two are held when the first goes on.
     outcomes: list[Outcome] = [Delivered(), Delivered(), Retried(60, "later"), Retried(60, "later")]
-    lost = await store.settle(list(map(Settlement, taken[:4], outcomes)))
-    assert not lost
-    await store.close()
+    assert not await other.settle(list(map(Settlement, taken[:4], outcomes)))
+    before = stored(engine(url), outbox), attempts(url, outbox)
+    late: list[Outcome] = [Delivered(), Retried(0, "too late"), Failed("too late")]
+    assert set(await stalled.extend(held, 60.0)) == ids
+    assert set(await stalled.settle(list(map(Settlement, held, cycle(late))))) == ids
+    assert set(await stalled.release(held)) == ids
+    assert (stored(engine(url), outbox), attempts(url, outbox)) == before
+    for store in (stalled, other):
+        await store.close()
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @ORDER
-def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
+async def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
     kind: str, ordered: bool, migrated_database: Callable[[str], str]
 ) -> None:
     url = migrated_database(kind)
     # The first two deaths are a whole batch's and count for nobody; the others are the poison's alone.
     outbox = emit(url, 100, ordered=ordered, max_attempts=DEATHS - 2)
-    with mortal("poison", ordered, url) as process:
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0
-    said = [msgspec.json.decode(line) for line in output.splitlines()]
-    assert said[:2] == [{"claimed": 100}] * 2
-    assert all(claim == {"claimed": 1} for claim in said[2:-1])
-    assert said[-1] == {"deaths": DEATHS}
+    want = Want(DESTINATION, "mortal", limit=100, ordered=ordered, on_failed="skip")
+    claimed: list[int] = []
+    deaths = 0
+    while any(row.status == "pending" for row in stored(engine(url), outbox)):
+        assert len(claimed) < 200, "it is claimed again and again"
+        store = open_store(url, outbox)
+        deliveries = (await store.claim(want)).deliveries
+        claimed.append(len(deliveries))
+        if any(msgspec.json.decode(delivery.payload or "")["n"] == POISON for delivery in deliveries):
+            deaths += 1
+            end_leases(url, outbox)
+        else:
+            delivered = [Settlement(delivery, Delivered()) for delivery in deliveries]
+            assert not await store.settle(delivered, on_failed="skip")
+        await store.close()
+    assert deaths == DEATHS
+    assert claimed[:2] == [100, 100]
+    assert set(claimed[2:]) <= {0, 1}
+    assert claimed.count(1) == 99 + DEATHS - 2
     rows = stored(engine(url), outbox)
     poisonous = rows.pop(POISON)
     assert poisonous.status == "failed"
     assert f"the relay died {DEATHS} times" in poisonous.error_message
     assert [(row.status, row.attempts) for row in rows] == [("delivered", 1)] * 99
-
-
-async def _claim_again(store: Store, want: Want, count: int) -> list[Delivery]:
-    """The rows that a stalled relay left behind, as soon as its lease is over."""
-    taken: list[Delivery] = []
-
-    async def all_taken() -> bool:
-        taken.extend((await store.claim(want)).deliveries)
-        return len(taken) == count
-
-    await await_for(all_taken, "the lease over")
-    return taken
 
 
 async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
@@ -170,12 +143,10 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
 
 async def _two_holders_of_one_key(url: str, outbox: Outbox) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
     """A stalled relay holds rows 1 and 2, another took over 1; 3 and 4 are parked."""
-    store, event = open_store(url, outbox), outbox.tables.event
+    store = open_store(url, outbox)
     stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=60, ordered=True))
     assert (await store.claim(Want(DESTINATION, "other", ordered=True))).parked == 2
-    with engine(url).begin() as connection:
-        held = event.c.lease_token.is_not(None)
-        connection.execute(event.update().where(held).values(leased_until=event.c.created_at))
+    end_leases(url, outbox)
     other = await store.claim(Want(DESTINATION, "other", limit=1, ordered=True))
     await store.close()
     assert (len(stalled.deliveries), len(other.deliveries)) == (2, 1)

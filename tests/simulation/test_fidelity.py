@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -236,18 +237,9 @@ class Machine(RuleBasedStateMachine):
             self.leased += self.batch
 
     def _told(self, side: str, claim: Claim) -> Any:
+        seen = attrgetter("ordering_key", "attempts", "max_attempts", "crashes", "lease_owner")
         rows = [
-            [
-                (
-                    self.both.label(side, d.id),
-                    d.ordering_key,
-                    d.attempts,
-                    d.max_attempts,
-                    d.crashes,
-                    d.lease_owner,
-                )
-                for d in deliveries
-            ]
+            [(self.both.label(side, delivery.id), *seen(delivery)) for delivery in deliveries]
             for deliveries in (claim.deliveries, claim.failed)
         ]
         held = claim.held and (claim.held.why, claim.held.seconds, claim.held.reason)

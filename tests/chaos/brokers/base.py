@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -101,8 +101,9 @@ BROKERS = ("redis", "nats", "rabbitmq", "kafka")
 SINKS = tuple(f"relaybox.sinks.{broker}" for broker in BROKERS)  # The modules that send to them
 
 
-def running(name: str) -> AbstractContextManager[Broker]:
+@contextmanager
+def running(name: str) -> Iterator[Broker]:
     """A server of this kind; entering raises ``tests.servers.base.Unavailable`` where it cannot be had."""
     module = import_module(f"tests.chaos.brokers.{name}")
-    start: Callable[[], AbstractContextManager[Broker]] = module.running
-    return start()
+    with module.server.broker(**module.OPTIONS) as started:
+        yield module.KIND(started)

@@ -6,8 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from uuid import UUID, uuid4
 
@@ -129,7 +128,4 @@ class Kafka:
             consumer.close()
 
 
-@contextmanager
-def running() -> Iterator[Kafka]:
-    with server.broker(auto_create=False) as started:
-        yield Kafka(started)
+KIND, OPTIONS = Kafka, {"auto_create": False}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -100,7 +99,4 @@ class Nats(Local):
         self._ask(lambda js: js.delete_stream(self._stream))
 
 
-@contextmanager
-def running() -> Iterator[Nats]:
-    with server.broker() as started:
-        yield Nats(started)
+KIND, OPTIONS = Nats, {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -128,7 +128,4 @@ class RabbitMq:
         self._ask(lambda channel: channel.exchange_delete(self._place))
 
 
-@contextmanager
-def running() -> Iterator[RabbitMq]:
-    with server.broker() as started:
-        yield RabbitMq(started)
+KIND, OPTIONS = RabbitMq, {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from uuid import UUID, uuid4
 
@@ -58,7 +56,4 @@ class Redis(Local):
                 client.rename(self._stream, self._gone[-1])
 
 
-@contextmanager
-def running() -> Iterator[Redis]:
-    with server.broker() as started:
-        yield Redis(started)
+KIND, OPTIONS = Redis, {}
