@@ -58,7 +58,6 @@ class Broken(http.HttpSink):
 
 
 def spoil(defect: str, outbox: Outbox) -> None:
-    """Give every relay of this process the defect."""
     if defect in SINK_DEFECTS:
         spoil_sinks(defect)
         return
@@ -124,8 +123,6 @@ class BrokenSink:
 
 
 class Altered:
-    """The progress that is told of altered answers."""
-
     def __init__(self, progress: Progress, alter: Callable[[Answer], Answer]) -> None:
         self.begin = progress.begin
         self._report = progress.report

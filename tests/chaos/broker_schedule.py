@@ -174,11 +174,11 @@ def _faults(random: Random, blows: Sequence[Blow]) -> tuple[Fault, ...]:
         return ()
     seconds = FIRST + sum(blow.gap + blow.lasts for blow in blows)
     kinds = random.choices(("kill relay", "kill relay", "relay leaves"), k=random.randint(1, 3))
-    return tuple(sorted((Fault(kind, random.uniform(0.2, 1.0) * seconds) for kind in kinds), key=_at))
-
-
-def _at(fault: Fault) -> float:
-    return fault.at
+    return tuple(
+        sorted(
+            (Fault(kind, random.uniform(0.2, 1.0) * seconds) for kind in kinds), key=lambda fault: fault.at
+        )
+    )
 
 
 def _dooms(random: Random) -> tuple[Doom, ...]:

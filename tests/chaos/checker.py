@@ -86,7 +86,6 @@ class Change(NamedTuple):
 
     @property
     def is_claim(self) -> bool:
-        """Whether the row got a new lease."""
         return self.token is not None and self.token != self.old_token
 
     @property

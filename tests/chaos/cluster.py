@@ -45,8 +45,6 @@ class File:
 
 
 class Small:
-    """A PostgreSQL 18 whose disk can be filled and freed."""
-
     kind = "small-disk"
 
     def __init__(self, disk: small_disk.SmallDisk) -> None:

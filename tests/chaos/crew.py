@@ -127,7 +127,6 @@ class Crew:
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Run ``work`` in a process of its own; its number."""
     pid = os.fork()
     if pid:
         return pid

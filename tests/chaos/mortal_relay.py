@@ -98,7 +98,6 @@ async def note(event: Event, name: str) -> None:
 
 
 async def kill(event: Event, name: str) -> None:
-    """Take it, unless it is the one that ends the process."""
     if event.payload["n"] == POISON:
         os._exit(KILLED)
     await note(event, name)
@@ -133,8 +132,6 @@ ONCE = {"once": write, "once, asynchronous": awrite}
 
 
 class Telling(HandlerSink):
-    """Says what comes to it."""
-
     def begin(self, delivery: Delivery) -> Awaitable[None] | None:
         os.write(1, b"%d\n" % event_of(delivery).payload["n"])
         return super().begin(delivery)

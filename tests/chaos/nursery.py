@@ -70,16 +70,13 @@ class Nursery:
         self._process.stdin.flush()
         return msgspec.json.decode(self._process.stdout.readline())
 
-    def close(self) -> None:
-        """End it, and with it everybody whom it forked."""
-        self._process.kill()
-        self._process.communicate()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        # With it ends everybody whom it forked.
+        self._process.kill()
+        self._process.communicate()
 
 
 def die_with_parent(parent: int) -> None:

@@ -37,7 +37,6 @@ class Scene:
         await asyncio.sleep(0.02)
 
     def numbers(self, *conditions: Any) -> set[int]:
-        """The events for which this holds."""
         query = sa.select(self.shop.outbox.tables.event.c.payload).where(*conditions)
         with self.shop.engine.connect() as connection:
             return {payload["n"] for payload in connection.scalars(query)}

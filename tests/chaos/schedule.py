@@ -209,7 +209,6 @@ class Schedule:
 
     @property
     def subject(self) -> str:
-        """What is put to the test."""
         return self._ground.server.kind
 
     def _rage(self, scene: Scene, storm: Storm) -> None:

@@ -58,7 +58,6 @@ class Storm:
             self._later(fault.at, self._begin, fault)
 
     def rage(self) -> None:
-        """Until every fault is over and every event emitted."""
         while self._agenda or self._scene.emitters.busy:
             self.step()
 

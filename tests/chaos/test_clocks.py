@@ -49,7 +49,6 @@ def server() -> Iterator[tuple[WallClock, str]]:
 
 @pytest.fixture
 def clock(server: tuple[WallClock, str]) -> WallClock:
-    """The server's clock, which is right as yet."""
     server[0].step(0)
     return server[0]
 
@@ -111,8 +110,6 @@ async def step_a_relay(clock: WallClock, url: str) -> None:
 
 
 class Clocked(Scene):
-    """A shop on a server that goes by a clock, and two relays."""
-
     def __init__(self, url: str, clock: WallClock, **options: Any) -> None:
         super().__init__(url, **options)
         self.clock = clock

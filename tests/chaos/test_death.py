@@ -34,7 +34,6 @@ POISON = 50
 
 
 def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: int = 5) -> Outbox:
-    """An outbox with ``count`` rows of one destination."""
     outbox = make_outbox(url)
     changed = partial(Call, "Thing", event_type="thing.changed", max_attempts=max_attempts)
     calls = [

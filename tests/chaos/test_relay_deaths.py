@@ -71,8 +71,7 @@ class Scene:
         return set(self.taken()) - self.delivered()
 
     def delivered(self) -> set[int]:
-        rows = self.all_rows()
-        return {row.payload["n"] for row in rows if row.status == "delivered"}
+        return {row.payload["n"] for row in self.all_rows() if row.status == "delivered"}
 
     def all_rows(self) -> list[Any]:
         return stored(self.shop.engine, self.shop.outbox)
@@ -260,11 +259,8 @@ class Supervised:
     def _final(self, relay: subprocess.Popen[bytes]) -> bool:
         return relay.poll() is not None or "pending" not in self.shop.states()
 
-    def rows(self) -> list[Any]:
-        return stored(self.shop.engine, self.shop.outbox)
-
     def not_delivered(self) -> list[tuple[str, int, str, str]]:
-        rows = [row for row in self.rows() if row.status != "delivered"]
+        rows = [row for row in stored(self.shop.engine, self.shop.outbox) if row.status != "delivered"]
         return [(row.destination, row.payload["n"], row.status, row.error_message) for row in rows]
 
 
@@ -298,7 +294,7 @@ async def test_lanes_with_suspects_at_the_same_time_blame_only_the_one_that_kill
         (name, n) for name in others for n in range(FEW)
     }
     blamed: Counter[str] = Counter(dict.fromkeys(sinks, 0))
-    for row in supervised.rows():
+    for row in stored(supervised.shop.engine, supervised.shop.outbox):
         blamed[row.destination] += row.attempts - (row.status != "failed")
     assert blamed == {"kills": 4, **dict.fromkeys(others, 0)}
 

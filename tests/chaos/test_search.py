@@ -35,7 +35,6 @@ def subject() -> Iterator[Subject]:
 
 @contextmanager
 def meilisearch() -> Iterator[Subject]:
-    """One whose tasks all fail, while they do."""
     with engine("meilisearch") as subject:
         server = subject.server
         assert isinstance(server, Server)

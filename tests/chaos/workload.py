@@ -23,7 +23,7 @@ from tests.chaos.drivers import ERRORS, Driver, connect, engine
 ORDERED, LOOSE = "ordered", "loose"
 BROKER = "broker"  # Where a schedule has one, everything goes there too
 SECRET = "whsec_Y2hhb3MgaXMgYSBsYWRkZXIgb2YgcGl0cyBhbmQgb2Y="
-KEYS = 40
+NAMES = [f"key {number:02}" for number in range(40)]
 LOUD = 3  # Every so many-th event of a key also goes to the destination without order
 ABORT, SAVEPOINT, SEVERAL, BINARY = 0.15, 0.05, 0.10, 0.05
 ALPHABET = "abc xyz ABC 012 {}[]\",:\\/'%?$ äß€ \u2028 日本 😀 \t\n"
@@ -105,11 +105,7 @@ class Plan(msgspec.Struct, frozen=True):
 def create(url: str) -> None:
     with engine(url).begin() as connection:
         metadata.create_all(connection)
-        connection.execute(counter.insert(), [{"name": name, "n": 0} for name in names()])
-
-
-def names() -> list[str]:
-    return [f"key {number:02}" for number in range(KEYS)]
+        connection.execute(counter.insert(), [{"name": name, "n": 0} for name in NAMES])
 
 
 def event_type(n: int) -> str:
@@ -129,7 +125,6 @@ class Emitter:
         self._plan = plan
         self._outbox = plan.place.outbox()
         self._random = random.Random(plan.seed)
-        self._names = names()
         self._db: Driver | None = None
         # SQLite's lock goes to whoever looks first: who writes without a pause leaves it to nobody.
         self._rest = 0.002 if plan.driver == "sqlite3" else 0.0
@@ -162,7 +157,7 @@ class Emitter:
     def _transact(self, db: Driver) -> int:
         chance = self._random.random
         count = self._random.randint(2, 4) if chance() < SEVERAL else 1
-        chosen = sorted(self._random.sample(self._names, count))
+        chosen = sorted(self._random.sample(NAMES, count))
         db.begin()
         for name in chosen:
             if chance() < SAVEPOINT:

@@ -38,8 +38,6 @@ class Clock(Protocol):
 
 
 class Emitted(NamedTuple):
-    """What never changes of a row of ``outbox_event``."""
-
     id: UUID
     event_id: UUID
     destination: str
@@ -63,8 +61,6 @@ class Emitted(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One version of a row of ``outbox_event``."""
-
     emitted: Emitted
     next_attempt_at: float | None
     updated_at: float
@@ -158,7 +154,6 @@ class Database:
         return transaction.others[key] if key in transaction.others else self.others.get(key)
 
     def lock(self, transaction: Transaction, key: Key) -> None:
-        """Hold a row to the end, or raise ``Blocked``."""
         if not self.lockable(transaction, key):
             raise Blocked(self._locks[key])
 
@@ -260,7 +255,6 @@ class Database:
         return before
 
     def _indexes(self, id_: str, row: Row) -> Iterator[tuple[list[Any], tuple[Any, ...]]]:
-        """Where a row stands, and as what."""
         emitted, status = row.emitted, row.status
         if status == "pending":
             if row.next_attempt_at is None:

@@ -46,8 +46,6 @@ class Weather:
 
 @dataclass
 class Site:
-    """The database's server, and how it can be reached."""
-
     world: World
     flavour: Flavour
     server: Server
@@ -86,8 +84,6 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What a server says, on its way back."""
-
     _world: World
     _lost: bool
     _back: float
@@ -301,7 +297,6 @@ class Session(Wire):
         reply(None)
 
     def _watch(self, transaction: Transaction) -> None:
-        """End it when its session has said nothing for too long."""
         left = transaction.used_at + IDLE_IN_TRANSACTION - self._world.now
         if left <= 0:
             self._database.rollback(transaction)

@@ -52,7 +52,6 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed: always the same."""
     luck = Random(f"plan {seed}")
     faults = tuple(fault for fault in FAULTS if luck.random() < luck.choice((0.1, 0.3)))
     if luck.random() < 0.1:

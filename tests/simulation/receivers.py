@@ -125,7 +125,6 @@ class Receiver:
             self.charged[event_id] += 1
 
     def _take(self, delivery: Delivery) -> tuple[bool, Answer]:
-        """Whether it is applied, and the answer."""
         troubles, random, event_id = self.troubles, self.world.random.random, delivery.event_id
         for outage in troubles.outages:
             if outage.begins <= self.world.now < outage.ends:

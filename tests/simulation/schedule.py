@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
+from unittest import mock
 from uuid import UUID
 
 from relaybox import circuit, crashpoint
@@ -230,8 +231,6 @@ class Schedule:
         self._to_somebody("stall", stall)
 
     def _churn(self) -> None:
-        """One is asked to leave, and another comes."""
-
         def leave(node: Node) -> None:
             node.call_soon(self.nodes[node].stop)
             self._start_relay()
@@ -402,18 +401,13 @@ class Schedule:
             (decide, "LONGEST_PAUSE", 1.0),
             (circuit, "LONGEST_PAUSE", 1.0),
         ]
-        before = [getattr(module, name) for module, name, _ in changes]
-        interval, MEMBERSHIP["interval"] = MEMBERSHIP["interval"], BEATS
-        for module, name, value in changes:
-            setattr(module, name, value)
-        crashpoint.watch(self._at_point if self.plan.crash_points else None)
-        try:
+        with ExitStack() as stack:
+            for module, name, value in changes:
+                stack.enter_context(mock.patch.object(module, name, value))
+            stack.enter_context(mock.patch.dict(MEMBERSHIP, interval=BEATS))
+            stack.callback(crashpoint.watch, None)
+            crashpoint.watch(self._at_point if self.plan.crash_points else None)
             yield
-        finally:
-            crashpoint.watch(None)
-            for (module, name, _), value in zip(changes, before, strict=True):
-                setattr(module, name, value)
-            MEMBERSHIP["interval"] = interval
 
 
 class NodeTally(Tally):
@@ -496,8 +490,6 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Watches the rows of one schedule from its beginning."""
-
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._database = schedule.database

@@ -47,7 +47,6 @@ class FakeStatements:
         self._prefix = prefix
 
     def others(self, templates: Mapping[str, str]) -> FakeStatements:
-        """Those of upkeep, or of destinations."""
         return FakeStatements(self._flavour, "upkeep " if "fence" in templates else "")
 
     def __call__(self, name: str, **params: Any) -> Query:
@@ -147,6 +146,11 @@ class Server:
         if self._place(transaction, destination) is not None:
             self.database.wait_for(transaction, (HELD_BY, destination))
         return self._statement(name)(transaction, destination=destination, **params)
+
+    def do_record_attempts(self, transaction: Transaction, **_: Any) -> Rows:
+        return []
+
+    do_forget_attempts = do_record_attempts
 
     # Claims.
 
@@ -356,9 +360,6 @@ class Server:
             self.database.wait_for(transaction, item.id)
         return [[item.id] for item, _row in self._mine(transaction, items)]
 
-    def do_record_attempts(self, transaction: Transaction, items: str, **_: Any) -> Rows:
-        return []
-
     def do_settle(self, transaction: Transaction, items: Items, **_: Any) -> Rows:
         now, ids = self.database.now(), []
         for item, row in self._mine(transaction, items):
@@ -401,9 +402,6 @@ class Server:
             transaction.rows[id_] = None
         gone = [[id_] for id_ in mine]
         return gone if items else _unless_all(gone, count)
-
-    def do_forget_attempts(self, transaction: Transaction, items: str) -> Rows:
-        return []
 
     def do_extend(self, transaction: Transaction, items: str, seconds: float) -> Rows:
         until, mine = self.database.now() + seconds, self._mine(transaction, items)
@@ -559,7 +557,6 @@ class Server:
         return self._read_token[1]
 
     def holds(self, row: Row, item: Item) -> bool:
-        """Whether the lease that a settle names is the row's."""
         return row.token == item.token and row.status == "pending"
 
     def _head(self, transaction: Transaction, destination: str, key: str, block: bool) -> str | None:
@@ -594,11 +591,6 @@ class Term(NamedTuple):
 
 
 class UpkeepServer(Server):
-    """Executes the statements of upkeep as well."""
-
-    def do_upkeep__now(self, transaction: Transaction) -> Rows:
-        return [[self.database.now()]]
-
     def do_upkeep__be_seen(self, transaction: Transaction, me: str, **_: Any) -> Rows:
         self.database.lock(transaction, ("member", me))
         transaction.others["member", me] = self.database.now()
@@ -611,11 +603,6 @@ class UpkeepServer(Server):
             for key, at in seen.items()
             if isinstance(key, tuple) and key[0] == "member" and at is not None
         ]
-
-    def do_upkeep__forget_members(
-        self, transaction: Transaction, names: Sequence[str], seconds: float
-    ) -> Rows:
-        return []
 
     def do_upkeep__leave(self, transaction: Transaction, me: str) -> Rows:
         self.database.lock(transaction, ("member", me))
@@ -650,9 +637,6 @@ class UpkeepServer(Server):
         if leader is not None and leader.relay == me and leader.leads_until > now:
             self.database.lock(transaction, LEADER)
             transaction.others[LEADER] = leader._replace(leads_until=now)
-        return []
-
-    def do_upkeep__hide_leader(self, transaction: Transaction, me: str) -> Rows:
         return []
 
     def do_upkeep__fence(self, transaction: Transaction, term: int) -> Rows:
@@ -705,12 +689,11 @@ class UpkeepServer(Server):
             transaction.rows[id_] = None
         return []
 
-    def do_upkeep__forget_attempts(self, transaction: Transaction, ids: Sequence[str], **_: Any) -> Rows:
-        return []
-
     def do_upkeep__nothing(self, transaction: Transaction, **_: Any) -> Rows:
         return []
 
+    do_upkeep__now, do_upkeep__changed = Server.do_now, Server.do_changed
+    do_upkeep__forget_members = do_upkeep__hide_leader = do_upkeep__forget_attempts = do_upkeep__nothing
     do_upkeep__walk_events = do_upkeep__walk_attempts = do_upkeep__nothing
     do_upkeep__idempotency = do_upkeep__find_keys = do_upkeep__nothing
     do_upkeep__inbox = do_upkeep__find_marks = do_upkeep__nothing
@@ -720,9 +703,6 @@ class UpkeepServer(Server):
         return []
 
     do_upkeep__audit = do_upkeep__stats
-
-    def do_upkeep__changed(self, transaction: Transaction) -> Rows:
-        return [[transaction.changed]]
 
     def do_upkeep__parked(
         self, transaction: Transaction, destination: str, after: int, limit: int, block: bool = True
@@ -776,7 +756,6 @@ class UpkeepServer(Server):
         return []
 
     def _stuck(self, transaction: Transaction, destination: str, key: str, block: bool) -> str | None:
-        """The head of a key, if it is parked and nobody holds it."""
         id_ = self._head(transaction, destination, key, block)
         row = None if id_ is None else self.database.row(transaction, id_)
         if row is None or row.status != "pending" or row.next_attempt_at is not None:

@@ -123,8 +123,6 @@ def _chosen(rows: Sequence[T], indexes: Sequence[int]) -> list[T]:
 
 
 class Machine(RuleBasedStateMachine):
-    """One history."""
-
     def __init__(self, pairing: Pairing) -> None:
         super().__init__()
         self.both = pairing

@@ -142,7 +142,6 @@ class Fake:
         (self.database.commit if commit else self.database.rollback)(transaction)
 
     def insert(self, transaction: Transaction, rows: Sequence[Values], delay: float) -> None:
-        """Write rows that are due in so many seconds."""
         for id_, event_id, *values, key, idempotency_key, attempts, _ in rows:
             fixed = (0, idempotency_key, attempts, 0.0, to_datetime(0.0))
             emitted = Emitted(UUID(id_), UUID(event_id), *values, key, *fixed)
@@ -447,7 +446,6 @@ class Pairing:
             raise Disagreement(f"{what}:\n  fake: {fake}\n  real: {real}")
 
     def look(self) -> None:
-        """Compare all that is committed."""
         fake, real = self._named("fake", self.fake.see()), self._named("real", self.real.see())
         for part, of_fake, of_real in zip(("rows", "places", "leader"), fake, real, strict=True):
             self.compare(part, of_fake, of_real)
@@ -466,7 +464,6 @@ class Pairing:
 
 
 def alike(fake: Any, real: Any) -> bool:
-    """Whether they are equal, times within the tolerance."""
     if isinstance(fake, UUID) and isinstance(real, UUID):
         return True
     if isinstance(fake, float) and isinstance(real, float):

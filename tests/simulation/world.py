@@ -86,7 +86,6 @@ class Node:
         self.troubled.append((self.world.now, self.world.now + seconds))
 
     def hold_back(self, handle: Handle) -> None:
-        """The node is stalled: it runs this when it is resumed."""
         self._backlog.append(handle)
 
     def bury(self) -> None:

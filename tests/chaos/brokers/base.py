@@ -25,8 +25,6 @@ class Message(NamedTuple):
 
 
 class Harm(NamedTuple):
-    """Something that befalls a broker, and how it ends."""
-
     begin: Callable[[], None]
     end: Callable[[], None]
     says: str = ""
@@ -50,20 +48,16 @@ class Broker(Protocol):
     @property
     def harms(self) -> Mapping[str, Harm]:
         """What can befall it, by name."""
-        ...
 
     @property
     def url(self) -> str:
         """Where relays send to."""
-        ...
 
     def make(self) -> None:
         """A new place, which is empty; the old one is forgotten."""
-        ...
 
     def read(self) -> list[Message]:
         """All messages since the place was made, those of a key in order, also of what was deleted."""
-        ...
 
 
 def nothing() -> None:
@@ -71,8 +65,6 @@ def nothing() -> None:
 
 
 class Local:
-    """A server whose process can be asked to end, and stopped."""
-
     copies = 1
     timeout = 1.0
 
@@ -81,7 +73,6 @@ class Local:
         self._silence = ExitStack()
 
     def _end(self) -> None:
-        """Ask it to end; returns when it has."""
         process = self._running._process
         os.kill(process, signal.SIGTERM)
         wait_for(lambda: _has_ended(process), "the server ended")

@@ -22,8 +22,6 @@ SMALL = 800  # Bytes: some of the events are larger with their headers, and some
 
 
 class Nats(Local):
-    """A server whose stream takes no more when it is full."""
-
     name = "nats"
 
     def __init__(self, running: Restartable) -> None:

@@ -21,8 +21,6 @@ MEMORY = "512MB"
 
 
 class RabbitMq:
-    """A server; what is read of its queue is kept here."""
-
     name = "rabbitmq"
     timeout = 1.0
     copies = 2
