@@ -41,8 +41,8 @@ PATIENCE = 5.0
 """Seconds that a relay which is asked to leave has for what it is sending: more than a request may take."""
 
 
-LEASE, TIMEOUT = 1.5, 1.0
-BEYOND_A_LEASE = (1.7, 2.6)  # For how many seconds relays stand still
+LEASE, TIMEOUT = 2.5, 1.5
+BEYOND_A_LEASE = (2.7, 3.6)  # For how many seconds relays stand still
 BEGINS = 10.0
 """Seconds in which a relay may find that there is no database, and end: whoever runs it starts it again."""
 HOPELESS = 20  # After so many relays that ended by themselves, no more are started

@@ -16,12 +16,11 @@ import sqlalchemy as sa
 
 from relaybox import Call
 from tests.chaos import fleet, receiver, workload
-from tests.chaos.cluster import Cluster, Ground, prepared
+from tests.chaos.cluster import Cluster, Ground
 from tests.chaos.drivers import engine
 from tests.chaos.fleet import Doom
 from tests.chaos.receiver import Applied, Mood
 from tests.chaos.workload import LOOSE, ORDERED, Place, Rows
-from tests.conftest import available
 from tests.waiting import wait_for
 
 Record: TypeAlias = Callable[[str, object], None]
@@ -34,12 +33,6 @@ AFTER_LEASE = 1.0
 """Seconds beyond the lease until everything that a killed relay held is delivered by another."""
 LEASE = 2.0
 JOINS = 8.0  # Seconds after which a relay that was started beside others works
-
-
-@pytest.fixture(scope="module")
-def ground() -> Iterator[Ground]:
-    with available("PostgreSQL 18", prepared("postgresql-18", plain=True)) as made:
-        yield made
 
 
 class Stage:
@@ -94,12 +87,13 @@ class Stage:
 
 
 @pytest.fixture
-def stage(ground: Ground, tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+def stage(ground: Callable[..., Ground], tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     with ExitStack() as stack:
 
         def make(**settings: float) -> Stage:
-            url = stack.enter_context(ground.server.database())
-            stage = Stage(ground, url, tmp_path, **settings)
+            own = ground("postgresql-18")
+            url = stack.enter_context(own.server.database())
+            stage = Stage(own, url, tmp_path, **settings)
             stack.callback(stage.close)
             return stage
 
@@ -109,19 +103,24 @@ def stage(ground: Ground, tmp_path: Path) -> Iterator[Callable[..., Stage]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("relays", "away"), [(1, 0.5), (2, 0.5), (2, 8.0)])
 def test_after_a_kill_of_the_database_deliveries_go_on(
-    stage: Callable[..., Stage], ground: Ground, relays: int, away: float, record_property: Record
+    stage: Callable[..., Stage],
+    ground: Callable[..., Ground],
+    relays: int,
+    away: float,
+    record_property: Record,
 ) -> None:
     """Also where it was away for longer than a relay counts as alive without a sign of life."""
-    assert isinstance(ground.server, Cluster)
+    server = ground("postgresql-18").server
+    assert isinstance(server, Cluster)
     shop = stage(lease=60.0, timeout=30.0, poll=1.0, batch=20)
     shop.be(Mood("slow", seconds=0.02))
     for _ in range(relays):
         shop.relay()
     shop.emit(4_000)
     wait_for(lambda: shop.receiver.state().applied > 200, "deliveries flow")
-    ground.server.kill()
+    server.kill()
     time.sleep(away)
-    ground.server.start()
+    server.start()
     back = time.monotonic()
     wait_for(lambda: shop.receiver.state().last > back, "a delivery after the database is back")
     first = next(one.at for one in shop.applied() if one.at > back) - back
