@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from tests.chaos.cluster import running as running_database
 from tests.chaos.schedule import Result, run_schedule
 from tests.chaos.search_schedule import archive_of, draw, run_search_schedule
 from tests.commit import commit
-from tests.integration.search_engines import ENGINES, Subject, engine
+from tests.integration.search_engines import ENGINES, engine
 
 DATABASES = ("postgresql-18", "postgresql-15", "mariadb", "sqlite", "small-disk")
 
@@ -43,7 +44,10 @@ def main() -> int:
             results.append(result)
             print(line(result), flush=True)
             if options.json:
-                keep(result, options.json)
+                with options.json.open("ab") as lines:
+                    lines.write(
+                        msgspec.json.encode({"commit": commit(), **msgspec.to_builtins(result)}) + b"\n"
+                    )
             if not result.ok:
                 tell(result)
     print(total(results))
@@ -64,26 +68,19 @@ def _runner(stack: ExitStack, options: argparse.Namespace) -> Callable[[int], Re
 
 def _search_runner(stack: ExitStack, events: int) -> Callable[[int], Result]:
     server = stack.enter_context(running_database("postgresql-18"))
-    subjects: dict[str, Subject] = {}
+    start = cache(lambda name: stack.enter_context(engine(name)))
 
     def run(seed: int) -> Result:
-        name = ENGINES[seed % len(ENGINES)]
-        if name not in subjects:
-            subjects[name] = stack.enter_context(engine(name))
-        plan = draw(seed, subjects[name], events)
+        subject = start(ENGINES[seed % len(ENGINES)])
+        plan = draw(seed, subject, events)
         with (
             server.database() as url,
             tempfile.TemporaryDirectory(prefix="relaybox-chaos-") as home,
-            archive_of(url, Path(home), subjects[name], plan) as archive,
+            archive_of(url, Path(home), subject, plan) as archive,
         ):
-            return run_search_schedule(archive, subjects[name], plan)
+            return run_search_schedule(archive, subject, plan)
 
     return run
-
-
-def keep(result: Result, file: Path) -> None:
-    with file.open("ab") as lines:
-        lines.write(msgspec.json.encode({"commit": commit(), **msgspec.to_builtins(result)}) + b"\n")
 
 
 def line(result: Result) -> str:

@@ -40,23 +40,16 @@ class Watch(Observer):
         self.troubles: Counter[str] = Counter()
         self.in_fault: set[int] | None = None
         """What it held at any moment of the fault; None: there is none as yet, or no longer."""
-        self._held: set[int] = set()
-
-    def begin(self) -> set[int]:
-        self.in_fault = set(self._held)
-        return self.in_fault
-
-    def end(self) -> None:
-        self.in_fault = None
+        self.held: set[int] = set()
 
     def claimed(self, destination: str, claim: Claim) -> None:
         new = set(map(number, claim.deliveries))
-        self._held |= new
+        self.held |= new
         if self.in_fault is not None:
             self.in_fault |= new
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        self._held -= {number(delivery) for delivery, _ in settlements}
+        self.held -= {number(delivery) for delivery, _ in settlements}
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
         self.troubles[doing] += 1
@@ -114,11 +107,11 @@ async def test_a_full_disk_loses_nothing_and_the_relay_goes_on_when_there_is_roo
         scene.place(range(BACKLOG))
         async with scene.shop.outbox.relay(observers=[watch]):
             await await_for(lambda: len(scene.taken) >= 40, "a part delivered")
-            held = watch.begin()
+            held = watch.in_fault = set(watch.held)
             disk.fill()
             await asyncio.to_thread(press_on, scene, disk, strain)
             gave_up = await asyncio.to_thread(disk.free)
-            watch.end()
+            watch.in_fault = None
             await asyncio.to_thread(scene.place, range(AFTERWARDS, AFTERWARDS + 20))
             await await_for(lambda: "pending" not in scene.shop.states(), "everything delivered")
         repeated = scene.check()
