@@ -39,8 +39,6 @@ for name in WARM:
 
 PATIENCE = 5.0
 """Seconds that a relay which is asked to leave has for what it is sending: more than a request may take."""
-
-
 LEASE, TIMEOUT = 2.5, 1.5
 BEYOND_A_LEASE = (2.7, 3.6)  # For how many seconds relays stand still
 BEGINS = 10.0

@@ -23,7 +23,6 @@ class Application:
         self, world: World, server: Server, plan: Plan, committed: Callable[[list[str]], None]
     ) -> None:
         self._world = world
-        self._server = server
         self._database: Database = server.database
         self._plan = plan
         self._committed = committed
