@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import ClassVar
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
-from relaybox import Outbox, sink
+from relaybox import Destination, Outbox, parts, sink
 from relaybox.event import Delivery
+from relaybox.outcome import Unavailable
 from relaybox.signature import parse_keys, sign
+from relaybox.sink import DELIVERED, REGARDLESS, Answer, Progress
 from relaybox.sinks import http
-from tests.chaos import broken_sinks
 from tests.chaos.drivers import engine
+from tests.chaos.workload import BROKER
 
 LATE = 0.5
 ABOUT_ONE_IN = 20
@@ -28,7 +31,6 @@ class Broken(http.HttpSink):
     _later: ClassVar[set[asyncio.Task[None]]] = set()
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Post it, more or less."""
         if self.defect == "settles before it sends":
             task = asyncio.create_task(self._send_later(delivery))
             self._later.add(task)
@@ -56,9 +58,8 @@ class Broken(http.HttpSink):
 
 
 def spoil(defect: str, outbox: Outbox) -> None:
-    """Give every relay of this process the defect."""
-    if defect in broken_sinks.DEFECTS:
-        broken_sinks.spoil(defect)
+    if defect in SINK_DEFECTS:
+        spoil_sinks(defect)
         return
     Broken.defect, Broken.outbox = defect, outbox
     http.HttpSink = Broken  # type: ignore[misc]
@@ -74,3 +75,68 @@ def _backwards(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int
     _, following = _runs(deliveries)
     lasts = [at for at in range(len(deliveries)) if at not in following]
     return lasts, {after: at for at, after in following.items()}
+
+
+SINK_DEFECTS = (
+    "takes trouble for success",
+    "sends to the broker twice",
+    "sends to the broker backwards",
+    "holds up the others",
+    "does not say why",
+)
+HELD_UP = 10.0  # Seconds for which a process does nothing else, once
+
+_open_sink = parts.open_sink
+
+
+class BrokenSink:
+    """A sink with a defect; everything else is the sink's own."""
+
+    def __init__(self, sink: Any, defect: str) -> None:
+        self._sink = sink
+        self._defect = defect
+        self._held_up = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
+        altered = Altered(progress, self._alter)
+        if self._defect == "sends to the broker backwards":
+            return list(reversed(await self._sink.send(deliveries[::-1], altered)))
+        if self._defect == "sends to the broker twice":
+            await self._sink.send([one for one in deliveries if not one.position % ABOUT_ONE_IN])
+        return [self._alter(answer) for answer in await self._sink.send(deliveries, altered)]
+
+    def _alter(self, answer: Answer) -> Answer:
+        if not isinstance(answer, Unavailable):
+            return answer
+        match self._defect:
+            case "takes trouble for success":
+                return DELIVERED
+            case "does not say why":
+                return type(answer)("")
+            case "holds up the others" if not self._held_up:
+                self._held_up = True
+                time.sleep(HELD_UP)
+        return answer
+
+
+class Altered:
+    def __init__(self, progress: Progress, alter: Callable[[Answer], Answer]) -> None:
+        self.begin = progress.begin
+        self._report = progress.report
+        self._alter = alter
+
+    def report(self, delivery: Delivery, answer: Answer) -> None:
+        self._report(delivery, self._alter(answer))
+
+
+def spoil_sinks(defect: str) -> None:
+    """Give every sink to a broker that this process opens the defect."""
+
+    def open_broken(destination: Destination, handlers: Any) -> Any:
+        sink = _open_sink(destination, handlers)
+        return BrokenSink(sink, defect) if destination.name == BROKER else sink
+
+    parts.open_sink = open_broken

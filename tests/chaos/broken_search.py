@@ -20,8 +20,6 @@ _action_of = Changes.action_of
 
 
 def take_accepted_for_done() -> None:
-    """Wait for no task of Meilisearch."""
-
     async def finished(_: Tasks, uid: int, end: float) -> Task:
         return Task(uid, "succeeded")
 
@@ -41,8 +39,6 @@ def keep_the_first() -> None:
 
 
 def ignore_deletes() -> None:
-    """Call them delivered."""
-
     def action_of(changes: Changes, event_type: str) -> Action:
         action = _action_of(changes, event_type)
         return "ignore" if action == "delete" else action

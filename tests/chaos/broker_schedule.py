@@ -7,43 +7,255 @@ attempts were under way during a harm (see ``flights``), and when events reached
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 import msgspec
+import sqlalchemy as sa
 
+from relaybox.admin import Admin
+from relaybox.crashpoint import CRASH_POINTS
 from relaybox.maintenance.caretaker import SWEEP
+from relaybox.parts import open_store
+from relaybox.stores.ledger import SqlLedger
 from relaybox.testing.checker import Received
 from tests.chaos import receiver, workload
-from tests.chaos.asking import Operator
-from tests.chaos.broker_faults import Blow, BrokerDraw, draw
 from tests.chaos.brokers.base import Broker, Harm
-from tests.chaos.drivers import DRIVERS
-from tests.chaos.flights import Window, excuses, flights, install
-from tests.chaos.ground import Ground
-from tests.chaos.rows import Rows
-from tests.chaos.schedule import Result, Schedule
+from tests.chaos.cluster import Ground
+from tests.chaos.drivers import DRIVERS, engine
+from tests.chaos.faults import CALM, Draw, Fault
+from tests.chaos.fleet import Doom
+from tests.chaos.schedule import Result, Schedule, Verdict, judge, payload_of
 from tests.chaos.storm import Scene, Storm
-from tests.chaos.verdict import Verdict, judge, payload_of
-from tests.chaos.workload import BROKER, Place
+from tests.chaos.workload import BROKER, Place, Rows
 
-WAVE = 2
-"""Emitters for each harm: one before it begins, and one while it lasts."""
-STILL = 4.0
-"""Seconds for which a receiver that is well may get nothing though events wait for it."""
-LATE = 30.0
-"""Seconds in which an event reaches it, also where the machine is busy with something else."""
+WITNESS = (
+    """CREATE TABLE chaos_flight (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz, id uuid, event_id uuid,
+    destination varchar(100), owner varchar(200), claimed boolean, status varchar(20))""",
+    """CREATE FUNCTION chaos_flight() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF new.lease_token IS DISTINCT FROM old.lease_token THEN
+        INSERT INTO chaos_flight (at, id, event_id, destination, owner, claimed, status)
+        VALUES (clock_timestamp(), new.id, new.event_id, new.destination, new.lease_owner,
+            new.lease_token IS NOT NULL, new.status);
+    END IF;
+    RETURN NULL; END $$""",
+    """CREATE TRIGGER chaos_flight AFTER UPDATE ON outbox_event
+    FOR EACH ROW EXECUTE FUNCTION chaos_flight()""",
+)
+HISTORY = (
+    "SELECT extract(epoch FROM at)::float8, id, event_id, destination, owner, claimed, status"
+    " FROM chaos_flight ORDER BY seq"
+)
+
+
+class Flight(NamedTuple):
+    """One claim of a row, by the machine's clock. ``lost``: it was claimed again before it was settled."""
+
+    destination: str
+    event_id: UUID
+    owner: str
+    begun: float
+    ended: float
+    delivered: bool = False
+    lost: bool = False
+
+
+class Window(NamedTuple):
+    """While something befell a broker, by the machine's clock."""
+
+    begun: float
+    ended: float
+    shut: tuple[float, float] | None = None  # While nothing could get there
+
+
+def install(rows: Rows) -> None:
+    for statement in WITNESS:
+        rows.execute(statement)
+
+
+def flights(rows: Rows) -> list[Flight]:
+    found: list[Flight] = []
+    under_way: dict[UUID, Flight] = {}
+    for at, id_, event_id, destination, owner, claimed, status in rows.execute(HISTORY):
+        flight = under_way.pop(id_, None)
+        if flight is not None:
+            found.append(flight._replace(ended=at, lost=claimed, delivered=status == "delivered"))
+        if claimed:
+            under_way[id_] = Flight(destination, event_id, owner, at, at)
+    return found
+
+
+def excuses(
+    flights: Iterable[Flight], windows: Sequence[Window], killed: Collection[int], broker: str, copies: int
+) -> dict[tuple[str, UUID], int]:
+    """How often each delivery may have arrived beyond the first time.
+
+    A flight to the ``broker`` is harmed by what befell it meanwhile; any flight by the death of its relay.
+    """
+    arrivals: dict[tuple[str, UUID], int] = defaultdict(int)
+    for flight in flights:
+        of_broker = flight.destination == broker
+        harmed = (of_broker and _overlaps(flight, windows)) or (flight.lost and _is_of(flight.owner, killed))
+        in_vain = of_broker and _found_nobody(flight, windows)
+        most = (copies if of_broker else 1) if harmed and not in_vain else int(flight.delivered)
+        arrivals[flight.destination, flight.event_id] += most
+    return {delivery: most - 1 for delivery, most in arrivals.items() if most > 1}
+
+
+def _overlaps(flight: Flight, windows: Sequence[Window]) -> bool:
+    return any(flight.begun <= window.ended and window.begun <= flight.ended for window in windows)
+
+
+def _found_nobody(flight: Flight, windows: Sequence[Window]) -> bool:
+    shut = [window.shut for window in windows if window.shut]
+    return any(since <= flight.begun and flight.ended <= until for since, until in shut)
+
+
+def _is_of(owner: str, processes: Collection[int]) -> bool:
+    return any(f":{process}:" in owner for process in processes)
+
+
+FIRST = 1.0  # Seconds in which the first events are emitted, before anything happens
+
+
+class Blow(NamedTuple):
+    """One harm: when it comes after the end of the one before, and how long it lasts, in seconds."""
+
+    kind: str
+    gap: float
+    lasts: float
+    asked: bool = True
+    """Whether it lasts until somebody who asks why is told; else it may be over before it is felt."""
+
+
+class BrokerDraw(NamedTuple):
+    general: Draw
+    blows: tuple[Blow, ...]
+
+
+def draw(seed: int, kinds: Sequence[str], *, every: bool = False) -> BrokerDraw:
+    """What this seed does to a broker that these can befall; ``every``: all of them, no relay is hit."""
+    random = Random(seed)
+    calm = random.random() < CALM and not every
+    chosen = random.sample(kinds, len(kinds) if every else random.randint(1, min(3, len(kinds))))
+    blows = () if calm else tuple(_blow(random, kind, every) for kind in chosen)
+    hit = not (calm or every)
+    return BrokerDraw(
+        Draw(
+            seed,
+            relays=random.randint(2, 3),
+            seconds=FIRST,
+            faults=_faults(random, blows) if hit else (),
+            dooms=_dooms(random) if hit else (),
+            batch=random.choice((5, 20, 20, 100)),
+            concurrency=random.choice((4, 50, 50)),
+        ),
+        blows,
+    )
+
+
+def _blow(random: Random, kind: str, every: bool) -> Blow:
+    asked = random.random() < 0.7 or every
+    lasts = random.uniform(0.3, 0.6 if every else 1.5) if asked else random.uniform(0.0, 0.4)
+    return Blow(kind, random.uniform(0.1, 0.6), lasts, asked)
+
+
+def _faults(random: Random, blows: Sequence[Blow]) -> tuple[Fault, ...]:
+    """Relays are killed and leave, but none stands still: what it had under way has no end that is known."""
+    if random.random() < 0.5:
+        return ()
+    seconds = FIRST + sum(blow.gap + blow.lasts for blow in blows)
+    kinds = random.choices(("kill relay", "kill relay", "relay leaves"), k=random.randint(1, 3))
+    return tuple(
+        sorted(
+            (Fault(kind, random.uniform(0.2, 1.0) * seconds) for kind in kinds), key=lambda fault: fault.at
+        )
+    )
+
+
+def _dooms(random: Random) -> tuple[Doom, ...]:
+    if random.random() < 0.6:
+        return ()
+    count = random.randint(1, 2)
+    points = random.choices(CRASH_POINTS, k=count)
+    return tuple(Doom(point, random.choice((1, 2, 5)), signal.SIGKILL) for point in points)
+
+
+T = TypeVar("T")
+SEVERAL = 5
+
+
+class Operator:
+    """Somebody with the command line, and no knowledge of what was done to the broker."""
+
+    def __init__(self, place: Place) -> None:
+        self._url = place.url
+        self._outbox = place.outbox()
+
+    def waiting(self) -> list[UUID]:
+        """The first rows for the broker that did not get there yet."""
+        event = self._outbox.tables.event.c
+        query = sa.select(event.id).where(
+            event.destination == BROKER, event.status.in_(("pending", "failed"))
+        )
+        return [row.id for row in self._rows(query.order_by(event.position).limit(SEVERAL))]
+
+    def why(self, rows: list[UUID]) -> list[str]:
+        async def ask(admin: Admin) -> list[str]:
+            return [reason.text for id_ in rows for reason in await admin.why(id_)]
+
+        return self._do(ask)
+
+    def retry(self, said: str) -> int:
+        """Retry what failed for the broker with an error like this; how many it were."""
+        event = self._outbox.tables.event.c
+        query = sa.select(event.id, event.error_message)
+        failed = [
+            row.id
+            for row in self._rows(query.where(event.destination == BROKER, event.status == "failed"))
+            if re.search(said, row.error_message or "")
+        ]
+
+        async def act(admin: Admin) -> None:
+            await admin.retry(failed)
+
+        if failed:
+            self._do(act)
+        return len(failed)
+
+    def _do(self, work: Callable[[Admin], Awaitable[T]]) -> T:
+        async def doing() -> T:
+            store = open_store(self._url, self._outbox.tables)
+            try:
+                return await work(Admin(SqlLedger(store), self._outbox.settings.destinations, "operator"))
+            finally:
+                await store.close()
+
+        return asyncio.run(doing())
+
+    def _rows(self, query: sa.Select[Any]) -> list[Any]:
+        with engine(self._url).connect() as connection:
+            return list(connection.execute(query).all())
+
+
+WAVE = 2  # Emitters for each harm: one before it begins, and one while it lasts
+STILL = 8.0  # Seconds for which a receiver that is well may get nothing though events wait for it
+LATE = 30.0  # Seconds in which an event reaches it, also where the machine is busy with something else
+ASKING = 15.0  # Seconds after which somebody who asks why is answered, also where the machine is busy
 LEASES = 2
 """Where relays are killed it may take so many more, and a sweep, for what is left between two steps."""
 CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 FROM outbox_event"
 
 
 class BrokerSchedule(Schedule):
-    """The parts of one schedule, while it runs."""
-
     def __init__(
         self, ground: Ground, broker: Broker, url: str, plan: BrokerDraw, events: int, defect: str
     ) -> None:
@@ -63,11 +275,9 @@ class BrokerSchedule(Schedule):
 
     @property
     def subject(self) -> str:
-        """What is put to the test."""
         return self._broker.name
 
     def run(self) -> Result:
-        """Set up, do harm, heal, drain and judge."""
         result = super().run()
         return msgspec.structs.replace(
             result,
@@ -80,10 +290,7 @@ class BrokerSchedule(Schedule):
 
     def _place(self, remote: receiver.Remote) -> Place:
         return msgspec.structs.replace(
-            super()._place(remote),
-            broker=self._broker.url,
-            lease=self._lease,
-            timeout=self._broker.timeout,
+            super()._place(remote), broker=self._broker.url, lease=self._lease, timeout=self._broker.timeout
         )
 
     def _set_up(self) -> Scene:
@@ -129,7 +336,7 @@ class BrokerSchedule(Schedule):
 
     def _ask(self, scene: Scene, storm: Storm, harm: Harm, blow: Blow) -> None:
         """Why the first events wait, until the harm is named in an answer."""
-        end, said = time.monotonic() + 3 + 4 * self._broker.timeout, [""]
+        end, said = time.monotonic() + ASKING, [""]
         while time.monotonic() < end:
             self._retry()
             rows = self._operator.waiting()
@@ -198,7 +405,6 @@ def waits(
 
 
 def _pass(storm: Storm, seconds: float) -> None:
-    """Let time go by."""
     end = time.monotonic() + seconds
     storm.step()
     while time.monotonic() < end:
@@ -216,7 +422,7 @@ def run_broker_schedule(
 ) -> Result:
     """Run the schedule that this seed draws (or ``plan``) with the broker and a fresh PostgreSQL database.
 
-    ``defect``: of every relay, as ``tests.chaos.broken_sinks`` has them.
+    ``defect``: of every relay, as ``tests.chaos.broken`` has them.
     """
     with ground.server.database() as url:
         drawn = plan or draw(seed, tuple(broker.harms))

@@ -9,13 +9,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import TypeAlias, TypeVar
 
-from tests.servers import base, fresh, mariadb, postgres15, postgres18, small_disk
+from tests.chaos.faults import Means
+from tests.chaos.nursery import Nursery
+from tests.servers import base, faketime, fresh, mariadb, pgbouncer, postgres15, postgres18, small_disk
 
 POSTGRES = (
     *("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300"),
@@ -26,16 +29,6 @@ MARIADB = (
     *("--character-set-server=utf8mb4", "--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite"),
 )
 LISTENING = {"postgresql": "ready to accept connections", "mysql": "ready for connections"}
-
-
-class Server(Protocol):
-    """What a schedule needs of its database server."""
-
-    kind: str
-
-    def database(self) -> AbstractContextManager[str]:
-        """A fresh database; its URL."""
-        ...
 
 
 class File:
@@ -52,8 +45,6 @@ class File:
 
 
 class Small:
-    """A PostgreSQL 18 whose disk can be filled and freed."""
-
     kind = "small-disk"
 
     def __init__(self, disk: small_disk.SmallDisk) -> None:
@@ -61,7 +52,6 @@ class Small:
         self._disk = disk
 
     def fill(self) -> None:
-        """Leave no room."""
         self.full = True
         self._disk.fill()
 
@@ -71,7 +61,6 @@ class Small:
         self.full = False
 
     def database(self) -> AbstractContextManager[str]:
-        """A fresh database; its URL."""
         return fresh.database(self._disk.url)
 
 
@@ -90,11 +79,9 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The server's own database."""
         return self._url.format(port=self.port)
 
     def database(self) -> AbstractContextManager[str]:
-        """A fresh database; its URL."""
         return fresh.database(self.url)
 
     def start(self) -> None:
@@ -117,13 +104,14 @@ class Cluster:
         self._process = None
 
     def stop(self) -> None:
-        """End it in order."""
         if self._process is not None:
             base._stop(self._process)
 
 
+Server: TypeAlias = File | Small | Cluster
+
+
 def _working_in(directory: Path) -> list[int]:
-    """The processes whose working directory this is."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -193,3 +181,54 @@ def _mariadb(directory: Path) -> Cluster:
     return Cluster(
         "mariadb", directory, command, "mysql://relaybox:relaybox@127.0.0.1:{port}/relaybox", "--port={port}"
     )
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ground:
+    server: Server
+    nursery: Nursery
+    clock: faketime.WallClock | None = None
+    clocked: Nursery | None = None  # Whose processes live by that clock
+    pooler: str | None = None  # A URL by which the server is reached through a transaction pooler
+
+    @property
+    def means(self) -> Means:
+        return Means(
+            server=isinstance(self.server, Cluster),
+            listens=self.server.kind.startswith("postgresql"),
+            disk=isinstance(self.server, Small),
+            clocks=self.clock is not None,
+            pooler=self.pooler is not None,
+        )
+
+
+@contextmanager
+def prepared(kind: str, *, plain: bool = False, warm: Sequence[str] = ()) -> Iterator[Ground]:
+    """A ground on a database of this kind; ``plain``: without stepping clocks and pooler.
+
+    ``warm``: modules that its processes find imported.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(running(kind))
+        nursery = stack.enter_context(Nursery(warm=warm))
+        if plain:
+            yield Ground(server, nursery)
+            return
+        # Whoever shares a file shares the machine and its clock: there is no other that could be right.
+        clock = None if kind == "sqlite" else _wanted(stack, faketime.clock())
+        clocked = None if clock is None else stack.enter_context(Nursery(clock.environment))
+        pooler = None
+        if isinstance(server, Cluster) and kind.startswith("postgresql"):
+            pooler = _wanted(stack, pgbouncer.server(server.url))
+        yield Ground(server, nursery, clock, clocked, pooler)
+
+
+def _wanted(stack: ExitStack, means: AbstractContextManager[T]) -> T | None:
+    """What cannot be had on this machine is done without."""
+    try:
+        return stack.enter_context(means)
+    except base.Unavailable:
+        return None

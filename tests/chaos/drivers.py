@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import re
 import sqlite3
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -17,7 +18,9 @@ from sqlalchemy.orm import Session
 
 from relaybox import Outbox
 from relaybox.errors import ConnectionClosed, TransactionFailed
+from tests import databases
 
+T = TypeVar("T")
 DRIVERS = {
     "postgresql": ("psycopg", "session", "asyncpg"),
     "mysql": ("pymysql", "session"),
@@ -41,47 +44,20 @@ ERRORS = (
 """What an application has to expect of a database that is in trouble."""
 
 CONNECT_SECONDS = 5
-ENGINES = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
 
 
 def engine(url: str, pool: type[sa.Pool] = sa.NullPool) -> sa.Engine:
     """An engine that keeps no connection, unless its ``pool`` does."""
-    parsed = sa.make_url(url)
-    timeout = {} if parsed.drivername == "sqlite" else {"connect_timeout": CONNECT_SECONDS}
-    driver = ENGINES[parsed.drivername]
-    return sa.create_engine(parsed.set(drivername=driver), poolclass=pool, connect_args=timeout)
-
-
-class Driver(Protocol):
-    """A connection on which one transaction follows the other. Statements have ``?`` for their values."""
-
-    def begin(self) -> None:
-        """Begin a transaction."""
-
-    def fetch(self, sql: str, *values: Any) -> list[Any]:
-        """Execute a statement."""
-
-    def emit(self, outbox: Outbox, *event: Any) -> UUID:
-        """Emit within the transaction; the event's id."""
-
-    def commit(self) -> None:
-        """Commit it; whether that happened is not known where this raises."""
-
-    def rollback(self) -> None:
-        """Give it up."""
-
-    def savepoint(self) -> Any:
-        """Mark this point; the mark."""
-
-    def back_to(self, savepoint: Any) -> None:
-        """Undo what came after the mark."""
-
-    def close(self) -> None:
-        """Give up the connection, in whatever state it is."""
+    timeout = {} if url.startswith("sqlite") else {"connect_timeout": CONNECT_SECONDS}
+    return databases.engine(url, poolclass=pool, connect_args=timeout)
 
 
 class Plain:
-    """What the drivers of PEP 249 have in common."""
+    """A connection on which one transaction follows the other. Statements have ``?`` for their values.
+
+    This is what the drivers of PEP 249 have in common. Where ``commit`` raises it is not known whether it
+    happened; ``close`` gives up the connection in whatever state it is.
+    """
 
     placeholder = "%s"
 
@@ -117,15 +93,11 @@ class Plain:
 
 
 class Psycopg(Plain):
-    """psycopg, synchronous."""
-
     def __init__(self, url: str) -> None:
         super().__init__(psycopg.connect(url, connect_timeout=CONNECT_SECONDS))
 
 
 class PyMySQL(Plain):
-    """PyMySQL."""
-
     def __init__(self, url: str) -> None:
         parsed = sa.make_url(url)
         connection = pymysql.connect(
@@ -159,8 +131,6 @@ class Sqlite(Plain):
 
 
 class OfSession(Plain):
-    """A SQLAlchemy Session."""
-
     def __init__(self, url: str) -> None:
         self._engine = engine(url, sa.QueuePool)
         super().__init__(Session(self._engine))
@@ -193,31 +163,33 @@ class Asyncpg:
             raise
         self._transaction: Any = None
 
+    def _run(self, work: Awaitable[T]) -> T:
+        return self._loop.run_until_complete(work)
+
     def begin(self) -> None:
-        self._transaction = self._connection.transaction()
-        self._loop.run_until_complete(self._transaction.start())
+        self._transaction = self.savepoint()
 
     def fetch(self, sql: str, *values: Any) -> list[Any]:
         number = itertools.count(1)
         numbered = re.sub(r"\?", lambda _: f"${next(number)}", sql)
-        return list(self._loop.run_until_complete(self._connection.fetch(numbered, *values)))
+        return list(self._run(self._connection.fetch(numbered, *values)))
 
     def emit(self, outbox: Outbox, *event: Any) -> UUID:
-        return self._loop.run_until_complete(outbox.aemit(self._connection, *event)).event_id
+        return self._run(outbox.aemit(self._connection, *event)).event_id
 
     def commit(self) -> None:
-        self._loop.run_until_complete(self._transaction.commit())
+        self._run(self._transaction.commit())
 
     def rollback(self) -> None:
-        self._loop.run_until_complete(self._transaction.rollback())
+        self.back_to(self._transaction)
 
     def savepoint(self) -> Any:
         nested = self._connection.transaction()
-        self._loop.run_until_complete(nested.start())
+        self._run(nested.start())
         return nested
 
     def back_to(self, savepoint: Any) -> None:
-        self._loop.run_until_complete(savepoint.rollback())
+        self._run(savepoint.rollback())
 
     def close(self) -> None:
         self._connection.terminate()
@@ -226,7 +198,8 @@ class Asyncpg:
         self._loop.close()
 
 
-_OPEN: dict[str, Any] = {
+Driver: TypeAlias = Plain | Asyncpg
+_OPEN: dict[str, Callable[[str], Driver]] = {
     "psycopg": Psycopg,
     "session": OfSession,
     "asyncpg": Asyncpg,
@@ -237,5 +210,4 @@ _OPEN: dict[str, Any] = {
 
 def connect(driver: str, url: str) -> Driver:
     """A new connection; raises one of ``ERRORS`` where that fails."""
-    opened: Driver = _OPEN[driver](url)
-    return opened
+    return _OPEN[driver](url)

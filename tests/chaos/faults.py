@@ -11,8 +11,7 @@ from tests.chaos.fleet import BEYOND_A_LEASE, Doom
 from tests.chaos.receiver import Mood
 from tests.chaos.workload import LOOSE, ORDERED
 
-CALM = 0.08
-"""The part of the schedules that have no fault, and so must have no duplicate."""
+CALM = 0.08  # The part of the schedules that have no fault, and so must have no duplicate
 EVENTS_A_SECOND = 700
 
 RELAY = ("kill relay", "kill at crash point", "stop relay", "stop at crash point", "relay leaves", "crowd")
@@ -45,14 +44,9 @@ POOLER = "pooler"
 
 
 class Means(NamedTuple):
-    """What there is to do harm with."""
-
-    server: bool = False
-    """The database is a server, and not a file."""
-    listens: bool = False
-    """Relays LISTEN."""
-    disk: bool = False
-    """The disk of the database can be filled."""
+    server: bool = False  # The database is a server, and not a file
+    listens: bool = False  # Relays LISTEN
+    disk: bool = False  # The disk of the database can be filled
     clocks: bool = False
     pooler: bool = False
 
@@ -63,31 +57,24 @@ class Fault(NamedTuple):
     kind: str
     at: float
     lasts: float = 0.0
-    where: str = ""
-    """The receiver's endpoint."""
-    strength: float = 1.0
-    """How many are hit, or what part of them."""
+    where: str = ""  # The receiver's endpoint
+    strength: float = 1.0  # How many are hit, or what part of them
 
 
 class Draw(NamedTuple):
-    """A schedule before it runs."""
-
     seed: int
     relays: int
     seconds: float
     faults: tuple[Fault, ...]
     dooms: tuple[Doom, ...]
-    clocks: bool = False
-    """Some relays have a wall clock that steps."""
+    clocks: bool = False  # Some relays have a wall clock that steps
     pooler: bool = False
     batch: int = 20
     concurrency: int = 50
-    keep: bool = True
-    """Whether rows that were delivered are kept, or removed at once."""
+    keep: bool = True  # Whether rows that were delivered are kept, or removed at once
 
     @property
     def calm(self) -> bool:
-        """Whether nothing happens."""
         return not (self.faults or self.dooms)
 
 
@@ -123,7 +110,6 @@ def draw(seed: int, events: int, means: Means) -> Draw:
 
 
 def _kinds(random: Random, means: Means) -> list[str]:
-    """Some of each family; families by their weight."""
     families: list[tuple[float, tuple[str, ...]]] = [(0.7, RELAY), (0.6, tuple(RECEIVER)), (0.1, APPLICATION)]
     if means.server:
         families += [(0.4, DATABASE if means.listens else DATABASE[:2]), (0.4, NETWORK)]

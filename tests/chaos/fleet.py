@@ -24,10 +24,9 @@ import msgspec
 from relaybox import Outbox, circuit, crashpoint
 from relaybox.relay import decide, lane
 from relaybox.sinks import http
-from tests.chaos import broken
+from tests.chaos import broken, workload
 from tests.chaos.nursery import Change, Nursery
-from tests.chaos.rows import Rows
-from tests.chaos.workload import Place
+from tests.chaos.workload import Place, Rows
 from tests.integration.shop import MEMBERSHIP, SOON
 
 WARM = (
@@ -40,15 +39,11 @@ for name in WARM:
 
 PATIENCE = 5.0
 """Seconds that a relay which is asked to leave has for what it is sending: more than a request may take."""
-
-
-LEASE, TIMEOUT = 1.5, 1.0
-BEYOND_A_LEASE = (1.7, 2.6)
-"""For how many seconds relays stand still."""
-BEGINS = 4.0
+LEASE, TIMEOUT = 2.5, 1.5
+BEYOND_A_LEASE = (2.7, 3.6)  # For how many seconds relays stand still
+BEGINS = 10.0
 """Seconds in which a relay may find that there is no database, and end: whoever runs it starts it again."""
-HOPELESS = 20
-"""After so many relays that ended by themselves, no more are started."""
+HOPELESS = 20  # After so many relays that ended by themselves, no more are started
 
 
 class Doom(msgspec.Struct, frozen=True):
@@ -60,18 +55,13 @@ class Doom(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One relay."""
-
     place: Place
     doom: Doom | None = None
-    hasty: bool = True
-    """Whether pauses are shorter than they are for users."""
-    defect: str = ""
-    """One of those in ``tests.chaos.broken``."""
+    hasty: bool = True  # Whether pauses are shorter than they are for users
+    defect: str = ""  # One of those in ``tests.chaos.broken``
 
 
 def main(plan: bytes) -> None:
-    """Be the relay of this plan until it is told to leave, or worse."""
     ours = msgspec.json.decode(plan, type=Plan)
     if ours.hasty:
         hasten()
@@ -118,25 +108,19 @@ def _watcher(doom: Doom) -> Callable[[str], None]:
 
 @dataclass
 class Relay:
-    """One relay as its director sees it."""
-
     pid: int
     nursery: Nursery
     began: float = field(default_factory=time.monotonic)
     doomed: bool = False
-    replaced: bool = True
-    """Whether another takes its place when it ends."""
+    replaced: bool = True  # Whether another takes its place when it ends
     leaving: bool = False
     killed: bool = False
     stopped: bool = False
-    resumes: float = 0.0
-    """When it goes on, if it stands still."""
-    held: set[Any] = field(default_factory=set)
-    """The rows it held when it came to grief."""
+    resumes: float = 0.0  # When it goes on, if it stands still
+    held: set[Any] = field(default_factory=set)  # The rows it held when it came to grief
 
 
 def _expected(relay: Relay) -> set[int]:
-    """The codes with which it may end."""
     codes = set()
     if relay.killed or relay.doomed:
         codes.add(-signal.SIGKILL)
@@ -146,63 +130,44 @@ def _expected(relay: Relay) -> set[int]:
     return codes
 
 
+@dataclass
 class Fleet:
-    """The relays of a schedule. ``bound`` is how many deliveries they may have made twice.
+    """The relays of a schedule. Each takes one of the ways to the database, and is born in a nursery."""
 
-    Each takes one of the ``places``, which are ways to the same database, and is born in a nursery.
-    """
-
-    def __init__(
-        self,
-        places: list[Place],
-        nurseries: list[Nursery],
-        rows: Rows,
-        random: Random,
-        directory: Path,
-        dooms: list[Doom],
-        defect: str = "",
-    ) -> None:
-        self.bound = 0
-        self.unexpected: list[str] = []
-        self.happened: Counter[str] = Counter()
-        """What relays did to themselves."""
-        self.killed: set[int] = set()
-        """The processes that ended where they stood."""
-        self._places = places
-        self._nurseries = nurseries
-        self._rows = rows
-        self._random = random
-        self._log = directory / "relays.log"
-        self._dooms = dooms
-        self._defect = defect
-        self._relays: dict[int, Relay] = {}
+    places: list[Place]
+    nurseries: list[Nursery]
+    rows: Rows
+    random: Random
+    directory: Path
+    dooms: list[Doom]
+    defect: str = ""
+    bound: int = 0  # How many deliveries they may have made twice
+    unexpected: list[str] = field(default_factory=list)
+    happened: Counter[str] = field(default_factory=Counter)  # What relays did to themselves
+    killed: set[int] = field(default_factory=set)  # The processes that ended where they stood
+    _relays: dict[int, Relay] = field(default_factory=dict)
 
     @property
     def busy(self) -> list[Relay]:
-        """Those to whom something can still happen."""
         return [one for one in self._relays.values() if not (one.leaving or one.killed or one.stopped)]
 
     @property
     def alive(self) -> bool:
-        """Whether there is anybody."""
         return bool(self._relays)
 
     def start(self, *, replaced: bool = True) -> Relay:
-        """One more, with the next doom that is left."""
-        doom = self._dooms.pop(0) if self._dooms and replaced else None
-        nursery, place = self._random.choice(self._nurseries), self._random.choice(self._places)
-        pid = nursery.start("relay", Plan(place, doom, defect=self._defect), self._log)
+        doom = self.dooms.pop(0) if self.dooms and replaced else None
+        nursery, place = self.random.choice(self.nurseries), self.random.choice(self.places)
+        pid = nursery.start("relay", Plan(place, doom, defect=self.defect), self.directory / "relays.log")
         self._relays[pid] = relay = Relay(pid, nursery, doomed=doom is not None, replaced=replaced)
         return relay
 
     def kill(self, relay: Relay) -> None:
-        """SIGKILL."""
         relay.held |= self._held(relay)
         relay.killed = True
         os.kill(relay.pid, signal.SIGKILL)
 
     def stop(self, relay: Relay, seconds: float) -> None:
-        """SIGSTOP, for so long."""
         relay.held |= self._held(relay)
         relay.stopped, relay.resumes = True, time.monotonic() + seconds
         os.kill(relay.pid, signal.SIGSTOP)
@@ -233,13 +198,13 @@ class Fleet:
         if change.code is None:
             if not relay.stopped:
                 relay.stopped = True
-                relay.resumes = time.monotonic() + self._random.uniform(*BEYOND_A_LEASE)
+                relay.resumes = time.monotonic() + self.random.uniform(*BEYOND_A_LEASE)
                 self.happened["stop at crash point"] += 1
             return
         del self._relays[relay.pid]
         if change.code == -signal.SIGKILL and not relay.killed:
             self.happened["kill at crash point"] += 1
-        asks_first = self._places[0].url.startswith("mysql")
+        asks_first = self.places[0].url.startswith("mysql")
         if asks_first and change.code == 1 and time.monotonic() - relay.began < BEGINS:
             # On MariaDB it asks the server for its name, and ends where there is none.
             self.happened["could not begin"] += 1
@@ -252,15 +217,15 @@ class Fleet:
             self.start()
 
     def _held(self, relay: Relay) -> set[Any]:
-        return self._rows.held(f"%:{relay.pid}:%")
+        return self.rows.held(f"%:{relay.pid}:%")
 
     def spare(self) -> None:
         """No more dooms for those that start from now on; whoever stands still goes on."""
-        self._dooms.clear()
+        self.dooms.clear()
         for relay in self._relays.values():
             relay.resumes = 0.0
 
-    def dismiss(self, look: Callable[[], None], patience: float = 15.0) -> None:
+    def dismiss(self, look: Callable[[], None], patience: float = 60.0) -> None:
         """Everybody leaves; whoever does not is a finding."""
         for relay in self._relays.values():
             relay.replaced = False
@@ -275,14 +240,57 @@ class Fleet:
         self.close()
 
     def interrogate(self) -> None:
-        """Have everybody write down where they are."""
         for pid in self._relays:
             os.kill(pid, signal.SIGUSR1)
         if self._relays:
             time.sleep(0.3)
 
     def close(self) -> None:
-        """End whoever is left."""
         for pid in self._relays:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@dataclass
+class Emitters:
+    """They run until each has committed its part; one that is killed is followed by another."""
+
+    nursery: Nursery
+    log: Path
+    unexpected: list[str] = field(default_factory=list)
+    _plans: dict[int, workload.Plan] = field(default_factory=dict)
+    _killed: set[int] = field(default_factory=set)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._plans)
+
+    def start(self, plan: workload.Plan) -> None:
+        self._plans[self.nursery.start("emitter", plan, self.log)] = plan
+
+    def kill(self, random: Random) -> None:
+        if alive := sorted(self._plans.keys() - self._killed):
+            victim = random.choice(alive)
+            self._killed.add(victim)
+            os.kill(victim, signal.SIGKILL)
+
+    def look(self, changes: Iterable[Change]) -> None:
+        for pid, code in changes:
+            plan = self._plans.pop(pid, None)
+            if plan is None:
+                continue
+            if pid in self._killed:
+                # Nobody knows how many it had; with all of them again there are enough.
+                self.start(msgspec.structs.replace(plan, seed=plan.seed + 1_000_003, seconds=0.0))
+            elif code != 0:
+                self.unexpected.append(f"an emitter ended with {code}: {last_line(self.log)}")
+
+    def close(self) -> None:
+        for pid in self._plans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it said nothing"

@@ -10,22 +10,32 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relaybox import Destination, Event, Outbox, Route, parts
+from relaybox.envelope import event_of
+from relaybox.event import Delivery
+from relaybox.sinks.handler import HandlerSink
 from relaybox.store import Claim, Settlement, Want
+from tests.commit import ROOT
 from tests.integration.shop import MEMBERSHIP, SOON
 
 Death: TypeAlias = Literal["never", "after claim", "after acknowledgement"]
 POISON = 7
 KILLED = 9
+INSERT = sa.text("INSERT INTO effect (n) VALUES (:n)")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the process does: sinks by name, with the options of all of them."""
+    """What the process does: URLs or kinds of handlers by name, with the options of all of them."""
 
     database: str
     sinks: dict[str, str]
@@ -34,25 +44,35 @@ class Plan(msgspec.Struct, frozen=True):
     patience: float = 20.0
 
     def outbox(self) -> Outbox:
-        """An outbox whose events go to every destination."""
-        urls = {name: sink for name, sink in self.sinks.items() if sink not in HANDLERS}
+        urls = {name: sink for name, sink in self.sinks.items() if sink not in (*HANDLERS, *ONCE)}
         outbox = Outbox(
             self.database,
             destinations=[Destination(name, url, **self.options) for name, url in urls.items()],
             routes=[Route("*", to=list(urls))] if urls else [],
         )
         for name in self.sinks.keys() - urls.keys():
-            outbox.handler("*", name=name, **self.options)(handler_of(name, self.sinks[name]))
+            kind = self.sinks[name]
+            handler = ONCE[kind] if kind in ONCE else handler_of(name, kind)
+            outbox.handler("*", name=name, once=kind in ONCE, **self.options)(handler)
         return outbox
 
 
-def die() -> None:
-    """As by the OOM killer: no cleanup, no word."""
-    os.kill(os.getpid(), signal.SIGKILL)
+@contextmanager
+def process(
+    plan: Plan, environment: Mapping[str, str] | None = None, stdout: Any = subprocess.PIPE
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a relay; it is killed at the end, whatever happened."""
+    command = [sys.executable, "-m", "tests.chaos.mortal_relay", msgspec.json.encode(plan).decode()]
+    env = {**os.environ, **(environment or {})}
+    with subprocess.Popen(command, cwd=ROOT, stdout=stdout, env=env) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
 
 
 class Mortal:
-    """A store in which the process dies; everything else is the store's own."""
+    """A store in which the process dies as by the OOM killer; everything else is the store's own."""
 
     def __init__(self, store: Any, death: Death) -> None:
         self._store = store
@@ -64,22 +84,20 @@ class Mortal:
     async def claim(self, want: Want) -> Claim:
         claim: Claim = await self._store.claim(want)
         if self._death == "after claim" and claim.deliveries:
-            die()
+            os.kill(os.getpid(), signal.SIGKILL)
         return claim
 
     async def settle(self, settlements: list[Settlement], **policy: Any) -> Any:
         if self._death == "after acknowledgement":
-            die()
+            os.kill(os.getpid(), signal.SIGKILL)
         return await self._store.settle(settlements, **policy)
 
 
 async def note(event: Event, name: str) -> None:
-    """Take it."""
     os.write(1, msgspec.json.encode([name, event.payload["n"]]) + b"\n")
 
 
 async def kill(event: Event, name: str) -> None:
-    """Take it, unless it is the one that ends the process."""
     if event.payload["n"] == POISON:
         os._exit(KILLED)
     await note(event, name)
@@ -95,21 +113,41 @@ HANDLERS = {"note": note, "kill": kill, "dawdle": dawdle}
 
 
 def handler_of(name: str, kind: str) -> Any:
-    """The handler of that kind, told what its destination is called."""
-
     async def handle(event: Event) -> None:
         await HANDLERS[kind](event, name)
 
     return handle
 
 
+def write(event: Event, connection: sa.Connection) -> None:
+    connection.execute(INSERT, event.payload)
+
+
+async def awrite(event: Event, connection: AsyncConnection) -> None:
+    await connection.execute(INSERT, event.payload)
+
+
+ONCE = {"once": write, "once, asynchronous": awrite}
+"""Handlers that run once, whose sink writes down each delivery, also what the inbox knows already."""
+
+
+class Telling(HandlerSink):
+    def begin(self, delivery: Delivery) -> Awaitable[None] | None:
+        os.write(1, b"%d\n" % event_of(delivery).payload["n"])
+        return super().begin(delivery)
+
+
 async def main() -> None:
-    """Run the relay of the plan until it is stopped, or worse."""
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     MEMBERSHIP["interval"] = SOON
     open_store = parts.open_store
     parts.open_store = lambda *given, **options: Mortal(open_store(*given, **options), plan.death)  # type: ignore
-    await plan.outbox().relay(patience=plan.patience).run()
+    outbox = plan.outbox()
+    if set(plan.sinks.values()) & ONCE.keys():
+        outbox._sink_of = lambda destination, handlers: Telling(
+            destination, parts.handler_of(destination, handlers)
+        )
+    await outbox.relay(patience=plan.patience).run()
 
 
 if __name__ == "__main__":

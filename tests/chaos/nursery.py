@@ -21,11 +21,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 ROOT = Path(__file__).parents[2]
-JOBS = {
-    "relay": "tests.chaos.fleet",
-    "emitter": "tests.chaos.workload",
-    "receiver": "tests.chaos.receiver",
-}
+JOBS = {"relay": "tests.chaos.fleet", "emitter": "tests.chaos.workload", "receiver": "tests.chaos.receiver"}
 """What can be asked for: the modules whose ``main`` takes a plan."""
 
 _PR_SET_PDEATHSIG = 1
@@ -47,8 +43,6 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Nursery:
-    """The process that forks, from the outside."""
-
     def __init__(self, environment: Mapping[str, str] | None = None, warm: Sequence[str] = ()) -> None:
         """``warm``: modules that are imported here, so that no process has to."""
         self._process = subprocess.Popen(
@@ -62,13 +56,11 @@ class Nursery:
         )
 
     def start(self, job: str, plan: msgspec.Struct, log: Path) -> int:
-        """Fork it; the number of the process."""
         raw = msgspec.Raw(msgspec.json.encode(plan))
         pid: int = self._ask(Asked(job, raw, str(log)))
         return pid
 
     def changes(self) -> list[Change]:
-        """Who ended or was stopped since the last time."""
         return [Change(*change) for change in self._ask(None)]
 
     def _ask(self, question: Asked | None) -> Any:
@@ -78,16 +70,13 @@ class Nursery:
         self._process.stdin.flush()
         return msgspec.json.decode(self._process.stdout.readline())
 
-    def close(self) -> None:
-        """End it, and with it everybody whom it forked."""
-        self._process.kill()
-        self._process.communicate()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        # With it ends everybody whom it forked.
+        self._process.kill()
+        self._process.communicate()
 
 
 def die_with_parent(parent: int) -> None:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from tests.waiting import wait_for
+
 Kind: TypeAlias = Literal[
     "well", "down", "slow", "status", "hang", "close", "hang after applying", "close after applying"
 ]
@@ -51,18 +53,13 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What it answers to every order."""
-
     ports: dict[str, int]
     applied: int
     unanswered: int
-    last: float
-    """When it applied the last one, by the machine's monotonic clock."""
+    last: float  # When it applied the last one, by the machine's monotonic clock
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
-    """A request that was applied."""
-
     endpoint: str
     at: float
     headers: dict[str, str]
@@ -70,8 +67,6 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Endpoint:
-    """One destination's port and mood."""
-
     def __init__(self, name: str, receiver: Receiver) -> None:
         self.name = name
         self.receiver = receiver
@@ -81,7 +76,6 @@ class Endpoint:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Begin, or begin again at the same port."""
         if self._server is None:
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(
@@ -90,7 +84,6 @@ class Endpoint:
             self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Whoever comes is refused, whoever is here is shown out."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -98,7 +91,6 @@ class Endpoint:
             connection.transport.close()
 
     async def be(self, mood: Mood) -> None:
-        """Behave so from now on."""
         self.mood = mood
         if mood.kind == "down":
             self.refuse()
@@ -107,8 +99,6 @@ class Endpoint:
 
 
 class Connection(asyncio.Protocol):
-    """One client's requests, one after the other."""
-
     transport: asyncio.Transport
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -162,8 +152,6 @@ class Connection(asyncio.Protocol):
 
 
 class Receiver:
-    """All endpoints, and what they applied."""
-
     def __init__(self, plan: Plan) -> None:
         self.random: Callable[[], float] = random.Random(plan.seed).random
         self.unanswered = 0
@@ -172,11 +160,9 @@ class Receiver:
         self._applied: list[Applied] = []
 
     def apply(self, endpoint: str, headers: dict[str, str], body: bytes) -> None:
-        """Take it: this is what counts as a delivery."""
         self._applied.append(Applied(endpoint, time.monotonic(), headers, body))
 
     async def serve(self) -> None:
-        """Until killed."""
         for endpoint in self._endpoints.values():
             await endpoint.listen()
         server = await asyncio.start_unix_server(self._obey, self._control)
@@ -205,23 +191,15 @@ class Receiver:
 
 
 class Remote:
-    """The receiver, as whoever directs it sees it."""
-
-    def __init__(self, control: Path, patience: float = 10.0) -> None:
+    def __init__(self, control: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        end = time.monotonic() + patience
-        while self._socket.connect_ex(str(control)):
-            if time.monotonic() > end:
-                raise TimeoutError("the receiver did not begin")
-            time.sleep(0.005)
+        wait_for(lambda: not self._socket.connect_ex(str(control)), "the receiver begins")
         self._lines = self._socket.makefile("rb")
 
     def be(self, endpoint: str, mood: Mood) -> State:
-        """Have an endpoint behave so."""
         return self._say(Order(endpoint, mood))
 
     def state(self) -> State:
-        """What became of it until now."""
         return self._say(Order())
 
     def applied(self, file: Path) -> list[Applied]:
@@ -234,7 +212,6 @@ class Remote:
         return msgspec.json.decode(self._lines.readline(), type=State)
 
     def close(self) -> None:
-        """Say no more."""
         self._lines.close()
         self._socket.close()
 
@@ -252,5 +229,4 @@ def _retry_after(value: str) -> str:
 
 
 def main(plan: bytes) -> None:
-    """Be the receiver of this plan."""
     asyncio.run(Receiver(msgspec.json.decode(plan, type=Plan)).serve())

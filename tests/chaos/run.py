@@ -14,24 +14,24 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from tests.chaos.broker_schedule import run_broker_schedule
-from tests.chaos.brokers.running import BROKERS, SINKS, running
+from tests.chaos.brokers.base import BROKERS, SINKS, running
+from tests.chaos.cluster import prepared
 from tests.chaos.cluster import running as running_database
-from tests.chaos.ground import prepared
 from tests.chaos.schedule import Result, run_schedule
 from tests.chaos.search_schedule import archive_of, draw, run_search_schedule
 from tests.commit import commit
-from tests.integration.search_engines import ENGINES, Subject, engine
+from tests.integration.search_engines import ENGINES, engine
 
 DATABASES = ("postgresql-18", "postgresql-15", "mariadb", "sqlite", "small-disk")
 
 
 def main() -> int:
-    """Run what the command line asks for; the exit code."""
     options = _options()
     end = time.monotonic() + options.minutes * 60
     results: list[Result] = []
@@ -44,7 +44,10 @@ def main() -> int:
             results.append(result)
             print(line(result), flush=True)
             if options.json:
-                keep(result, options.json)
+                with options.json.open("ab") as lines:
+                    lines.write(
+                        msgspec.json.encode({"commit": commit(), **msgspec.to_builtins(result)}) + b"\n"
+                    )
             if not result.ok:
                 tell(result)
     print(total(results))
@@ -65,31 +68,22 @@ def _runner(stack: ExitStack, options: argparse.Namespace) -> Callable[[int], Re
 
 def _search_runner(stack: ExitStack, events: int) -> Callable[[int], Result]:
     server = stack.enter_context(running_database("postgresql-18"))
-    subjects: dict[str, Subject] = {}
+    start = cache(lambda name: stack.enter_context(engine(name)))
 
     def run(seed: int) -> Result:
-        name = ENGINES[seed % len(ENGINES)]
-        if name not in subjects:
-            subjects[name] = stack.enter_context(engine(name))
-        plan = draw(seed, subjects[name], events)
+        subject = start(ENGINES[seed % len(ENGINES)])
+        plan = draw(seed, subject, events)
         with (
             server.database() as url,
             tempfile.TemporaryDirectory(prefix="relaybox-chaos-") as home,
-            archive_of(url, Path(home), subjects[name], plan) as archive,
+            archive_of(url, Path(home), subject, plan) as archive,
         ):
-            return run_search_schedule(archive, subjects[name], plan)
+            return run_search_schedule(archive, subject, plan)
 
     return run
 
 
-def keep(result: Result, file: Path) -> None:
-    """Add it to a file of lines."""
-    with file.open("ab") as lines:
-        lines.write(msgspec.json.encode({"commit": commit(), **msgspec.to_builtins(result)}) + b"\n")
-
-
 def line(result: Result) -> str:
-    """A schedule in one line."""
     faults = ", ".join(f"{count} × {kind}" for kind, count in sorted(result.faults.items())) or "no fault"
     broken = ", ".join(f"{count} {kind}" for kind, count in result.findings.items() if count) or "ok"
     return (
@@ -111,7 +105,6 @@ def _of_broker(result: Result) -> str:
 
 
 def tell(result: Result) -> None:
-    """What went wrong, and how to see it again."""
     print(f"seed {result.seed} at {commit()}:")
     for text in result.words[:20]:
         print(f"    {text}")
@@ -122,7 +115,6 @@ def tell(result: Result) -> None:
 
 
 def total(results: list[Result]) -> str:
-    """All schedules in a few lines."""
     findings: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     for result in results:

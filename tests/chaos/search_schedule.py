@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -23,22 +23,19 @@ from tests.commit import ROOT
 from tests.integration.archive import Archive, Relays
 from tests.integration.project import COMMAND
 from tests.integration.search_engines import Subject
+from tests.waiting import wait_for
 
 WRITERS = 2
-PAGE = 200
-"""Documents that are written in one transaction at the beginning."""
+PAGE = 200  # Documents that are written in one transaction at the beginning
 PATIENCE = 120.0
 KILLS = 4
 """Harm that is done for each relay that is killed: it needs its time to start, and one is to be sending."""
 
 
 class Draw(NamedTuple):
-    """What a seed draws."""
-
     seed: int
     documents: int
-    steps: int
-    """Changes of each writer, besides the first ones."""
+    steps: int  # Changes of each writer, besides the first ones
     relays: int
     kinds: tuple[str, ...]
     """What befalls the engine: each of them once, in this order, and any of them while documents change."""
@@ -59,13 +56,11 @@ def draw(seed: int, subject: Subject, events: int) -> Draw:
 
 
 def kinds_of(subject: Subject) -> list[str]:
-    """All that can befall it."""
     return list(_strikes(subject, Random()))
 
 
 @contextmanager
 def archive_of(database: str, directory: Path, subject: Subject, plan: Draw) -> Iterator[Archive]:
-    """The documents of one schedule."""
     sink = subject.sink(f"archive-{plan.seed}")
     archive = Archive(database, directory, sink, subject.auth, **plan.policy)
     try:
@@ -99,14 +94,11 @@ def run_search_schedule(archive: Archive, subject: Subject, plan: Draw, defect: 
         database=subject.name,
         events=events,
         receipts=events - left,
-        duplicates=0,
-        bound=0,
         faults=dict(faults),
         findings=findings,
         words=_words(archive, compared) if any(findings.values()) else [],
         seconds=time.monotonic() - began,
         drained=drained,
-        recoveries=[],
     )
 
 
@@ -184,6 +176,5 @@ def _strikes(subject: Subject, random: Random) -> dict[str, Callable[[], None]]:
 
 def _wait(reached: Callable[[], bool]) -> None:
     """Until it is so, or for as long as that may take: the judge sees which."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    with suppress(AssertionError):
+        wait_for(reached, seconds=PATIENCE)

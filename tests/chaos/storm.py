@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.chaos.cluster import Cluster, Small
-from tests.chaos.crowd import Emitters
+from tests.chaos.cluster import Cluster, Ground, Small
 from tests.chaos.drivers import ERRORS
 from tests.chaos.faults import RECEIVER, Draw, Fault
-from tests.chaos.fleet import Fleet, Relay
-from tests.chaos.ground import Ground
+from tests.chaos.fleet import Emitters, Fleet, Relay
 from tests.chaos.proxy import Proxy
 from tests.chaos.receiver import Mood, Remote
-from tests.chaos.rows import Rows
-from tests.chaos.workload import LOOSE, ORDERED
+from tests.chaos.workload import LOOSE, ORDERED, Rows
 
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :session"
 SESSIONS = {
@@ -34,8 +31,6 @@ LISTENERS = f"{SESSIONS['postgresql']} AND query LIKE 'LISTEN%'"
 
 @dataclass
 class Scene:
-    """Whom the storm can hit."""
-
     ground: Ground
     rows: Rows
     fleet: Fleet
@@ -43,20 +38,15 @@ class Scene:
     receiver: Remote
     proxies: dict[str, Proxy]
     batch: int
-    look: Callable[[], None]
-    """Notice who ended, and replace them."""
-    bound: int = 0
-    """How many deliveries may come again by what befell the database and the way to it."""
+    look: Callable[[], None]  # Notice who ended, and replace them
+    bound: int = 0  # How many deliveries may come again by what befell the database and the way to it
     happened: Counter[str] = field(default_factory=Counter)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     """What the director found by itself, by kind and in words."""
-    restarts: list[float] = field(default_factory=list)
-    """When the database took connections again."""
+    restarts: list[float] = field(default_factory=list)  # When the database took connections again
 
 
 class Storm:
-    """The faults of one schedule, in their time."""
-
     def __init__(self, scene: Scene, draw: Draw) -> None:
         self._scene = scene
         self._random = Random(draw.seed + 1)
@@ -68,19 +58,16 @@ class Storm:
             self._later(fault.at, self._begin, fault)
 
     def rage(self) -> None:
-        """Until every fault is over and every event emitted."""
         while self._agenda or self._scene.emitters.busy:
             self.step()
 
     def step(self) -> None:
-        """Whatever is to be done by now, and a moment's rest."""
         self._scene.look()
         while self._agenda and self._agenda[0][0] <= time.monotonic() - self._begun:
             heapq.heappop(self._agenda)[2]()
         time.sleep(0.01)
 
     def heal(self) -> None:
-        """Everything is as in good times."""
         for proxy in self._scene.proxies.values():
             proxy.cut_at_commit("before", 0)
             proxy.set()

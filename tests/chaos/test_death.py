@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any, TypeAlias
-from uuid import UUID
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import cycle
+from typing import Any, TypeAlias
 
 import msgspec
 import psycopg
@@ -21,55 +17,27 @@ import sqlalchemy as sa
 from relaybox import Outbox
 from relaybox.emit.row import Call
 from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Outcome, Retried
-from relaybox.store import Settlement, Store, Want
+from relaybox.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.store import Settlement, Want
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Steps, StoreSteps
-from tests.chaos.mortal import POISON
-from tests.chaos.plan import DESTINATION, engine, make_outbox, open_store
+from tests.chaos.crew import DESTINATION, make_outbox, open_store
+from tests.chaos.scene import stored
+from tests.databases import EVERY_KIND, KINDS, engine
+from tests.waiting import await_for
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-ROOT = Path(__file__).parents[2]
 ORDER = pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
 DEATHS = 5
-
-
-@contextmanager
-def mortal(deed: str, ordered: bool, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ``mortal.py``, killed at the end whatever happened."""
-    command = [sys.executable, "-m", "tests.chaos.mortal", deed, str(ordered).lower(), url]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def heard(output: IO[bytes] | None) -> dict[str, Any]:
-    """The next line that a process says."""
-    assert output is not None
-    line = output.readline()
-    assert line, "the process ended without a word"
-    said: dict[str, Any] = msgspec.json.decode(line)
-    return said
+POISON = 50
 
 
 def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: int = 5) -> Outbox:
-    """A new outbox with ``count`` rows of one destination."""
     outbox = make_outbox(url)
-    outbox.migrate()
+    changed = partial(Call, "Thing", event_type="thing.changed", max_attempts=max_attempts)
     calls = [
-        Call(
-            "Thing",
-            n % keys,
-            "thing.changed",
-            {"n": n},
-            key=str(n % keys) if ordered else None,
-            max_attempts=max_attempts,
-        )
+        changed(aggregate_id=n % keys, payload={"n": n}, key=str(n % keys) if ordered else None)
         for n in range(count)
     ]
     with engine(url).begin() as connection:
@@ -77,97 +45,87 @@ def emit(url: str, count: int, *, ordered: bool, keys: int = 10, max_attempts: i
     return outbox
 
 
-def stored(url: str, outbox: Outbox) -> list[dict[str, Any]]:
-    """Every row, in order."""
-    query = sa.select(outbox.tables.event).order_by(outbox.tables.event.c.position)
-    left_out = ("due_destination", "head_destination", "failed_destination")
-    columns = [column for column in query.selected_columns if column.name not in left_out]
-    with engine(url).connect() as connection:
-        return [dict(row) for row in connection.execute(query.with_only_columns(*columns)).mappings()]
-
-
 def attempts(url: str, outbox: Outbox) -> set[tuple[Any, ...]]:
-    """Every failed attempt that is on record."""
     with engine(url).connect() as connection:
         return {tuple(row) for row in connection.execute(sa.select(outbox.tables.attempt))}
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
+def end_leases(url: str, outbox: Outbox) -> None:
+    """End them all at once, as time does."""
+    event = outbox.tables.event
+    with engine(url).begin() as connection:
+        held = event.c.lease_token.is_not(None)
+        connection.execute(event.update().where(held).values(leased_until=event.c.created_at))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @ORDER
 async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_so(
-    kind: str, ordered: bool, fresh_database: Callable[[str], str]
+    kind: str, ordered: bool, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     outbox = emit(url, 6, ordered=ordered, keys=6)
-    with mortal("stall", ordered, url) as process:
-        held = [UUID(id_) for id_ in heard(process.stdout)["held"]]
-        assert len(held) == 6
-        process.send_signal(signal.SIGSTOP)
-        await _take_over(open_store(url, outbox), ordered)
-        before = stored(url, outbox), attempts(url, outbox)
-        process.send_signal(signal.SIGCONT)
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        told = heard(process.stdout)
-        assert process.wait(60) == 0
-    assert {name: set(map(UUID, ids)) for name, ids in told.items()} == {
-        "extend": set(held),
-        "settle": set(held),
-        "release": set(held),
-    }
-    assert (stored(url, outbox), attempts(url, outbox)) == before
-
-
-async def _take_over(store: Store, ordered: bool) -> None:
-    """As another relay: take every row when its lease is over; deliver two, retry two, hold two."""
-    taken = await _claim_again(store, Want(DESTINATION, "other", lease=60, ordered=ordered), 6)
+    stalled, other = open_store(url, outbox), open_store(url, outbox)
+    held = (await stalled.claim(Want(DESTINATION, "stalled", ordered=ordered))).deliveries
+    ids = {delivery.id for delivery in held}
+    end_leases(url, outbox)
+    taken = (await other.claim(Want(DESTINATION, "other", ordered=ordered))).deliveries
+    assert {delivery.id for delivery in taken} == ids
+    assert len(ids) == 6
+    # Two are delivered, two wait, two are held when the first goes on.
     outcomes: list[Outcome] = [Delivered(), Delivered(), Retried(60, "later"), Retried(60, "later")]
-    lost = await store.settle(list(map(Settlement, taken[:4], outcomes)))
-    assert not lost
-    await store.close()
+    assert not await other.settle(list(map(Settlement, taken[:4], outcomes)))
+    before = stored(engine(url), outbox), attempts(url, outbox)
+    late: list[Outcome] = [Delivered(), Retried(0, "too late"), Failed("too late")]
+    assert set(await stalled.extend(held, 60.0)) == ids
+    assert set(await stalled.settle(list(map(Settlement, held, cycle(late))))) == ids
+    assert set(await stalled.release(held)) == ids
+    assert (stored(engine(url), outbox), attempts(url, outbox)) == before
+    for store in (stalled, other):
+        await store.close()
 
 
-@pytest.mark.parametrize("kind", ["postgresql-18", "postgresql-15", "mariadb", "sqlite"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @ORDER
-def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
-    kind: str, ordered: bool, fresh_database: Callable[[str], str]
+async def test_one_event_that_kills_its_relay_takes_none_of_its_batch_with_it(
+    kind: str, ordered: bool, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     # The first two deaths are a whole batch's and count for nobody; the others are the poison's alone.
     outbox = emit(url, 100, ordered=ordered, max_attempts=DEATHS - 2)
-    with mortal("poison", ordered, url) as process:
-        output, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-    said = [msgspec.json.decode(line) for line in output.splitlines()]
-    assert said[:2] == [{"claimed": 100}] * 2
-    assert all(claim == {"claimed": 1} for claim in said[2:-1])
-    assert said[-1] == {"deaths": DEATHS}
-    rows = stored(url, outbox)
+    want = Want(DESTINATION, "mortal", limit=100, ordered=ordered, on_failed="skip")
+    claimed: list[int] = []
+    deaths = 0
+    while any(row.status == "pending" for row in stored(engine(url), outbox)):
+        assert len(claimed) < 200, "it is claimed again and again"
+        store = open_store(url, outbox)
+        deliveries = (await store.claim(want)).deliveries
+        claimed.append(len(deliveries))
+        if any(msgspec.json.decode(delivery.payload or "")["n"] == POISON for delivery in deliveries):
+            deaths += 1
+            end_leases(url, outbox)
+        else:
+            delivered = [Settlement(delivery, Delivered()) for delivery in deliveries]
+            assert not await store.settle(delivered, on_failed="skip")
+        await store.close()
+    assert deaths == DEATHS
+    assert claimed[:2] == [100, 100]
+    assert set(claimed[2:]) <= {0, 1}
+    assert claimed.count(1) == 99 + DEATHS - 2
+    rows = stored(engine(url), outbox)
     poisonous = rows.pop(POISON)
-    assert poisonous["status"] == "failed"
-    assert f"the relay died {DEATHS} times" in poisonous["error_message"]
-    assert [(row["status"], row["attempts"]) for row in rows] == [("delivered", 1)] * 99
-
-
-async def _claim_again(store: Store, want: Want, count: int) -> list[Delivery]:
-    """The rows that a stalled relay left behind, as soon as its lease is over."""
-    taken: list[Delivery] = []
-    async with asyncio.timeout(10):
-        while len(taken) < count:
-            claim = await store.claim(want)
-            taken += claim.deliveries
-            await asyncio.sleep(0 if claim.deliveries else 0.02)
-    return taken
+    assert poisonous.status == "failed"
+    assert f"the relay died {DEATHS} times" in poisonous.error_message
+    assert [(row.status, row.attempts) for row in rows] == [("delivered", 1)] * 99
 
 
 async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
-    fresh_database: Callable[[str], str],
+    migrated_database: Callable[[str], str],
 ) -> None:
     """One had stalled and kept the second row, the other took over the first; neither saw the other end."""
-    url = fresh_database("postgresql-18")
+    url = migrated_database("postgresql-18")
     outbox = emit(url, 4, ordered=True, keys=1)
-    stalled, other = await _two_holders_of_one_key(open_store(url, outbox))
+    stalled, other = await _two_holders_of_one_key(url, outbox)
     statements = Statements(outbox.tables, POSTGRESQL, "format")
     steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
     first, second = (_settle(steps, held) for held in (other, stalled))
@@ -177,19 +135,21 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
         await _done_or_waiting(late, two, url)
         await _finish(one, first, answer)
         await _finish(two, second, await late)
-    rows = stored(url, outbox)
-    assert [row["status"] for row in rows] == ["delivered", "delivered", "pending", "pending"]
-    assert rows[2]["next_attempt_at"] is not None, "the new head of the key is parked behind nothing"
+    rows = stored(engine(url), outbox)
+    assert [row.status for row in rows] == ["delivered", "delivered", "pending", "pending"]
+    assert rows[2].next_attempt_at is not None, "the new head of the key is parked behind nothing"
 
 
-async def _two_holders_of_one_key(store: Store) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
+async def _two_holders_of_one_key(url: str, outbox: Outbox) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
     """A stalled relay holds rows 1 and 2, another took over 1; 3 and 4 are parked."""
-    stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=0.2, ordered=True))
+    store = open_store(url, outbox)
+    stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=60, ordered=True))
     assert (await store.claim(Want(DESTINATION, "other", ordered=True))).parked == 2
-    [other] = await _claim_again(store, Want(DESTINATION, "other", limit=1, ordered=True), 1)
+    end_leases(url, outbox)
+    other = await store.claim(Want(DESTINATION, "other", limit=1, ordered=True))
     await store.close()
-    assert len(stalled.deliveries) == 2
-    return stalled.deliveries, [other]
+    assert (len(stalled.deliveries), len(other.deliveries)) == (2, 1)
+    return stalled.deliveries, other.deliveries
 
 
 def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[None]:
@@ -201,7 +161,7 @@ def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[None]:
 
 async def _transaction(url: str) -> Connection:
     """A connection that waits a while for locks, and not for ever."""
-    return await psycopg.AsyncConnection.connect(url, options="-c lock_timeout=10s")
+    return await psycopg.AsyncConnection.connect(url, options="-c lock_timeout=60s")
 
 
 async def _execute(connection: Connection, queries: Sequence[Query]) -> list[list[Any]]:
@@ -212,12 +172,13 @@ async def _execute(connection: Connection, queries: Sequence[Query]) -> list[lis
 async def _done_or_waiting(work: asyncio.Task[Any], connection: Connection, url: str) -> None:
     """Until the work is done, or the server says that it waits for a lock."""
     waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as observer, asyncio.timeout(10):
-        while not work.done():
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as observer:
+
+        async def waiting() -> bool:
             cursor = await observer.execute(waits, [connection.info.backend_pid])
-            if await cursor.fetchone() == (True,):
-                return
-            await asyncio.sleep(0.01)
+            return work.done() or await cursor.fetchone() == (True,)
+
+        await await_for(waiting, "the other settle")
 
 
 async def _finish(connection: Connection, steps: Steps[Any], answer: list[list[Any]]) -> None:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import count
 from uuid import UUID
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Event
 from relaybox.event import Delivery
 from relaybox.observe import Observer
 from relaybox.store import Claim, Settlement
+from tests.chaos.scene import KEYS, Scene
 from tests.conftest import available
-from tests.integration.shop import MEMBERSHIP, SOON, Shop, until
+from tests.integration.shop import MEMBERSHIP, SOON
 from tests.servers import fresh, small_disk
 from tests.servers.small_disk import SmallDisk
+from tests.waiting import await_for, wait_for
 
-log = logging.getLogger(__name__)
-KEYS = 10
 BACKLOG = 200
 AFTERWARDS = 1_000_000
 REFUSED = 30
@@ -39,31 +36,20 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
 
 
 class Watch(Observer):
-    """What a relay holds, and had trouble with."""
-
     def __init__(self) -> None:
         self.troubles: Counter[str] = Counter()
         self.in_fault: set[int] | None = None
         """What it held at any moment of the fault; None: there is none as yet, or no longer."""
-        self._held: set[int] = set()
-
-    def begin(self) -> set[int]:
-        """The fault begins."""
-        self.in_fault = set(self._held)
-        return self.in_fault
-
-    def end(self) -> None:
-        """The fault is over."""
-        self.in_fault = None
+        self.held: set[int] = set()
 
     def claimed(self, destination: str, claim: Claim) -> None:
         new = set(map(number, claim.deliveries))
-        self._held |= new
+        self.held |= new
         if self.in_fault is not None:
             self.in_fault |= new
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        self._held -= {number(delivery) for delivery, _ in settlements}
+        self.held -= {number(delivery) for delivery, _ in settlements}
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
         self.troubles[doing] += 1
@@ -73,25 +59,15 @@ def number(delivery: Delivery) -> int:
     return int(msgspec.json.decode(delivery.payload or "")["n"])
 
 
-class Scene:
-    """A shop that places an order and tells of it in one transaction, and its relay's handler."""
+class Business(Scene):
+    """A shop that places an order and tells of it in one transaction."""
 
     def __init__(self, url: str) -> None:
-        self.shop = Shop(url)
-        self.taken: list[int] = []
+        super().__init__(url, lease="2s", timeout="2s")
         self.failed = 0
-        self._told: set[int] = set()
-        """The orders whose transaction was committed, as far as the caller knows."""
+        self._told: set[int] = set()  # The orders whose transaction was committed, as far as the caller knows
         with self.shop.engine.begin() as connection:
             connection.execute(sa.text("CREATE TABLE orders (n integer)"))
-        options: dict[str, Any] = {"lease": "1s", "timeout": "500ms", "concurrency": 5, "batch_size": 10}
-        self.shop.outbox.handler("*", name="on_order", ordered=True, poll_interval="50ms", **options)(
-            self._take
-        )
-
-    async def _take(self, event: Event) -> None:
-        self.taken.append(event.payload["n"])
-        await asyncio.sleep(0.02)
 
     def place(self, numbers: Iterable[int]) -> None:
         """Orders, each if the database takes it."""
@@ -114,21 +90,12 @@ class Scene:
 
     def check(self) -> set[int]:
         """What was delivered twice, where order and event stand and fall together, and none is lost."""
-        emitted = self._numbers(sa.select(self.shop.outbox.tables.event.c.payload["n"].as_integer()))
-        assert emitted == self._numbers(sa.text("SELECT n FROM orders"))
+        emitted = self.numbers()
+        with self.shop.engine.connect() as connection:
+            assert emitted == set(connection.scalars(sa.text("SELECT n FROM orders")))
         assert emitted >= self._told
         assert self.shop.states() == {"delivered": len(emitted)}
-        counts = Counter(self.taken)
-        assert set(counts) == emitted
-        by_key: dict[int, list[int]] = defaultdict(list)
-        for n in counts:
-            by_key[n % KEYS].append(n)
-        assert all(numbers == sorted(numbers) for numbers in by_key.values())
-        return {n for n, times in counts.items() if times > 1}
-
-    def _numbers(self, query: Any) -> set[int]:
-        with self.shop.engine.connect() as connection:
-            return set(connection.scalars(query))
+        return self.repeated(emitted)
 
 
 @pytest.mark.parametrize("strain", ["table", "log"])
@@ -136,35 +103,33 @@ async def test_a_full_disk_loses_nothing_and_the_relay_goes_on_when_there_is_roo
     disk: SmallDisk, strain: str
 ) -> None:
     with fresh.database(disk.url) as url:
-        scene, watch = Scene(url), Watch()
+        scene, watch = Business(url), Watch()
         scene.place(range(BACKLOG))
         async with scene.shop.outbox.relay(observers=[watch]):
-            await until(lambda: len(scene.taken) >= 40, "a part delivered")
-            held = watch.begin()
+            await await_for(lambda: len(scene.taken) >= 40, "a part delivered")
+            held = watch.in_fault = set(watch.held)
             disk.fill()
             await asyncio.to_thread(press_on, scene, disk, strain)
             gave_up = await asyncio.to_thread(disk.free)
-            begun = time.monotonic()
-            watch.end()
+            watch.in_fault = None
             await asyncio.to_thread(scene.place, range(AFTERWARDS, AFTERWARDS + 20))
-            await until(lambda: "pending" not in scene.shop.states(), "everything delivered", 20)
-            took = time.monotonic() - begun
+            await await_for(lambda: "pending" not in scene.shop.states(), "everything delivered")
         repeated = scene.check()
-    figures = f"{scene.failed} emits failed, the server gave up: {gave_up}, trouble: {dict(watch.troubles)}"
-    repeats = f"{len(held)} held meanwhile, {len(repeated)} repeated"
-    log.info("%s: %s, %s, all delivered %.1f s after", strain, figures, repeats, took)
     assert scene.failed
     assert gave_up or strain == "table"
     assert watch.troubles or strain == "table"
     assert repeated <= held
 
 
-def press_on(scene: Scene, disk: SmallDisk, strain: str) -> None:
+def press_on(scene: Business, disk: SmallDisk, strain: str) -> None:
     """Emit on the full disk, and write to the log alone, until the server has refused enough or given up."""
-    n, end = BACKLOG, time.monotonic() + 15
-    while not disk.gave_up() if strain == "log" else scene.failed < REFUSED:
-        assert time.monotonic() < end, "nobody felt that the disk is full"
-        scene.place([n])
+    numbers = count(BACKLOG)
+
+    def refused() -> bool:
+        scene.place([next(numbers)])
         if strain == "log":
             scene.write_log()
-        n += 1
+            return disk.gave_up()
+        return scene.failed >= REFUSED
+
+    wait_for(refused, "somebody felt that the disk is full")

@@ -18,15 +18,13 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
 from tests.chaos import drivers
-from tests.chaos.drivers import Driver, connect, engine
+from tests.chaos.drivers import ERRORS, Driver, connect, engine
 
 ORDERED, LOOSE = "ordered", "loose"
-BROKER = "broker"
-"""Where a schedule has one, everything goes there too."""
+BROKER = "broker"  # Where a schedule has one, everything goes there too
 SECRET = "whsec_Y2hhb3MgaXMgYSBsYWRkZXIgb2YgcGl0cyBhbmQgb2Y="
-KEYS = 40
-LOUD = 3
-"""Every so many-th event of a key also goes to the destination without order."""
+NAMES = [f"key {number:02}" for number in range(40)]
+LOUD = 3  # Every so many-th event of a key also goes to the destination without order
 ABORT, SAVEPOINT, SEVERAL, BINARY = 0.15, 0.05, 0.10, 0.05
 ALPHABET = "abc xyz ABC 012 {}[]\",:\\/'%?$ äß€ \u2028 日本 😀 \t\n"
 NEVER_FAILED = 10_000
@@ -64,13 +62,10 @@ class Place(msgspec.Struct, frozen=True):
     batch: int = 20
     poll: float = 0.1
     concurrency: int = 50
-    keep: bool = True
-    """Whether rows that were delivered are kept."""
-    broker: str = ""
-    """The URL of a broker, if there is one; then every event also goes there."""
+    keep: bool = True  # Whether rows that were delivered are kept
+    broker: str = ""  # The URL of a broker, if there is one; then every event also goes there
 
     def outbox(self) -> Outbox:
-        """The outbox, configured as every process of the schedule has it."""
         options: dict[str, Any] = {
             "lease": self.lease,
             "timeout": self.timeout,
@@ -108,15 +103,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def create(url: str) -> None:
-    """The application's tables, with a counter for each key."""
     with engine(url).begin() as connection:
         metadata.create_all(connection)
-        connection.execute(counter.insert(), [{"name": name, "n": 0} for name in names()])
-
-
-def names() -> list[str]:
-    """The keys."""
-    return [f"key {number:02}" for number in range(KEYS)]
+        connection.execute(counter.insert(), [{"name": name, "n": 0} for name in NAMES])
 
 
 def event_type(n: int) -> str:
@@ -132,19 +121,15 @@ def written(payload: Any) -> str:
 
 
 class Emitter:
-    """One process of the application."""
-
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._outbox = plan.place.outbox()
         self._random = random.Random(plan.seed)
-        self._names = names()
         self._db: Driver | None = None
         # SQLite's lock goes to whoever looks first: who writes without a pause leaves it to nobody.
         self._rest = 0.002 if plan.driver == "sqlite3" else 0.0
 
     def run(self) -> None:
-        """Until as many events are known to be committed as were asked for."""
         begun, committed = time.monotonic(), 0
         while committed < self._plan.events:
             elapsed = time.monotonic() - begun
@@ -172,7 +157,7 @@ class Emitter:
     def _transact(self, db: Driver) -> int:
         chance = self._random.random
         count = self._random.randint(2, 4) if chance() < SEVERAL else 1
-        chosen = sorted(self._random.sample(self._names, count))
+        chosen = sorted(self._random.sample(NAMES, count))
         db.begin()
         for name in chosen:
             if chance() < SAVEPOINT:
@@ -209,5 +194,50 @@ class Emitter:
 
 
 def main(plan: bytes) -> None:
-    """Be the emitter of this plan."""
     Emitter(msgspec.json.decode(plan, type=Plan)).run()
+
+
+class Rows:
+    def __init__(self, place: Place) -> None:
+        self._engine = engine(place.url)
+        self._event = place.outbox().tables.event
+
+    def held(self, owner: str = "%") -> set[Any]:
+        """The rows that are leased by an owner whose name is like this.
+
+        None while the database is away: what was leased when it went was counted then, and nothing is
+        claimed meanwhile.
+        """
+        event = self._event.c
+        query = sa.select(event.id).where(event.lease_owner.like(owner), event.status == "pending")
+        try:
+            return set(self._all(query, 0))
+        except ERRORS:
+            return set()
+
+    def pending(self) -> int:
+        query = sa.select(sa.func.count()).where(self._event.c.status == "pending")
+        return int(self._all(query, 0)[0])
+
+    def committed(self) -> int:
+        return int(self._all(sa.select(sa.func.count()).select_from(business), 0)[0])
+
+    def events(self) -> list[Any]:
+        event = self._event.c
+        columns = (event.destination, event.event_id, event.aggregate_id, event.ordering_key)
+        query = sa.select(*columns, event.position, event.status, event.lease_token).order_by(event.position)
+        return self._all(query)
+
+    def orders(self) -> list[Any]:
+        return self._all(sa.select(business).order_by(business.c.name, business.c.n))
+
+    def execute(self, statement: str, **values: Any) -> list[Any]:
+        with self._engine.connect() as connection:
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            result = connection.execute(sa.text(statement), values)
+            return list(result.all()) if result.returns_rows else []
+
+    def _all(self, query: Any, column: int | None = None) -> list[Any]:
+        with self._engine.connect() as connection:
+            result = connection.execute(query)
+            return list(result.all() if column is None else result.scalars(column).all())

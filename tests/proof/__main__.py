@@ -13,15 +13,13 @@ import sys
 import time
 
 from tests.proof import page
-from tests.proof.parts import CHAOS, PARTS, SIMULATION, TESTS, run
-from tests.proof.record import keep
+from tests.proof.parts import CHAOS, PARTS, SIMULATION, TESTS, keep, run
 
 SHARES = dict.fromkeys(CHAOS, 1) | {CHAOS[0]: 4, CHAOS[1]: 2, CHAOS[2]: 2}
 """Of the time that is left when each begins: how much it has, beside those that follow."""
 
 
 def main() -> int:
-    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument(

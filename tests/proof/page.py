@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.commit import ROOT
-from tests.proof.parts import CHAOS, SIMULATION
-from tests.proof.record import Run, kept, total
+from tests.proof.parts import CHAOS, SIMULATION, Run, kept, total
 
 FILE = ROOT / "docs" / "proof.md"
 PROMISES = (
@@ -30,7 +29,6 @@ the list of runs with its number of broken schedules, and is left out of every o
 
 
 def write(file: Path = FILE) -> None:
-    """Write the page anew."""
     every = kept()
     runs = [run for run in every if not run.figures.get("broken")]
     made = [section(runs) for section in (_schedules, _faults, _recovery, _bugs, _fidelity, _inputs)]
@@ -70,7 +68,6 @@ def _figure(runs: Sequence[Run], name: str) -> str:
 
 
 def _faults(runs: Sequence[Run]) -> str:
-    """How often each fault happened."""
     sections = []
     for part in (SIMULATION, *CHAOS):
         kinds: Counter[str] = Counter()
@@ -108,7 +105,7 @@ def _bugs(runs: Sequence[Run]) -> str:
     rows = [[str(bug), str(seed), f"{check}"] for bug, seed, check in caught]
     text = (
         f"{len(caught)} bugs were planted, one at a time, and each was caught by the simulation"
-        f" within 2,000 seeds (at {run.commit})."
+        f" under its seed, which finds nothing without it (at {run.commit})."
     )
     return f"## Planted bugs\n\n{text}\n\n{table(['bug', 'seed', 'caught as'], rows)}"
 
@@ -117,7 +114,7 @@ def _fidelity(runs: Sequence[Run]) -> str:
     run = _last(runs, "fidelity")
     if run is None:
         return ""
-    rows = [[str(name), f"{compared:,}"] for name, compared, *_ in run.figures["fidelity"]]
+    rows = [[str(name), f"{compared:,}"] for name, _, compared, *_ in run.figures["fidelity"]]
     text = (
         f"The fake database against real ones, operation by operation (at {run.commit}): all answers agree."
     )

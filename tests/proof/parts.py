@@ -10,27 +10,59 @@ import tempfile
 import time
 import xml.etree.ElementTree as Xml
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from relaybox.testing.checker import KINDS
-from tests.chaos.brokers.running import BROKERS
-from tests.commit import ROOT
-from tests.proof.record import Run, kept, made, total
+from tests.chaos.brokers.base import BROKERS
+from tests.commit import ROOT, commit
+
+FILE = ROOT / "docs" / "proof.jsonl"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One part of one run. ``figures`` are the part's own."""
+
+    part: str
+    date: str
+    commit: str
+    seconds: float
+    figures: dict[str, Any]
+
+
+def made(part: str, seconds: float, figures: Mapping[str, Any]) -> Run:
+    return Run(part, datetime.now(UTC).date().isoformat(), commit(), round(seconds, 1), dict(figures))
+
+
+def keep(run: Run, file: Path = FILE) -> None:
+    with file.open("ab") as lines:
+        lines.write(msgspec.json.encode(run) + b"\n")
+
+
+def kept(file: Path = FILE) -> list[Run]:
+    if not file.exists():
+        return []
+    return [msgspec.json.decode(line, type=Run) for line in file.read_bytes().splitlines() if line]
+
+
+def total(runs: Iterable[Run], name: str) -> int:
+    return sum(run.figures.get(name, 0) for run in runs)
+
 
 SIMULATION = "simulation"
 DATABASES = ("chaos-postgresql-18", "chaos-mariadb", "chaos-sqlite")
 SEARCH = "chaos-search"
 CHAOS = (*DATABASES, *(f"chaos-{broker}" for broker in BROKERS), SEARCH)
 TESTS = {
-    "planted-bugs": ("tests/simulation/test_sensitivity.py", {}),
+    "planted-bugs": ("tests/simulation/test_sensitivity.py", {"RELAYBOX_SEARCH": "1"}),
     "fidelity": ("tests/simulation/test_fidelity.py", {"RELAYBOX_FIDELITY": "300"}),
     "bad-input": ("tests/properties", {"RELAYBOX_INPUTS": "100000"}),
-    "recovery": ("tests/chaos/test_recovery.py", {}),
+    "recovery": ("tests/chaos/test_recovery.py", {"RELAYBOX_BOUNDS": "1"}),
 }
 """Parts that are tests: where, and what makes them long."""
 PARTS = (SIMULATION, *CHAOS, *TESTS)
@@ -51,7 +83,6 @@ def run(part: str, seconds: float) -> tuple[Run, bool]:
 
 
 def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
-    """Seeds that no earlier run had."""
     first = total([run for run in kept() if run.part == SIMULATION], "schedules")
     with _file() as file:
         options = ["--first", first, "--count", SCHEDULES, "--seconds", seconds, "--json", file]

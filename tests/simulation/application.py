@@ -23,19 +23,16 @@ class Application:
         self, world: World, server: Server, plan: Plan, committed: Callable[[list[str]], None]
     ) -> None:
         self._world = world
-        self._server = server
         self._database: Database = server.database
         self._plan = plan
         self._committed = committed
         self._names = [destination.name for destination in plan.destinations if destination.name != "dead"]
         self._attempts = plan.destinations[0].max_attempts
         self._keyed = {destination.name: destination.ordered for destination in plan.destinations}
-        self.events: list[Emitted] = []
-        """What was committed, in the order of commits."""
+        self.events: list[Emitted] = []  # What was committed, in the order of commits
         self.under_way = 0
 
     def start(self) -> None:
-        """Emit all of the plan's events over some seconds."""
         luck, number = self._world.random, 0
         while number < self._plan.events:
             size = min(luck.choice((1, 5, 20, 40)), self._plan.events - number)
@@ -43,7 +40,6 @@ class Application:
             number += size
 
     def emit(self, numbers: Sequence[int], *, after: float = 0.0) -> None:
-        """Emit events of these numbers in one transaction; where it is rolled back, once more."""
         self.under_way += 1
         self._world.after(after, self._begin, numbers)
 
@@ -91,7 +87,7 @@ class Application:
                     moment,
                 )  # fmt: skip
                 hex_ = id_.hex
-                transaction.rows[hex_] = Row(emitted, now)
+                transaction.rows[hex_] = Row(emitted, now, now)
                 made.append(hex_)
         longest = min(self._plan.longest_transaction, 0.02 if self._plan.flavour == "single" else 1.0)
         self._world.after(luck.random() * longest, self._end, transaction, made, numbers)

@@ -1,68 +1,504 @@
-"""Planted bugs, each switched on by a test alone: what the simulation has to find."""
+"""Planted bugs: in the relay, in the steps of a store, or in the fake's statement of the same name."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
+from relaybox import ordering, sink
+from relaybox.circuit import Circuit, Trouble
+from relaybox.errors import StoreError
+from relaybox.event import Delivery
+from relaybox.ordering import Candidate
+from relaybox.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
+from relaybox.relay import lane as lane_module
+from relaybox.relay.batch import Batch
+from relaybox.relay.breaker import Breaker
+from relaybox.relay.decide import Policy
+from relaybox.relay.extend import Extender
+from relaybox.relay.lane import Lane
+from relaybox.relay.settle import Settler
+from relaybox.relay.shared import Shared
+from relaybox.sink import Answer, OneByOne, Progress
+from relaybox.store import Claim, Settlement
+from relaybox.stores import steps as steps_module
+from relaybox.stores.sql import SqlStore
+from relaybox.stores.steps import StoreSteps
 from relaybox.testing.checker import Finding
-from tests.simulation.plan import Plan, draw
-from tests.simulation.schedule import Schedule
+from tests.simulation.application import Application
+from tests.simulation.database import Database, Emitted, Row, Transaction
+from tests.simulation.receivers import BulkSink
+from tests.simulation.schedule import run_seed
+from tests.simulation.statements import Item, Items, Place, Rows, Server, UpkeepServer
 
-Patch = tuple[Any, str, Any]
-"""The class or module, the name in it, and what is planted there."""
-
-
-def any_plan(plan: Plan) -> bool:
-    """A bug that may show in every schedule."""
-    return True
+Patch = tuple[Any, str, Any]  # The class or module, the name in it, and what is planted there
 
 
-def faulty(*faults: str) -> Callable[[Plan], bool]:
-    """A bug that shows only where one of these faults happens."""
-    return lambda plan: any(fault in plan.faults for fault in faults)
+SEEDS = range(4000)
 
 
 class Bug(NamedTuple):
-    """A bug in plain words. Only schedules of which ``shows`` is true are worth running."""
+    """A bug in plain words, and a seed under which it is caught.
+
+    Where that seed does so no longer, ``python -m tests.simulation.run --bug NAME`` finds another.
+    """
 
     name: str
-    patches: Sequence[Patch]
-    shows: Callable[[Plan], bool] = any_plan
-
-
-class Caught(NamedTuple):
-    """The first seed under which a bug is found, and what is found."""
-
     seed: int
-    schedules: int
-    finding: Finding
+    patches: Sequence[Patch]
 
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """The product, or the fake's statement of the same name, with a bug in it."""
     with ExitStack() as stack:
         for owner, name, value in bug.patches:
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
 
 
-def findings(plan: Plan) -> list[Finding]:
-    """What is found in a schedule."""
-    return Schedule(plan).run().findings
-
-
-def search(bug: Bug, seeds: range) -> Caught | None:
-    """Run the schedules of these seeds until the bug is found."""
-    ran = 0
+def findings(bug: Bug, seed: int) -> list[Finding]:
     with planted(bug):
-        for seed in seeds:
-            plan = draw(seed)
-            if bug.shows(plan):
-                ran += 1
-                if found := findings(plan):
-                    return Caught(seed, ran, found[0])
+        return run_seed(seed).findings
+
+
+def search(bug: Bug) -> int | None:
+    """The first seed under which the bug is found, and nothing without it."""
+    for seed in SEEDS:
+        if findings(bug, seed) and not run_seed(seed).findings:
+            return seed
     return None
+
+
+_send, _claim, _decide = Lane._send, Lane._claim, Policy.decide
+_bulk, _store_claim, _probe_with = BulkSink.send, SqlStore.claim, Lane._probe_with
+_give_up, _init, _open = Lane._give_up, Shared.__init__, Breaker.open
+
+
+async def _nothing(*_: Any, **__: Any) -> None:
+    """Leave it undone."""
+
+
+async def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
+# Sending.
+
+
+async def _acknowledge_first(lane: Lane, batch: Batch, turn: bool) -> None:
+    for delivery in batch.deliveries:
+        lane.answer(batch, delivery, Delivered())
+    await _send(lane, batch, turn)
+
+
+async def _go_on_after_a_failure(
+    self: OneByOne, deliveries: Sequence[Delivery], progress: Progress
+) -> Sequence[Answer]:
+    answers: list[Answer] = [Released()] * len(deliveries)
+    async with self._places:
+        for index, delivery in enumerate(deliveries):
+            if progress.begin(delivery):
+                answers[index] = Delivered()
+                try:
+                    await self.deliver(delivery)
+                except BaseException as error:
+                    answers[index] = sink._answer(error, asyncio.current_task())
+                progress.report(delivery, answers[index])
+    return answers
+
+
+async def _mix_up_answers(
+    self: BulkSink, deliveries: Sequence[Delivery], progress: Progress
+) -> Sequence[Answer]:
+    return list(reversed(await _bulk(self, deliveries, progress)))
+
+
+def _begin_on_any_lease(lane: Lane, batch: Batch, delivery: Delivery) -> bool:
+    batch.begun.add(delivery.position)
+    return not lane._halted.is_set()
+
+
+# Judging answers.
+
+
+def _released_is_delivered(self: Policy, answer: Answer, delivery: Delivery, **options: Any) -> Any:
+    return _decide(self, Delivered() if isinstance(answer, Released) else answer, delivery, **options)
+
+
+def _silence_is_delivered(self: Policy, answer: Answer, delivery: Delivery, **options: Any) -> Any:
+    silent = isinstance(answer, Unavailable) and answer.reason == "timed out"
+    return _decide(self, Delivered() if silent else answer, delivery, **options)
+
+
+def _rejects_are_retried(self: Policy, answer: Answer, delivery: Delivery, **options: Any) -> Any:
+    if isinstance(answer, Reject):
+        return Retried(0.5, answer.reason, counts=False), None
+    return _decide(self, answer, delivery, **options)
+
+
+def _retry_for_ever(self: Policy, answer: Retry | Unavailable, delivery: Delivery) -> Retried:
+    return Retried(0.2, answer.reason, counts=False)
+
+
+def _fail_early(self: Policy, answer: Retry | Unavailable, delivery: Delivery) -> Failed | Retried:
+    if delivery.attempts >= delivery.max_attempts - 1:
+        return Failed(answer.reason)
+    return Retried(0.2, answer.reason)
+
+
+def _outage_counts(self: Policy, answer: Unavailable, delivery: Delivery) -> Any:
+    return self._retry(answer, delivery), None
+
+
+def _nothing_is_poison(self: Circuit, event_id: Any) -> Trouble:
+    return Trouble(1, poison=False)
+
+
+# Leases and settles.
+
+
+async def _forget_refused_outcomes(self: Settler, settlements: Sequence[Settlement]) -> None:
+    destination = self._destination
+    try:
+        lost = await self._store.settle(
+            settlements, on_failed=destination.on_failed or "skip", dead_letter=self._dead_letter
+        )
+    except StoreError as error:
+        self._observer.trouble(destination.name, "settle", error)
+    else:
+        self._observer.settled(destination.name, settlements, lost)
+
+
+async def _claim_shorter(self: SqlStore, want: Any) -> Claim:
+    return await _store_claim(self, replace(want, lease=want.lease / 8))
+
+
+async def _claim_suspects(lane: Lane, limit: int, **options: Any) -> tuple[Claim, float]:
+    return await _claim(lane, limit, **options | {"suspects": True})
+
+
+async def _claim_no_more_after_an_error(self: SqlStore, want: Any) -> Claim:
+    try:
+        return await _store_claim(self, want)
+    except StoreError:
+        await asyncio.get_running_loop().create_future()
+        raise
+
+
+def _init_without_quarantine(self: Shared, *args: Any, **options: Any) -> None:
+    _init(self, *args, **options)
+    self.quarantine = nullcontext()  # type: ignore[assignment]
+
+
+# Stopping, resting, circuits.
+
+
+async def _count_what_is_under_way(lane: Lane, patience: float) -> None:
+    for batch in lane._in_flight:
+        for delivery in batch.unanswered():
+            lane.answer(batch, delivery, Delivered())
+    await _give_up(lane, patience)
+
+
+async def _wait_for_a_word(lane: Lane) -> None:
+    await lane._shared.wake.wait(lane.name, 1e6)
+
+
+async def _keep_what_is_not_sent(lane: Lane, claim: Claim, until: float, held: Any) -> Claim:
+    with_release = lane._release
+    lane._release = _yes  # type: ignore[method-assign]
+    try:
+        return await _probe_with(lane, claim, until, held)
+    finally:
+        lane._release = with_release  # type: ignore[method-assign]
+
+
+async def _pause_for_ever(self: Breaker, opening: Any, **options: Any) -> None:
+    await _open(self, replace(opening, gone=True), **options)
+
+
+_claim_steps, _effect = StoreSteps.claim, steps_module._effect
+_is_free, _lease, _settle, _read = Server._is_free, Server.do_lease, Server.do_settle, Emitted.read
+_extend, _copy, _execute = Server.do_extend, Server.do_copy_failed, Server.execute
+_rollback = Database.rollback
+
+NO_SWEEP = (UpkeepServer, "do_upkeep__parked", lambda *_, **__: [])
+"""The sweep would mend what is left parked, and so hide why."""
+
+
+def _fenced_by(holds: Callable[[Row, Item], bool], statement: Callable[..., Rows]) -> Callable[..., Rows]:
+    """The statement, which takes a row for its own where ``holds``."""
+
+    def execute(server: Any, transaction: Transaction, *items: Any, **params: Any) -> Rows:
+        server.holds = holds
+        try:
+            return statement(server, transaction, *items, **params)
+        finally:
+            del server.holds
+
+    return execute
+
+
+def _is_pending(row: Row, item: Item) -> bool:
+    return row.status == "pending"
+
+
+def _is_there(row: Row, item: Item) -> bool:
+    return True
+
+
+# Claims.
+
+
+def _free_above_the_cursor(server: Any, row: Row, now: float, suspects: bool) -> bool:
+    last = server.__dict__.setdefault("last", Counter())
+    new = row.attempts == 0 and row.token is None
+    if new and row.emitted.position < last[row.emitted.destination]:
+        return False
+    return _is_free(row, now, suspects)
+
+
+def _lease_and_move_the_cursor(
+    server: Any, transaction: Transaction, ids: Sequence[str], *lease: Any, **named: Any
+) -> Rows:
+    last = server.__dict__.setdefault("last", Counter())
+    for id_ in ids:
+        emitted = server.database.row(transaction, id_).emitted
+        last[emitted.destination] = max(last[emitted.destination], emitted.position)
+    return _lease(server, transaction, ids, *lease, **named)
+
+
+def _free_though_leased(row: Row, now: float, suspects: bool) -> bool:
+    due = row.next_attempt_at is None or row.next_attempt_at <= now
+    return row.status == "pending" and due and (suspects or row.crashes < 2)
+
+
+def _free_if_never_leased(row: Row, now: float, suspects: bool) -> bool:
+    return row.leased_until is None and _is_free(row, now, suspects)
+
+
+def _claim_without_keys(self: StoreSteps, want: Any) -> Any:
+    return _claim_steps(self, replace(want, ordered=False))
+
+
+def _claim_swapped(self: StoreSteps, want: Any) -> Any:
+    return _claim_steps(self, replace(want, on_failed="skip" if want.on_failed == "block" else "block"))
+
+
+def _claim_without_dead_letter(self: StoreSteps, want: Any) -> Any:
+    return _claim_steps(self, replace(want, dead_letter=None))
+
+
+def _first_that_is_due(server: Any, transaction: Transaction, destination: str, key: str, block: bool) -> Any:
+    now = server.database.now()
+    for _, id_ in server.database.open[destination, key]:
+        row = server.database.row(transaction, id_)
+        waits = row is not None and row.next_attempt_at is not None and row.next_attempt_at > now
+        if row is not None and server._is_open(row, block) and not waits:
+            return id_
+    return None
+
+
+def _run_with_gaps(head: Candidate, rows: Sequence[Candidate]) -> list[Candidate]:
+    later = [row for row in rows if row.position > head.position and row.free and not row.suspect]
+    return [head, *later]
+
+
+def _lease_counting(count: Callable[[Row], int]) -> Callable[..., Rows]:
+    """The lease of rows, where ``count`` says by how much that raises attempts."""
+
+    def lease(server: Any, transaction: Transaction, ids: Sequence[str], *lease: Any, **named: Any) -> Rows:
+        attempts = {}
+        for id_ in ids:
+            row = server.database.row(transaction, id_)
+            attempts[id_] = row.attempts + count(row)
+        rows = _lease(server, transaction, ids, *lease, **named)
+        for id_, number in attempts.items():
+            server.database.change(transaction, id_).attempts = number
+        return rows
+
+    return lease
+
+
+def _by_the_relays_clock(server: Any, transaction: Transaction, query: Any) -> Rows:
+    ahead = 0.0 if query[0].startswith("upkeep") else getattr(transaction.node, "offset", 0.0) % 6.0 - 3.0
+    server.database.skew += ahead
+    try:
+        return _execute(server, transaction, query)
+    finally:
+        server.database.skew -= ahead
+
+
+# Settles.
+
+
+def _settle_and_count(server: Any, transaction: Transaction, items: Items, **settle: Any) -> Rows:
+    rows = _settle(server, transaction, items, **settle)
+    for [id_] in rows:
+        server.database.change(transaction, id_).attempts += 1
+    return rows
+
+
+def _settle_and_leave_the_token(server: Any, transaction: Transaction, items: Items, **settle: Any) -> Rows:
+    rows = _settle(server, transaction, items, **settle)
+    for item in server._items(items):
+        if [item.id] in rows and item.status == "pending":
+            server.database.change(transaction, item.id).token = item.token
+    return rows
+
+
+def _effect_without_return(outcome: Any) -> dict[str, Any]:
+    effect = _effect(outcome)
+    return {**effect, "given_back": 0} if isinstance(outcome, Released) else effect
+
+
+def _probe_only_what_is_open(server: Any, transaction: Transaction, destination: str, seconds: float) -> Rows:
+    now = server.database.now()
+
+    def over(place: Place) -> bool:
+        return place.circuit == "open" and place.circuit_until is not None and place.circuit_until <= now
+
+    change = {"circuit": "half_open", "circuit_until": now + seconds}
+    return server._change(transaction, destination, over, change)  # type: ignore[no-any-return]
+
+
+# The rest.
+
+
+def _prune_whatever_is_old(
+    server: Any,
+    transaction: Transaction,
+    destination: str,
+    seconds: float,
+    limit: int,
+    term: int | None = None,
+    **_: Any,
+) -> Rows:
+    database, before = server.database, server.database.now() + seconds
+    old = [
+        (row.updated_at, id_)
+        for id_, row in database.rows.items()
+        if row.emitted.destination == destination and row.updated_at < before
+        if row.status != "failed" and database.lockable(transaction, id_)
+    ][:limit]
+    if term is None:
+        return [[id_, at] for at, id_ in old]
+    server.do_upkeep__remove(transaction, [id_ for _, id_ in old])
+    return [[at] for at, _ in old]
+
+
+def _emit_though_rolled_back(self: Database, transaction: Transaction) -> None:
+    if isinstance(transaction.node, Application):
+        self.commit(transaction)
+    else:
+        _rollback(self, transaction)
+
+
+def _read_cut(emitted: Emitted, attempts: int, crashes: int) -> tuple[Any, ...]:
+    payload = emitted.payload and emitted.payload[:7]
+    return _read(emitted._replace(payload=payload), attempts, crashes)
+
+
+BUGS = (
+    Bug("acknowledges before it sends", 0, [(Lane, "_send", _acknowledge_first)]),
+    Bug("goes on with a key after a failure", 4, [(OneByOne, "send", _go_on_after_a_failure)]),
+    Bug(
+        "sends the events of a key at the same time",
+        0,
+        [(sink, "runs", lambda deliveries: (list(range(len(deliveries))), {}))],
+    ),
+    Bug("matches answers with the wrong deliveries", 1, [(BulkSink, "send", _mix_up_answers)]),
+    Bug("begins to send whatever is left of the lease", 61, [(Lane, "may_begin", _begin_on_any_lease)]),
+    Bug("takes what was not tried for delivered", 1, [(Policy, "decide", _released_is_delivered)]),
+    Bug("takes silence for an acknowledgement", 1, [(Policy, "decide", _silence_is_delivered)]),
+    Bug("retries what was rejected, for ever", 10, [(Policy, "decide", _rejects_are_retried)]),
+    Bug("retries for ever", 10, [(Policy, "_retry", _retry_for_ever)]),
+    Bug("fails an event one attempt early", 4, [(Policy, "_retry", _fail_early)]),
+    Bug("an outage uses up attempts", 10, [(Policy, "_unavailable", _outage_counts)]),
+    Bug("a poison event gets its attempt back for ever", 10, [(Circuit, "fail", _nothing_is_poison)]),
+    Bug("forgets outcomes that the database refused", 890, [(Settler, "_settle", _forget_refused_outcomes)]),
+    Bug("never extends a lease", 7, [(Extender, "_extend", _yes)]),
+    Bug("claims for a shorter time than it counts on", 6, [(SqlStore, "claim", _claim_shorter)]),
+    Bug("claims suspects beside the one that it examines", 138, [(Lane, "_claim", _claim_suspects)]),
+    Bug(
+        "claims suspects together with others",
+        3,
+        [(Lane, "_claim", _claim_suspects), (ordering, "_alone", lambda rows: rows)],
+    ),
+    Bug("never looks for suspects", 3, [(Lane, "_examine", _nothing)]),
+    Bug("has several suspects in flight at once", 769, [(Shared, "__init__", _init_without_quarantine)]),
+    Bug("never claims again after a refused claim", 10, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
+    Bug("gives back what it has begun when it stops", 58, [(Batch, "unbegun", Batch.unanswered)]),
+    Bug("forgets what was answered when it stops", 16, [(Lane, "_finish", _nothing)]),
+    Bug(
+        "counts what is under way when it stops as delivered",
+        29,
+        [(Lane, "_give_up", _count_what_is_under_way)],
+    ),
+    Bug("keeps rows that it has no place to send", 123, [(Lane, "_stand_back", _nothing)]),
+    Bug("waits for a word and never polls", 39, [(Lane, "_rest", _wait_for_a_word)]),
+    Bug("never probes", 39, [(lane_module, "probe_is_due", lambda held: False)]),
+    Bug("leaves the circuit half-open after a probe", 39, [(Breaker, "close", _nothing)]),
+    Bug("keeps the rows that it does not probe with", 208, [(Lane, "_probe_with", _keep_what_is_not_sent)]),
+    Bug("pauses a destination that is away for ever", 39, [(Breaker, "open", _pause_for_ever)]),
+    Bug(
+        "looks only above the last position that it saw",
+        0,
+        [(Server, "_is_free", _free_above_the_cursor), (Server, "do_lease", _lease_and_move_the_cursor)],
+    ),
+    Bug("claims what is leased", 0, [(Server, "_is_free", staticmethod(_free_though_leased))]),
+    Bug(
+        "never takes over a lease that ran out",
+        3,
+        [(Server, "_is_free", staticmethod(_free_if_never_leased))],
+    ),
+    Bug("claims without a look at keys", 0, [(StoreSteps, "claim", _claim_without_keys)]),
+    Bug("swaps block and skip", 20, [(StoreSteps, "claim", _claim_swapped)]),
+    Bug(
+        "looks for the head of a key among what is pending",
+        3,
+        [(Server, "_is_open", staticmethod(lambda row, block: row.status == "pending"))],
+    ),
+    Bug("takes the first that is due for the head of its key", 23, [(Server, "_head", _first_that_is_due)]),
+    Bug("a run steps over what is not free", 213, [(ordering, "_run", _run_with_gaps)]),
+    Bug("leases by the relay's own clock", 5, [(Server, "execute", _by_the_relays_clock)]),
+    Bug(
+        "counts attempts when it settles",
+        3,
+        [(Server, "do_lease", _lease_counting(lambda row: 0)), (Server, "do_settle", _settle_and_count)],
+    ),
+    Bug(
+        "a killer's deaths are not counted",
+        3,
+        [(Server, "do_lease", _lease_counting(lambda row: int(row.token is None)))],
+    ),
+    Bug("the death of a batch is counted", 3, [(Server, "do_lease", _lease_counting(lambda row: 1))]),
+    Bug("what died in all of its attempts is tried again", 3, [(Delivery, "exhausted", False)]),
+    Bug("settles without the lease's token", 92, [(Server, "do_settle", _fenced_by(_is_pending, _settle))]),
+    Bug("extends without the lease's token", 39, [(Server, "do_extend", _fenced_by(_is_pending, _extend))]),
+    Bug("extends what is settled", 10, [(Server, "do_extend", _fenced_by(_is_there, _extend))]),
+    Bug("leaves the token when it settles", 1, [(Server, "do_settle", _settle_and_leave_the_token)]),
+    Bug("a release keeps the attempt", 18, [(steps_module, "_effect", _effect_without_return)]),
+    Bug("parked rows are never made due", 0, [(StoreSteps, "_make_heads_due", lambda *_: []), NO_SWEEP]),
+    Bug("nobody looks for what a death left parked", 369, [NO_SWEEP]),
+    Bug(
+        "copies a dead letter whoever holds the row",
+        1400,
+        [(Server, "do_copy_failed", _fenced_by(_is_there, _copy))],
+    ),
+    Bug("writes no dead letter", 10, [(Server, "do_copy_failed", lambda *_, **__: [])]),
+    Bug("writes no dead letter of a killer", 34, [(StoreSteps, "claim", _claim_without_dead_letter)]),
+    Bug(
+        "a circuit whose prober died is never probed again",
+        208,
+        [(Server, "do_probe", _probe_only_what_is_open)],
+    ),
+    Bug("prunes what is pending", 168, [(UpkeepServer, "do_upkeep__delivered", _prune_whatever_is_old)]),
+    Bug("delivers what was rolled back", 0, [(Database, "rollback", _emit_though_rolled_back)]),
+    Bug("cuts payloads", 0, [(Emitted, "read", _read_cut)]),
+)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -24,27 +25,19 @@ OPEN = frozenset({"pending", "failed"})
 
 @lru_cache(16)
 def to_datetime(seconds: float) -> datetime:
-    """A moment of the fake's clock as Python's own."""
     return EPOCH + timedelta(seconds=seconds)
 
 
 def to_seconds(moment: datetime) -> float:
-    """The other way round."""
     return (moment - EPOCH).total_seconds()
 
 
 class Clock(Protocol):
-    """Whoever knows what time it is."""
-
     @property
-    def now(self) -> float:
-        """The time, in seconds."""
-        ...
+    def now(self) -> float: ...
 
 
 class Emitted(NamedTuple):
-    """What never changes of a row of ``outbox_event``."""
-
     id: UUID
     event_id: UUID
     destination: str
@@ -63,46 +56,28 @@ class Emitted(NamedTuple):
     created_at: datetime
 
     def read(self, attempts: int, crashes: int) -> tuple[Any, ...]:
-        """The columns of a delivery that are the row's own."""
         return (*self[:2], *self[3:13], attempts, self.max_attempts, crashes, self.created_at)
 
 
+@dataclass(slots=True, eq=False)
 class Row:
-    """One version of a row of ``outbox_event``."""
-
-    __slots__ = (
-        "attempts", "crashes", "delivered_at", "emitted", "error", "leased_until", "next_attempt_at", "owner",
-        "status", "token", "updated_at",
-    )  # fmt: skip
-
-    def __init__(self, emitted: Emitted, next_attempt_at: float | None) -> None:
-        self.emitted = emitted
-        self.status = "pending"
-        self.attempts = 0
-        self.crashes = 0
-        self.next_attempt_at = next_attempt_at
-        self.leased_until: float | None = None
-        self.token: str | None = None
-        self.owner: str | None = None
-        self.delivered_at: float | None = None
-        self.updated_at = emitted.created
-        self.error: str | None = None
+    emitted: Emitted
+    next_attempt_at: float | None
+    updated_at: float
+    status: str = "pending"
+    attempts: int = 0
+    crashes: int = 0
+    leased_until: float | None = None
+    token: str | None = None
+    owner: str | None = None
+    delivered_at: float | None = None
+    error: str | None = None
 
     def copy(self) -> Row:
-        """The next version, to be changed."""
-        row = Row.__new__(Row)
-        row.emitted = self.emitted
-        row.status = self.status
-        row.attempts = self.attempts
-        row.crashes = self.crashes
-        row.next_attempt_at = self.next_attempt_at
-        row.leased_until = self.leased_until
-        row.token = self.token
-        row.owner = self.owner
-        row.delivered_at = self.delivered_at
-        row.updated_at = self.updated_at
-        row.error = self.error
-        return row
+        new = Row(self.emitted, self.next_attempt_at, self.updated_at, self.status, self.attempts)
+        new.crashes, new.leased_until, new.token = self.crashes, self.leased_until, self.token
+        new.owner, new.delivered_at, new.error = self.owner, self.delivered_at, self.error
+        return new
 
     @property
     def suspect(self) -> bool:
@@ -110,7 +85,6 @@ class Row:
         return self.crashes + (self.token is not None) > 1
 
     def unleased(self, now: float) -> bool:
-        """Whether no relay holds it."""
         return self.leased_until is None or self.leased_until <= now
 
 
@@ -126,33 +100,20 @@ class Deadlock(Exception):
     """To wait would be for ever."""
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """What a session does between BEGIN and COMMIT."""
 
-    __slots__ = (
-        "awaiting",
-        "changed",
-        "locks",
-        "memo",
-        "node",
-        "others",
-        "over",
-        "rows",
-        "used_at",
-        "waiters",
-    )
-
-    def __init__(self, node: object) -> None:
-        self.node = node
-        self.used_at = 0.0
-        self.rows: dict[str, Row | None] = {}
-        self.others: dict[Key, Any] = {}
-        self.locks: list[Key] = []
-        self.memo: Any = None
-        self.changed = 0
-        self.over = False
-        self.awaiting: Transaction | None = None
-        self.waiters: list[Callable[[], None]] = []
+    node: object
+    used_at: float
+    rows: dict[str, Row | None] = field(default_factory=dict)
+    others: dict[Key, Any] = field(default_factory=dict)
+    locks: list[Key] = field(default_factory=list)
+    memo: Any = None
+    changed: int = 0
+    over: bool = False
+    awaiting: Transaction | None = None
+    waiters: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Database:
@@ -174,13 +135,10 @@ class Database:
         self._sessions: dict[Transaction, None] = {}
 
     def now(self) -> float:
-        """The time by the server's clock."""
         return self._clock.now + self.skew
 
     def begin(self, node: object) -> Transaction:
-        """Open a transaction."""
-        transaction = Transaction(node)
-        transaction.used_at = self._clock.now
+        transaction = Transaction(node, self._clock.now)
         self._sessions[transaction] = None
         return transaction
 
@@ -190,21 +148,14 @@ class Database:
         return self._last_position
 
     def row(self, transaction: Transaction, id_: str) -> Row | None:
-        """A row as the transaction sees it."""
         return transaction.rows[id_] if id_ in transaction.rows else self.rows.get(id_)
 
     def other(self, transaction: Transaction, key: Key) -> Any:
-        """A row of a small table as the transaction sees it."""
         return transaction.others[key] if key in transaction.others else self.others.get(key)
 
     def lock(self, transaction: Transaction, key: Key) -> None:
-        """Hold a row to the end, or raise ``Blocked``."""
-        holder = self._locks.get(key)
-        if holder is None:
-            self._locks[key] = transaction
-            transaction.locks.append(key)
-        elif holder is not transaction:
-            raise Blocked(holder)
+        if not self.lockable(transaction, key):
+            raise Blocked(self._locks[key])
 
     def wait_for(self, transaction: Transaction, key: Key) -> None:
         """Raise ``Blocked`` while another holds the row; it is not held afterwards."""
@@ -255,7 +206,6 @@ class Database:
         self._end(transaction)
 
     def rollback(self, transaction: Transaction) -> None:
-        """Make nothing so."""
         if not transaction.over:
             self._end(transaction)
 
@@ -269,12 +219,10 @@ class Database:
         self._unflushed.clear()
 
     def sessions(self, node: object) -> list[Transaction]:
-        """The transactions that a node has open."""
         return [transaction for transaction in self._sessions if transaction.node is node]
 
     @property
     def unflushed(self) -> int:
-        """How many commits would not survive a kill."""
         return len(self._unflushed)
 
     def _end(self, transaction: Transaction) -> None:
@@ -294,10 +242,10 @@ class Database:
             or before.next_attempt_at != row.next_attempt_at
             or before.status != row.status
         ):
-            if before is not None:
-                self._unindex(id_, before)
-            if row is not None:
-                self._index(id_, row)
+            for index, entry in () if before is None else self._indexes(id_, before):
+                del index[bisect_left(index, entry)]
+            for index, entry in () if row is None else self._indexes(id_, row):
+                insort(index, entry)
         if row is None:
             self.rows.pop(id_, None)
         else:
@@ -306,26 +254,12 @@ class Database:
             self.on_change(before, row)
         return before
 
-    def _index(self, id_: str, row: Row) -> None:
+    def _indexes(self, id_: str, row: Row) -> Iterator[tuple[list[Any], tuple[Any, ...]]]:
         emitted, status = row.emitted, row.status
         if status == "pending":
             if row.next_attempt_at is None:
-                insort(self.parked[emitted.destination], (emitted.position, id_))
+                yield self.parked[emitted.destination], (emitted.position, id_)
             else:
-                insort(self.due[emitted.destination], (row.next_attempt_at, emitted.position, id_))
+                yield self.due[emitted.destination], (row.next_attempt_at, emitted.position, id_)
         if emitted.ordering_key is not None and status in OPEN:
-            insort(self.open[emitted.destination, emitted.ordering_key], (emitted.position, id_))
-
-    def _unindex(self, id_: str, row: Row) -> None:
-        emitted, status = row.emitted, row.status
-        if status == "pending":
-            if row.next_attempt_at is None:
-                _remove(self.parked[emitted.destination], (emitted.position, id_))
-            else:
-                _remove(self.due[emitted.destination], (row.next_attempt_at, emitted.position, id_))
-        if emitted.ordering_key is not None and status in OPEN:
-            _remove(self.open[emitted.destination, emitted.ordering_key], (emitted.position, id_))
-
-
-def _remove(index: list[Any], entry: Any) -> None:
-    del index[bisect_left(index, entry)]
+            yield self.open[emitted.destination, emitted.ordering_key], (emitted.position, id_)

@@ -17,8 +17,7 @@ from relaybox.errors import StoreError
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import Steps
 from tests.simulation.database import Blocked, Database, Deadlock, Transaction
-from tests.simulation.queries import Flavour, Query, Rows, make_steps
-from tests.simulation.statements import Server
+from tests.simulation.statements import Flavour, Query, Rows, Server, make_steps
 from tests.simulation.world import Node, World
 
 T = TypeVar("T")
@@ -26,45 +25,37 @@ Reply: TypeAlias = Callable[[Any], None]
 Fate: TypeAlias = Literal["well", "refused", "request lost", "answer lost"]
 
 TRIES = 5
-IDLE_IN_TRANSACTION = 5.0
-"""Seconds after which the server ends a transaction whose session says nothing."""
+IDLE_IN_TRANSACTION = 5.0  # Seconds after which the server ends a transaction whose session says nothing
 CONNECTIONS = 2
-SUFFERS = 1.0
-"""Seconds for which a lost round trip may keep a node from settling: until it tries again."""
+SUFFERS = 1.0  # Seconds for which a lost round trip may keep a node from settling: until it tries again
 
 
 @dataclass
 class Weather:
-    """How the network and the server are at the moment. Chances are of one round trip."""
-
     latency: float = 0.001
     fates: dict[Fate, float] = field(default_factory=dict)
     slow: float = 0.0
     down_until: float = 0.0
     read_only_until: float = 0.0
-    met: Counter[str] = field(default_factory=Counter)
-    """What was met how often."""
+    met: Counter[str] = field(default_factory=Counter)  # What was met how often
 
     def heal(self) -> None:
-        """From now on all is well."""
         self.fates, self.slow = {}, 0.0
         self.down_until = self.read_only_until = 0.0
 
 
+@dataclass
 class Site:
-    """The database's server, and how it can be reached."""
+    world: World
+    flavour: Flavour
+    server: Server
+    weather: Weather
+    life: int = 0  # One more each time that the server was killed
+    troubled: list[tuple[float, float]] = field(default_factory=list)
+    cut_off: dict[str, float] = field(default_factory=dict)  # Until when which node reaches nobody
 
-    def __init__(self, world: World, flavour: Flavour, server: Server, weather: Weather) -> None:
-        self.world = world
-        self.flavour = flavour
-        self.server = server
-        self.database: Database = server.database
-        self.weather = weather
-        self.life = 0
-        """One more each time that the server was killed."""
-        self.troubled: list[tuple[float, float]] = []
-        self.cut_off: dict[str, float] = {}
-        """Until when which node reaches nobody."""
+    def __post_init__(self) -> None:
+        self.database: Database = self.server.database
 
     def open_store(self, node: Node) -> SqlStore:
         """The product's own store, with a driver that talks to this server."""
@@ -74,7 +65,6 @@ class Site:
         return SqlStore(make_steps(self.flavour), drivers[self.flavour](self, node))
 
     def kill(self, down: float) -> None:
-        """Kill the server; in so many seconds it is back."""
         forget = self.world.random.randint(0, self.database.unflushed) if self.flavour == "pipeline" else 0
         self.database.kill(forget)
         self.life += 1
@@ -92,21 +82,16 @@ class Site:
         self.troubled.append((self.world.now, self.world.now + seconds))
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
-    """What a server says, on its way back."""
-
-    __slots__ = ("_back", "_future", "_lost", "_world", "arrived", "value")
-
-    def __init__(self, world: World, lost: bool, back: float) -> None:
-        self._world = world
-        self._lost = lost
-        self._back = back
-        self._future: asyncio.Future[Any] | None = None
-        self.arrived = False
-        self.value: Any = None
+    _world: World
+    _lost: bool
+    _back: float
+    _future: asyncio.Future[Any] | None = None
+    arrived: bool = False
+    value: Any = None
 
     def send(self, value: Any) -> None:
-        """The server says so; the node may never hear it."""
         if self._lost:
             value = StoreError("the connection was lost")
         if self._back:
@@ -115,13 +100,11 @@ class Answer:
             self.arrive(value)
 
     def arrive(self, value: Any) -> None:
-        """The node hears it."""
         self.arrived, self.value = True, value
         if self._future is not None and not self._future.done():
             self._future.set_result(value)
 
     async def wait(self, node: Node) -> Any:
-        """Until it has arrived."""
         self._future = node.create_future()
         return await self._future
 
@@ -129,8 +112,7 @@ class Answer:
 class Wire:
     """One node's connections; what the kinds of databases have in common."""
 
-    AT_ONCE = 0.6
-    """The part of all ways that take no time."""
+    AT_ONCE = 0.6  # The part of all ways that take no time
 
     def __init__(self, site: Site, node: Node) -> None:
         self._site = site
@@ -180,11 +162,7 @@ class Wire:
             serve(reply)
 
     def _execute(
-        self,
-        transaction: Transaction,
-        queries: Sequence[Query],
-        results: list[Rows],
-        done: Reply,
+        self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], done: Reply
     ) -> None:
         """Execute what is left of the queries, waiting where another transaction has to end first."""
         life, read_only = self._site.life, self._world.now < self._weather.read_only_until
@@ -210,12 +188,7 @@ class Wire:
         done(results)
 
     def _go_on(
-        self,
-        transaction: Transaction,
-        queries: Sequence[Query],
-        results: list[Rows],
-        done: Reply,
-        life: int,
+        self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], done: Reply, life: int
     ) -> None:
         transaction.awaiting = None
         if life != self._site.life:
@@ -324,7 +297,6 @@ class Session(Wire):
         reply(None)
 
     def _watch(self, transaction: Transaction) -> None:
-        """End it when its session has said nothing for too long."""
         left = transaction.used_at + IDLE_IN_TRANSACTION - self._world.now
         if left <= 0:
             self._database.rollback(transaction)

@@ -8,12 +8,11 @@ from random import Random
 from relaybox.config import Backoff, Destination
 from relaybox.crashpoint import CRASH_POINTS, CrashPoint
 from tests.simulation.driver import Weather
-from tests.simulation.queries import Flavour
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
+from tests.simulation.statements import Flavour
 
 EVENTS = 200
-EMITTING = 1.0
-"""Seconds in which events are emitted."""
+EMITTING = 1.0  # Seconds in which events are emitted
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
@@ -33,13 +32,11 @@ class Plan:
     keys: int
     events: int
     heals: bool
-    trouble: float
-    """After which nothing new goes wrong: all is healed, or it is over."""
+    trouble: float  # After which nothing new goes wrong: all is healed, or it is over
     faults: tuple[str, ...]
     weather: Weather
     troubles: dict[str, Troubles]
-    wakes: float
-    """The chance that a commit is told to a relay."""
+    wakes: float  # The chance that a commit is told to a relay
     alive: bool
     abort: float
     longest_transaction: float
@@ -55,7 +52,6 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed: always the same."""
     luck = Random(f"plan {seed}")
     faults = tuple(fault for fault in FAULTS if luck.random() < luck.choice((0.1, 0.3)))
     if luck.random() < 0.1:
@@ -84,7 +80,7 @@ def draw(seed: int) -> Plan:
         longest_transaction=luck.choice((0.01, 0.1, 0.5)),
     )
     for fault in faults:
-        DRAWS[fault](plan, luck, luck.uniform(0.2, 1.0))
+        _befall(plan, fault, luck, luck.uniform(0.2, 1.0))
     return plan
 
 
@@ -120,119 +116,76 @@ def _some(
     return [(luck.uniform(0.1, plan.trouble), luck.uniform(shortest, longest)) for _ in range(count)]
 
 
-def _rarely(strength: float) -> float:
-    """Half of the time so rarely that what is forgotten or repeated has this one cause."""
-    return 1.0 if strength > 0.6 else 0.3
+def _befall(plan: Plan, fault: str, luck: Random, strength: float) -> None:
+    """Add what a fault of this strength does. Half of the time it is so rare that it is the only cause."""
+    weather, rarely = plan.weather, 1.0 if strength > 0.6 else 0.3
+    match fault:
+        case "crash":
+            plan.crashes = _some(plan, luck, 4 * strength, 0.0, 1.0)
+        case "crash point":
+            points = [luck.choice(CRASH_POINTS) for _ in range(max(1, round(4 * strength)))]
+            plan.crash_points = [
+                (point, luck.randint(1, 30 if point == "answered" else 6)) for point in points
+            ]
+            if "outage" in plan.faults:
+                # Mostly whoever has just been told to probe.
+                plan.crash_points.append(("circuit changed", luck.choice((1, 2, 2, 4))))
+        case "stall":
+            plan.stalls = _some(plan, luck, 3 * strength, 0.1, 2 * plan.destinations[0].lease)
+        case "churn":
+            plan.churn = [at for at, _ in _some(plan, luck, 4 * strength, 0.0, 1.0)]
+        case "lost requests":
+            weather.fates["request lost"] = 0.1 * strength * rarely
+        case "lost answers":
+            weather.fates["answer lost"] = luck.choice((0.1, 0.4)) * strength
+        case "refused":
+            weather.fates["refused"] = 0.2 * strength * rarely
+        case "slow network":
+            weather.slow = 0.2 * strength
+        case "server killed":
+            plan.kills = _some(plan, luck, 2 * strength, 0.1, 2.0)
+        case "read-only":
+            plan.read_only = _some(plan, luck, 2 * strength, 0.1, 2.0)
+        case "cut off":
+            plan.cuts = _some(plan, luck, 3 * strength, 0.2, 4.0)
+        case "clock step":
+            plan.steps = [(luck.uniform(0.1, plan.trouble), luck.uniform(-2.0, 4.0) * strength)]
+        case "late wakes":
+            plan.wakes = 0.1
+        case _:
+            _befall_receivers(plan, fault, luck, strength)
 
 
-def _crash(plan: Plan, luck: Random, strength: float) -> None:
-    plan.crashes = _some(plan, luck, 4 * strength, 0.0, 1.0)
+def _befall_receivers(plan: Plan, fault: str, luck: Random, strength: float) -> None:
+    match fault:
+        case "receiver slow":
+            for troubles in plan.troubles.values():
+                troubles.slow = 0.1 * strength
+        case "receiver errors" | "receiver lies":
+            applied = fault == "receiver lies"
+            for troubles in plan.troubles.values():
+                kinds = [
+                    answer for answer in ANSWERS.values() if answer[0] == applied and luck.random() < 0.6
+                ]
+                troubles.chances += [(0.1 * strength, *answer) for answer in kinds]
+        case "outage":
+            name = luck.choice(list(plan.troubles))
+            for begins, length in _some(plan, luck, 2 * strength, 0.2, 3.0):
+                looks = OUTAGES[luck.choice(list(OUTAGES))]
+                plan.troubles[name].outages.append(Outage(begins, begins + length, looks))
+        case "poison":
+            for destination in plan.destinations:
+                if destination.name != "dead":
+                    _poison(plan, destination, luck, strength)
+        case "killer":
+            name = luck.choice([name for name in plan.troubles if name != "dead"])
+            plan.troubles[name].kills = frozenset({luck.randrange(plan.events)})
 
 
-def _crash_point(plan: Plan, luck: Random, strength: float) -> None:
-    points = [luck.choice(CRASH_POINTS) for _ in range(max(1, round(4 * strength)))]
-    plan.crash_points = [(point, luck.randint(1, 30 if point in ("answered",) else 6)) for point in points]
-    if "outage" in plan.faults:
-        # Mostly whoever has just been told to probe.
-        plan.crash_points.append(("circuit changed", luck.choice((1, 2, 2, 4))))
-
-
-def _stall(plan: Plan, luck: Random, strength: float) -> None:
-    lease = plan.destinations[0].lease
-    plan.stalls = _some(plan, luck, 3 * strength, 0.1, 2 * lease)
-
-
-def _churn(plan: Plan, luck: Random, strength: float) -> None:
-    plan.churn = [at for at, _ in _some(plan, luck, 4 * strength, 0.0, 1.0)]
-
-
-def _lost_requests(plan: Plan, luck: Random, strength: float) -> None:
-    plan.weather.fates["request lost"] = 0.1 * strength * _rarely(strength)
-
-
-def _lost_answers(plan: Plan, luck: Random, strength: float) -> None:
-    plan.weather.fates["answer lost"] = luck.choice((0.1, 0.4)) * strength
-
-
-def _refused(plan: Plan, luck: Random, strength: float) -> None:
-    plan.weather.fates["refused"] = 0.2 * strength * _rarely(strength)
-
-
-def _slow_network(plan: Plan, luck: Random, strength: float) -> None:
-    plan.weather.slow = 0.2 * strength
-
-
-def _server_killed(plan: Plan, luck: Random, strength: float) -> None:
-    plan.kills = _some(plan, luck, 2 * strength, 0.1, 2.0)
-
-
-def _read_only(plan: Plan, luck: Random, strength: float) -> None:
-    plan.read_only = _some(plan, luck, 2 * strength, 0.1, 2.0)
-
-
-def _cut_off(plan: Plan, luck: Random, strength: float) -> None:
-    plan.cuts = _some(plan, luck, 3 * strength, 0.2, 4.0)
-
-
-def _clock_step(plan: Plan, luck: Random, strength: float) -> None:
-    plan.steps = [(luck.uniform(0.1, plan.trouble), luck.uniform(-2.0, 4.0) * strength)]
-
-
-def _receiver_slow(plan: Plan, luck: Random, strength: float) -> None:
-    for troubles in plan.troubles.values():
-        troubles.slow = 0.1 * strength
-
-
-def _receiver_errors(plan: Plan, luck: Random, strength: float) -> None:
-    _answers(plan, luck, strength, applied=False)
-
-
-def _receiver_lies(plan: Plan, luck: Random, strength: float) -> None:
-    _answers(plan, luck, strength, applied=True)
-
-
-def _answers(plan: Plan, luck: Random, strength: float, *, applied: bool) -> None:
-    for troubles in plan.troubles.values():
-        kinds = [answer for answer in ANSWERS.values() if answer[0] == applied and luck.random() < 0.6]
-        troubles.chances += [(0.1 * strength, *answer) for answer in kinds]
-
-
-def _outage(plan: Plan, luck: Random, strength: float) -> None:
-    name = luck.choice(list(plan.troubles))
-    for begins, length in _some(plan, luck, 2 * strength, 0.2, 3.0):
-        looks = OUTAGES[luck.choice(list(OUTAGES))]
-        plan.troubles[name].outages.append(Outage(begins, begins + length, looks))
-
-
-def _poison(plan: Plan, luck: Random, strength: float) -> None:
-    for destination in plan.destinations:
-        name, troubles = destination.name, plan.troubles[destination.name]
-        if name != "dead":
-            most = 3 if destination.dead_letter is None else 12
-            bad = luck.sample(range(plan.events), max(1, round(most * strength)))
-            kinds = [luck.choice(("rejects", "never", "chokes")) for _ in bad]
-            for kind in set(kinds):
-                of = frozenset(number for number, its in zip(bad, kinds, strict=True) if its == kind)
-                setattr(troubles, kind, of)
-
-
-def _killer(plan: Plan, luck: Random, strength: float) -> None:
-    name = luck.choice([name for name in plan.troubles if name != "dead"])
-    plan.troubles[name].kills = frozenset({luck.randrange(plan.events)})
-
-
-def _late_wakes(plan: Plan, luck: Random, strength: float) -> None:
-    plan.wakes = 0.1
-
-
-DRAWS = dict(
-    zip(
-        FAULTS,
-        (
-            _crash, _crash_point, _stall, _churn, _lost_requests, _lost_answers, _refused, _slow_network,
-            _server_killed, _read_only, _cut_off, _clock_step, _receiver_slow, _receiver_errors,
-            _receiver_lies, _outage, _poison, _killer, _late_wakes,
-        ),
-        strict=True,
-    )
-)  # fmt: skip
+def _poison(plan: Plan, destination: Destination, luck: Random, strength: float) -> None:
+    most = 3 if destination.dead_letter is None else 12
+    bad = luck.sample(range(plan.events), max(1, round(most * strength)))
+    kinds = [luck.choice(("rejects", "never", "chokes")) for _ in bad]
+    for kind in set(kinds):
+        of = frozenset(number for number, its in zip(bad, kinds, strict=True) if its == kind)
+        setattr(plan.troubles[destination.name], kind, of)

@@ -18,13 +18,10 @@ from relaybox.outcome import Delivered, Reject, Released, Retry, Throttled, Unav
 from relaybox.sink import REGARDLESS, Answer, OneByOne, Places, Progress
 from tests.simulation.world import Node, World
 
-EVENT_TROUBLES = 1
-"""So often at most is an innocent event refused by itself: less than its attempts."""
+EVENT_TROUBLES = 1  # So often at most is an innocent event refused by itself: less than its attempts
 
 
 class Applied(NamedTuple):
-    """A delivery that a receiver took."""
-
     event_id: UUID
     payload: str | None
     position: int
@@ -43,8 +40,6 @@ class Outage(NamedTuple):
 
 @dataclass
 class Troubles:
-    """What goes wrong at a receiver. Chances are of one request."""
-
     latency: float = 0.01
     slow: float = 0.0
     chances: list[tuple[float, bool, Callable[[], Any]]] = field(default_factory=list)
@@ -54,8 +49,7 @@ class Troubles:
     never: frozenset[int] = frozenset()
     chokes: frozenset[int] = frozenset()
     """Numbers of events that it rejects, that it fails at, and at which it always times out."""
-    kills: frozenset[int] = frozenset()
-    """Numbers of events that end the process that sends them."""
+    kills: frozenset[int] = frozenset()  # Numbers of events that end the process that sends them
 
     def heal(self) -> None:
         """What is wrong with the receiver ends; what is wrong with events does not."""
@@ -64,23 +58,21 @@ class Troubles:
         self.outages = []
 
 
+@dataclass
 class Receiver:
-    """One destination's other side."""
-
-    def __init__(self, world: World, name: str, troubles: Troubles, timeout: float) -> None:
-        self.world = world
-        self.name = name
-        self.troubles = troubles
-        self.timeout = timeout
-        self.applied: list[Applied] = []
-        self.misled: Counter[UUID] = Counter()
-        """How often each event was applied and its sender was told otherwise, or nothing."""
-        self.charged: Counter[UUID] = Counter()
-        """How often each event was refused in a way that may count as its own failure."""
-        self.met: Counter[str] = Counter()
-        self._refused_at: dict[UUID, float] = {}
-        """When each event was last refused in an outage."""
-        self.number: Callable[[UUID], int] = lambda _: -1
+    world: World
+    name: str
+    troubles: Troubles
+    timeout: float
+    number: Callable[[UUID], int] = lambda _: -1
+    applied: list[Applied] = field(default_factory=list)
+    misled: Counter[UUID] = field(default_factory=Counter)
+    """How often each event was applied and its sender was told otherwise, or nothing."""
+    charged: Counter[UUID] = field(default_factory=Counter)
+    """How often each event was refused in a way that may count as its own failure."""
+    met: Counter[str] = field(default_factory=Counter)
+    _refused_at: dict[UUID, float] = field(default_factory=dict)
+    """When each event was last refused in an outage."""
 
     def request(self, node: Node, deliveries: Sequence[Delivery], answer: asyncio.Future[Any]) -> None:
         """Take deliveries in their order; the future gets an answer for each."""
@@ -133,7 +125,6 @@ class Receiver:
             self.charged[event_id] += 1
 
     def _take(self, delivery: Delivery) -> tuple[bool, Answer]:
-        """Whether it is applied, and the answer."""
         troubles, random, event_id = self.troubles, self.world.random.random, delivery.event_id
         for outage in troubles.outages:
             if outage.begins <= self.world.now < outage.ends:
@@ -180,15 +171,12 @@ OUTAGES: dict[str, Callable[[], Exception]] = {
 
 
 class SimSink(OneByOne):
-    """The product's own base of sinks, one delivery a request."""
-
     def __init__(self, node: Node, receiver: Receiver, concurrency: int) -> None:
         super().__init__(concurrency)
         self._node = node
         self._receiver = receiver
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Hand over one delivery."""
         answer: asyncio.Future[Any] = self._node.create_future()
         self._receiver.request(self._node, (delivery,), answer)
         [reply] = await answer
@@ -207,11 +195,9 @@ class BulkSink:
         self._places = Places(concurrency)
 
     def limit(self, concurrency: int) -> None:
-        """So many requests at once."""
         self._places.limit(concurrency)
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One request for all that may be sent."""
         async with self._places:
             chosen, stuck = [], set()
             for delivery in deliveries:

@@ -23,14 +23,11 @@ from tests.commit import commit
 from tests.simulation.plan import draw
 from tests.simulation.schedule import run_seed
 
-BLOCK = 50
-"""Seeds that a process takes at once."""
+BLOCK = 50  # Seeds that a process takes at once
 
 
 @dataclass
 class Total:
-    """What all schedules came to."""
-
     schedules: int = 0
     events: int = 0
     deliveries: int = 0
@@ -40,11 +37,9 @@ class Total:
     cpu: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
-    broken: dict[int, list[str]] = field(default_factory=dict)
-    """By seed: what was found."""
+    broken: dict[int, list[str]] = field(default_factory=dict)  # By seed: what was found
 
     def add(self, other: Total) -> None:
-        """Take in another one."""
         for name in ("schedules", "events", "deliveries", "duplicates", "drained", "steps", "cpu"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.faults += other.faults
@@ -64,7 +59,6 @@ class Total:
 
 
 def run_block(seeds: Iterable[int]) -> Total:
-    """Run the schedules of these seeds in this process."""
     total, began = Total(), time.process_time()
     for seed in seeds:
         result = run_seed(seed)
@@ -105,7 +99,6 @@ def settle_memory() -> None:
 
 
 def trace(seed: int) -> int:
-    """Tell what happens in a schedule. A row is named by its position, and its attempt stands in brackets."""
     plan = draw(seed)
     kinds = ", ".join(
         f"{destination.name} (lease {destination.lease:g} s)" for destination in plan.destinations
@@ -123,22 +116,19 @@ def trace(seed: int) -> int:
 
 
 def catch(name: str) -> int:
-    """Plant bugs, one at a time, and tell under which seed each is found; 1: one is not."""
-    from tests.simulation.bugs import search
-    from tests.simulation.relay_bugs import RELAY_BUGS
-    from tests.simulation.store_bugs import STORE_BUGS
+    """Plant bugs, one at a time, and tell a seed under which each is found; 1: one is not."""
+    from tests.simulation.bugs import BUGS, search
 
     missed = 0
-    for bug in (*RELAY_BUGS, *STORE_BUGS):
+    for bug in BUGS:
         if name in bug.name:
-            caught = search(bug, range(2000))
-            missed += caught is None
-            print(f"{bug.name}: " + (f"seed {caught.seed}: {caught.finding}" if caught else "not found"))
+            seed = search(bug)
+            missed += seed is None
+            print(f"{bug.name}: " + ("not found" if seed is None else f"seed {seed} (stored: {bug.seed})"))
     return 1 if missed else 0
 
 
 def main() -> int:
-    """Run what the command line says; 1: a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--count", type=int, default=1000, help="how many seeds (1000)")

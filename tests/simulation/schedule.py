@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from unittest import mock
 from uuid import UUID
 
 from relaybox import circuit, crashpoint
@@ -31,26 +32,22 @@ from relaybox.testing.checker import Committed, Finding, Received, check
 from relaybox.upkeep import Member
 from relaybox.wakes.local import LocalWake
 from tests.simulation.application import Application
-from tests.simulation.database import Database, Emitted, Row, to_datetime
-from tests.simulation.driver import Site
-from tests.simulation.judge import Judge
+from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
+from tests.simulation.driver import SUFFERS, Site
 from tests.simulation.plan import Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
-from tests.simulation.upkeep_statements import UpkeepServer
+from tests.simulation.statements import UpkeepServer
 from tests.simulation.world import Node, World
 
 Tell: TypeAlias = Callable[[str], None]
 
-PATIENCE = 240.0
-"""Seconds of virtual time after which what was healed must be drained."""
+PATIENCE = 240.0  # Seconds of virtual time after which what was healed must be drained
 SWEEPS, PRUNES, BEATS = 3.0, 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
 
 
 @dataclass
 class Result:
-    """What became of a schedule."""
-
     seed: int
     findings: list[Finding]
     events: int = 0
@@ -63,8 +60,6 @@ class Result:
 
 
 class NodeClock:
-    """A node's own monotonic clock."""
-
     def __init__(self, node: Node) -> None:
         self.now = node.time
         self._node = node
@@ -77,16 +72,12 @@ class NodeClock:
 
 
 class SimWake(LocalWake):
-    """A wake whose word is heard, or so it thinks."""
-
     def __init__(self, alive: bool) -> None:
         super().__init__()
         self.alive = alive
 
 
 class Schedule:
-    """Builds the system and lets it run."""
-
     def __init__(self, plan: Plan, tell: Tell | None = None) -> None:
         self.plan = plan
         self._tell_of = tell
@@ -109,7 +100,6 @@ class Schedule:
         self.judge = Judge(self)
 
     def run(self) -> Result:
-        """Let it run to its end and say what was found."""
         self.application.start()
         self._schedule_faults()
         with self._environment():
@@ -148,7 +138,6 @@ class Schedule:
         task.add_done_callback(partial(self._left, node))
 
     def _left(self, node: Node, task: Any) -> None:
-        """A relay that was asked to stop has; one that ended by itself is a defect."""
         if not task.cancelled() and task.exception() is not None:
             self.world.errors.append(f"{node.name} ended with {task.exception()!r}")
         self.nodes.pop(node, None)
@@ -200,9 +189,7 @@ class Schedule:
 
     def _receiver(self, destination: Destination) -> Receiver:
         troubles = self.plan.troubles[destination.name]
-        receiver = Receiver(self.world, destination.name, troubles, destination.timeout)
-        receiver.number = lambda event_id: (event_id.int >> 64) - 1
-        return receiver
+        return Receiver(self.world, destination.name, troubles, destination.timeout, _number)
 
     def _tell(self, destinations: Iterable[str]) -> None:
         """A transaction committed: relays may hear of it."""
@@ -244,8 +231,6 @@ class Schedule:
         self._to_somebody("stall", stall)
 
     def _churn(self) -> None:
-        """One is asked to leave, and another comes."""
-
         def leave(node: Node) -> None:
             node.call_soon(self.nodes[node].stop)
             self._start_relay()
@@ -416,18 +401,13 @@ class Schedule:
             (decide, "LONGEST_PAUSE", 1.0),
             (circuit, "LONGEST_PAUSE", 1.0),
         ]
-        before = [getattr(module, name) for module, name, _ in changes]
-        interval, MEMBERSHIP["interval"] = MEMBERSHIP["interval"], BEATS
-        for module, name, value in changes:
-            setattr(module, name, value)
-        crashpoint.watch(self._at_point if self.plan.crash_points else None)
-        try:
+        with ExitStack() as stack:
+            for module, name, value in changes:
+                stack.enter_context(mock.patch.object(module, name, value))
+            stack.enter_context(mock.patch.dict(MEMBERSHIP, interval=BEATS))
+            stack.callback(crashpoint.watch, None)
+            crashpoint.watch(self._at_point if self.plan.crash_points else None)
             yield
-        finally:
-            crashpoint.watch(None)
-            for (module, name, _), value in zip(changes, before, strict=True):
-                setattr(module, name, value)
-            MEMBERSHIP["interval"] = interval
 
 
 class NodeTally(Tally):
@@ -438,7 +418,6 @@ class NodeTally(Tally):
         self._node = node
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Something failed."""
         if doing == "release":
             self._node.trouble()
 
@@ -452,25 +431,21 @@ class Watcher(Observer):
         self._write = tell
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """A claim got something."""
         if claim.deliveries or claim.failed or claim.parked:
             rows = ", ".join(f"{d.position}({d.attempts})" for d in (*claim.deliveries, *claim.failed))
             failed = f", {len(claim.failed)} failed" if claim.failed else ""
             self._tell(destination, f"claims {rows}, {claim.parked} parked{failed}")
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Outcomes were written."""
         rows = ", ".join(
             f"{d.position} {type(o).__name__}" + " lost" * (d.id in lost) for d, o in settlements
         )
         self._tell(destination, f"settles {rows}")
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """The circuit changed."""
         self._tell(destination, f"circuit {state} {reason}")
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Something failed."""
         self._tell(destination, f"cannot {doing}: {error!r}")
 
     def _tell(self, destination: str, text: str) -> None:
@@ -479,7 +454,6 @@ class Watcher(Observer):
 
 
 def run_seed(seed: int, *, tell: Tell | None = None) -> Result:
-    """The schedule of a seed."""
     return Schedule(draw(seed), tell).run()
 
 
@@ -488,6 +462,10 @@ def _dead_letter(destination: Destination, others: dict[str, Destination]) -> De
         return None
     other = others[destination.dead_letter]
     return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
+
+
+def _number(event_id: UUID) -> int:
+    return (event_id.int >> 64) - 1
 
 
 def _position(emitted: Emitted) -> int:
@@ -505,3 +483,145 @@ def _done(future: Any) -> None:
 
 async def _nothing() -> None:
     """There is nothing to close."""
+
+
+if TYPE_CHECKING:
+    from tests.simulation.schedule import Schedule
+
+
+class Judge:
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._database = schedule.database
+        self._leases = {destination.name: destination.lease for destination in schedule.plan.destinations}
+        self.dead_letters: list[Emitted] = []  # What was put there by the settles that failed it elsewhere
+        schedule.database.on_change = self._changed
+        self._commit = schedule.database.commit
+        schedule.database.commit = self._committing  # type: ignore[method-assign]
+        self._writer: object = None
+        self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
+        self._deaths: Counter[tuple[str, UUID]] = Counter()
+        """How often a relay died that held this row and no other under its token."""
+        self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)
+        """The suspects that each relay holds, by their positions."""
+        self._findings: list[Finding] = []
+
+    def findings(self) -> list[Finding]:
+        found = self._findings
+        for destination in self._schedule.plan.destinations:
+            found = found + list(self._blameless(destination))
+        return found + list(self._dead_letters())
+
+    def _committing(self, transaction: Transaction, *, flush: bool = True) -> None:
+        self._writer = transaction.node
+        self._commit(transaction, flush=flush)
+
+    def _changed(self, before: Row | None, row: Row | None) -> None:
+        if before is None and row is not None and row.emitted.destination == "dead":
+            self.dead_letters.append(row.emitted)
+        if before is not None and row is not None and before.status in ("delivered", "discarded"):
+            self._find("untrue", row, f"changed after it was {before.status}")
+        if row is not None and row.leased_until is not None and row.token is None:
+            self._find("untrue", row, f"is leased until {row.leased_until:g} to nobody")
+        if before is None or before.token is None:
+            if row is not None and row.token is not None:
+                self._claimed(row)
+            return
+        self._suspects[before.owner].pop(before.emitted.position, None)
+        self._judge_writer(before, row)
+        if row is not None and row.crashes > before.crashes:
+            # Nobody settled it: whoever held it died, or lost it.
+            if before.crashes > 1 and self._sizes[before.token] == 1:
+                self._deaths[row.emitted.destination, row.emitted.event_id] += 1
+            self._ran_out(before)
+        if row is not None and row.token is not None and row.token != before.token:
+            self._claimed(row, before)
+
+    def _judge_writer(self, before: Row, row: Row | None) -> None:
+        """Nobody but who holds a row ends its lease, moves its end, or says what became of it."""
+        if before.leased_until is None or before.leased_until <= self._database.now():
+            return
+        writer = getattr(self._writer, "name", None)
+        held = before.status, before.token, before.leased_until
+        if writer != before.owner and (row is None or held != (row.status, row.token, row.leased_until)):
+            self._find("untrue", before, f"was changed by {writer} while {before.owner} held it")
+
+    def _claimed(self, row: Row, before: Row | None = None) -> None:
+        assert row.token is not None
+        if before is not None and not before.unleased(self._database.now()):
+            self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
+        self._sizes[row.token] += 1
+        if row.crashes > 1:
+            others = self._suspects[row.owner]
+            if any(map(self._is_held, others.values())) and self._is_well(row.owner, row):
+                self._find("untrue", row, f"{row.owner} held another suspect when it claimed this one")
+            others[row.emitted.position] = row
+
+    def _is_held(self, row: Row) -> bool:
+        """Whether it still is as it was claimed; a server that is killed may forget a claim."""
+        now = self._database.rows.get(row.emitted.id.hex)
+        return now is not None and now.token == row.token and not now.unleased(self._database.now())
+
+    def _ran_out(self, row: Row) -> None:
+        if row.leased_until is None or row.leased_until > self._database.now():
+            return
+        if self._is_well(row.owner, row):
+            self._find("duplicate", row, f"the lease of {row.owner} ran out, though nothing befell it")
+
+    def _is_well(self, owner: str | None, row: Row) -> bool:
+        """Whether nothing befell a relay, or anybody for whom it may have waited, in the last lease."""
+        schedule = self._schedule
+        if {"slow network", "lost answers"} & set(schedule.plan.faults):
+            return False
+        lease = self._leases[row.emitted.destination]
+        until = (row.leased_until or 0.0) - self._database.skew
+        since = min(until, schedule.world.now) - 1.5 * lease
+        troubled = [*schedule.site.troubled]
+        for node in schedule.all_nodes:
+            if node.stalled or (node.dead and node.name == owner):
+                return False
+            failed = [begins for begins, ends in node.troubled if _is_trip(begins, ends) and begins >= since]
+            if node.name == owner and len(failed) > 1:
+                # One is made up for, because it is tried again.
+                return False
+            troubled += [(begins, ends) for begins, ends in node.troubled if not _is_trip(begins, ends)]
+        return not any(ends >= since for _, ends in troubled)
+
+    def _blameless(self, destination: Destination) -> Iterator[Finding]:
+        """Events that failed before they were refused, or killed a relay, as often as they may."""
+        receiver = self._schedule.receivers[destination.name]
+        for row in self._database.rows.values():
+            event_id, name = row.emitted.event_id, row.emitted.destination
+            if row.status == "pending" and not 0 <= row.attempts <= row.emitted.max_attempts:
+                text = f"is pending after {row.attempts} attempts of {row.emitted.max_attempts}"
+                yield Finding("untrue", name, event_id, text)
+            if name != destination.name or row.status != "failed":
+                continue
+            tries = receiver.charged[event_id] + self._deaths[name, event_id]
+            if (
+                tries < row.emitted.max_attempts
+                and receiver.number(event_id) not in receiver.troubles.rejects
+            ):
+                text = f"failed after {tries} failures of its own: {row.error}"
+                yield Finding("untrue", name, event_id, text)
+
+    def _dead_letters(self) -> Iterator[Finding]:
+        to = {destination.name: destination.dead_letter for destination in self._schedule.plan.destinations}
+        failed: Counter[UUID] = Counter()
+        for row in self._database.rows.values():
+            if row.status == "failed" and to[row.emitted.destination] is not None:
+                failed[row.emitted.event_id] += 1
+        copies = Counter(emitted.event_id for emitted in self.dead_letters)
+        for event_id in failed | copies:
+            if failed[event_id] != copies[event_id]:
+                text = f"failed {failed[event_id]} times and was copied {copies[event_id]} times"
+                kind = "lost" if failed[event_id] > copies[event_id] else "duplicate"
+                yield Finding(kind, "dead", event_id, text)
+
+    def _find(self, kind: str, row: Row, text: str) -> None:
+        self._findings.append(Finding(kind, row.emitted.destination, row.emitted.event_id, text))  # type: ignore[arg-type]
+
+
+def _is_trip(begins: float, ends: float) -> bool:
+    """Whether what befell a node is that a round trip failed."""
+    return abs(ends - begins - SUFFERS) < 1e-9

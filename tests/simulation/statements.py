@@ -5,19 +5,63 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
+import sqlalchemy as sa
 
 from relaybox import ordering
 from relaybox.ordering import Candidate
-from tests.simulation.database import OPEN, Database, Emitted, Row, Transaction, to_datetime
-from tests.simulation.queries import LOCKS_FIRST, Query, Rows
+from relaybox.schema import make_tables
+from relaybox.stores import dialects
+from relaybox.stores.steps import OneStatement, Stepwise, StoreSteps
+from tests.simulation.database import OPEN, Database, Emitted, Row, Transaction, to_datetime, to_seconds
+
+Flavour: TypeAlias = Literal["pipeline", "steps", "single"]
+"""PostgreSQL: a round trip is a transaction; MariaDB: each statement is one; SQLite: one writer at a time."""
+Query: TypeAlias = tuple[str, dict[str, Any]]
+Rows: TypeAlias = list[Sequence[Any]]
+
+_TIMES = {"from_time": to_datetime, "to_time": to_seconds, "to_uuid": lambda value: value.hex}
+DIALECTS = {
+    "pipeline": replace(dialects.POSTGRESQL, **_TIMES, from_uuid=UUID),
+    "steps": replace(dialects.MARIADB, **_TIMES, native=True),
+    "single": replace(dialects.SQLITE, **_TIMES, native=True),
+}
+TABLES = make_tables(sa.MetaData())
+LOCKS_FIRST = frozenset({"ensure_destination", "open", "probe", "close", "pause"})
+"""Changes of a destination's row that on MariaDB wait for its lock before they look at it."""
+
+
+class FakeStatements:
+    def __init__(self, flavour: Flavour, prefix: str = "") -> None:
+        self.dialect = DIALECTS[flavour]
+        self.tables = TABLES
+        self.style = "qmark"
+        self._flavour = flavour
+        self._prefix = prefix
+
+    def others(self, templates: Mapping[str, str]) -> FakeStatements:
+        return FakeStatements(self._flavour, "upkeep " if "fence" in templates else "")
+
+    def __call__(self, name: str, **params: Any) -> Query:
+        first = "locked " if self._flavour == "steps" and name in LOCKS_FIRST else ""
+        return first + self._prefix + name, params
+
+    def union(self, name: str, records: Sequence[dict[str, Any]]) -> Query:
+        return self._prefix + name, {"records": records}
+
+
+def make_steps(flavour: Flavour) -> StoreSteps:
+    statements: Any = FakeStatements(flavour)
+    claiming = OneStatement(statements) if flavour == "pipeline" else Stepwise(statements, DIALECTS[flavour])
+    return StoreSteps(statements, DIALECTS[flavour], claiming)
+
 
 HELD_BY = "destination"
 LEADER = ("leader",)
@@ -26,8 +70,6 @@ NOBODY: tuple[Any, ...] = (None,) * 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A row of ``outbox_destination``."""
-
     paused_at: float | None = None
     paused_until: float | None = None
     pause_reason: str | None = None
@@ -37,13 +79,10 @@ class Place:
     rate_at: float | None = None
 
     def paused(self, now: float) -> bool:
-        """Whether it is paused, and not only was."""
         return self.paused_at is not None and (self.paused_until is None or self.paused_until > now)
 
 
 class Item(msgspec.Struct):
-    """What a settle says of one row."""
-
     id: str
     token: str
     status: str
@@ -83,8 +122,6 @@ _names = msgspec.json.Decoder(list[str]).decode
 
 
 class Server:
-    """Executes statements in transactions of a database."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
         self._decoded: tuple[str, list[Item]] = "", []
@@ -109,6 +146,11 @@ class Server:
         if self._place(transaction, destination) is not None:
             self.database.wait_for(transaction, (HELD_BY, destination))
         return self._statement(name)(transaction, destination=destination, **params)
+
+    def do_record_attempts(self, transaction: Transaction, **_: Any) -> Rows:
+        return []
+
+    do_forget_attempts = do_record_attempts
 
     # Claims.
 
@@ -318,9 +360,6 @@ class Server:
             self.database.wait_for(transaction, item.id)
         return [[item.id] for item, _row in self._mine(transaction, items)]
 
-    def do_record_attempts(self, transaction: Transaction, items: str, **_: Any) -> Rows:
-        return []
-
     def do_settle(self, transaction: Transaction, items: Items, **_: Any) -> Rows:
         now, ids = self.database.now(), []
         for item, row in self._mine(transaction, items):
@@ -363,9 +402,6 @@ class Server:
             transaction.rows[id_] = None
         gone = [[id_] for id_ in mine]
         return gone if items else _unless_all(gone, count)
-
-    def do_forget_attempts(self, transaction: Transaction, items: str) -> Rows:
-        return []
 
     def do_extend(self, transaction: Transaction, items: str, seconds: float) -> Rows:
         until, mine = self.database.now() + seconds, self._mine(transaction, items)
@@ -417,12 +453,11 @@ class Server:
         return []
 
     def insert(self, transaction: Transaction, emitted: Emitted, due: float | None = None) -> None:
-        """A new row, which takes its position now."""
         now = self.database.now()
         emitted = emitted._replace(
             position=self.database.next_position(), created=now, created_at=to_datetime(now)
         )
-        transaction.rows[emitted.id.hex] = Row(emitted, now if due is None else due)
+        transaction.rows[emitted.id.hex] = Row(emitted, now if due is None else due, now)
 
     # Destinations.
 
@@ -522,7 +557,6 @@ class Server:
         return self._read_token[1]
 
     def holds(self, row: Row, item: Item) -> bool:
-        """Whether the lease that a settle names is the row's."""
         return row.token == item.token and row.status == "pending"
 
     def _head(self, transaction: Transaction, destination: str, key: str, block: bool) -> str | None:
@@ -548,3 +582,189 @@ class Server:
 
 def _unsuspected(row: Candidate) -> Candidate:
     return row._replace(suspect=False) if row.suspect else row
+
+
+class Term(NamedTuple):
+    relay: str
+    term: int
+    leads_until: float
+
+
+class UpkeepServer(Server):
+    def do_upkeep__be_seen(self, transaction: Transaction, me: str, **_: Any) -> Rows:
+        self.database.lock(transaction, ("member", me))
+        transaction.others["member", me] = self.database.now()
+        return []
+
+    def do_upkeep__members(self, transaction: Transaction) -> Rows:
+        seen = self.database.others | transaction.others
+        return [
+            [key[1], at]
+            for key, at in seen.items()
+            if isinstance(key, tuple) and key[0] == "member" and at is not None
+        ]
+
+    def do_upkeep__leave(self, transaction: Transaction, me: str) -> Rows:
+        self.database.lock(transaction, ("member", me))
+        transaction.others["member", me] = None
+        return []
+
+    def do_upkeep__open_election(self, transaction: Transaction, me: str, seconds: float) -> Rows:
+        if self._leader(transaction) is None:
+            self.database.lock(transaction, LEADER)
+            transaction.others[LEADER] = Term("", 0, self.database.now())
+        return []
+
+    def do_upkeep__lead(self, transaction: Transaction, me: str, seconds: float) -> Rows:
+        now, leader = self.database.now(), self._leader(transaction)
+        assert leader is not None
+        if leader.relay == me or leader.leads_until <= now:
+            self.database.lock(transaction, LEADER)
+            goes_on = leader.relay == me and leader.leads_until > now
+            transaction.others[LEADER] = Term(me, leader.term + (not goes_on), now + seconds)
+        return []
+
+    def do_upkeep__show_leader(self, transaction: Transaction, me: str, seconds: float) -> Rows:
+        return []
+
+    def do_upkeep__leading(self, transaction: Transaction, me: str, seconds: float) -> Rows:
+        leader = self._leader(transaction)
+        assert leader is not None
+        return [[leader.term]] if leader.relay == me and leader.leads_until > self.database.now() else []
+
+    def do_upkeep__resign(self, transaction: Transaction, me: str) -> Rows:
+        leader, now = self._leader(transaction), self.database.now()
+        if leader is not None and leader.relay == me and leader.leads_until > now:
+            self.database.lock(transaction, LEADER)
+            transaction.others[LEADER] = leader._replace(leads_until=now)
+        return []
+
+    def do_upkeep__fence(self, transaction: Transaction, term: int) -> Rows:
+        if not self._led(transaction, term):
+            return []
+        self.database.lock(transaction, LEADER)
+        return [[term]]
+
+    def do_upkeep__record(self, transaction: Transaction, **minute: Any) -> Rows:
+        key = ("stats", minute["minute"], minute["destination"], minute["relay"])
+        transaction.others[key] = minute["delivered"], minute["retried"], minute["failed"]
+        return []
+
+    def do_upkeep__kept(self, transaction: Transaction, after: str) -> Rows:
+        names = {row.emitted.destination for row in self.database.rows.values() if row.status == "delivered"}
+        later = sorted(name for name in names if name > after)
+        return [[name] for name in later[:1]]
+
+    def do_upkeep__delivered(
+        self,
+        transaction: Transaction,
+        destination: str,
+        seconds: float,
+        since: float,
+        limit: int,
+        term: int | None = None,
+    ) -> Rows:
+        """Find and lock what is old; with a term, which one statement needs, remove it too."""
+        database, before = self.database, self.database.now() + seconds
+        if term is not None and not self._led(transaction, term):
+            return []
+        old = [
+            (row.delivered_at, id_)
+            for id_, row in database.rows.items()
+            if row.emitted.destination == destination
+            and row.status == "delivered"
+            and row.delivered_at is not None
+            # A moment that was handed out and comes back is rounded to microseconds, as databases keep it.
+            and since <= round(row.delivered_at, 6) < before
+            and database.lockable(transaction, id_)
+        ]
+        old = sorted(old)[:limit]
+        if term is not None:
+            self.do_upkeep__remove(transaction, [id_ for _, id_ in old])
+            return [[at] for at, _ in old]
+        return [[id_, at] for at, id_ in old]
+
+    def do_upkeep__remove(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
+        for id_ in ids:
+            transaction.rows[id_] = None
+        return []
+
+    def do_upkeep__nothing(self, transaction: Transaction, **_: Any) -> Rows:
+        return []
+
+    do_upkeep__now, do_upkeep__changed = Server.do_now, Server.do_changed
+    do_upkeep__forget_members = do_upkeep__hide_leader = do_upkeep__forget_attempts = do_upkeep__nothing
+    do_upkeep__walk_events = do_upkeep__walk_attempts = do_upkeep__nothing
+    do_upkeep__idempotency = do_upkeep__find_keys = do_upkeep__nothing
+    do_upkeep__inbox = do_upkeep__find_marks = do_upkeep__nothing
+
+    def do_upkeep__stats(self, transaction: Transaction, **_: Any) -> Rows:
+        transaction.changed = 0
+        return []
+
+    do_upkeep__audit = do_upkeep__stats
+
+    def do_upkeep__parked(
+        self, transaction: Transaction, destination: str, after: int, limit: int, block: bool = True
+    ) -> Rows:
+        database, rows = self.database, []
+        for position, id_ in database.parked[destination]:
+            row = database.row(transaction, id_)
+            if position > after and row is not None and row.next_attempt_at is None:
+                rows.append([row.emitted.ordering_key, position])
+            if len(rows) == limit:
+                break
+        return rows  # type: ignore[return-value]
+
+    def do_upkeep__stuck(
+        self, transaction: Transaction, destination: str, keys: str, block: bool, **_: Any
+    ) -> Rows:
+        return [[key] for key in _names(keys) if self._stuck(transaction, destination, key, block)]
+
+    def do_upkeep__make_heads_due(
+        self, transaction: Transaction, destination: str, keys: str, block: bool, term: int, **_: Any
+    ) -> Rows:
+        database, now, made = self.database, self.database.now(), []
+        if self._led(transaction, term):
+            for key in _names(keys):
+                id_ = self._stuck(transaction, destination, key, block)
+                if id_ is not None and database.lockable(transaction, id_):
+                    row = database.change(transaction, id_)
+                    row.next_attempt_at = min(row.emitted.created, now)
+                    made.append([id_])
+        transaction.changed = len(made)
+        return made
+
+    def do_upkeep__unpark(
+        self, transaction: Transaction, destination: str, limit: int, term: int, **_: Any
+    ) -> Rows:
+        database, now = self.database, self.database.now()
+        found: list[str] = []
+        for _, id_ in database.parked[destination] if self._led(transaction, term) else ():
+            if len(found) == limit:
+                break
+            if database.rows[id_].unleased(now) and database.lockable(transaction, id_):
+                found.append(id_)
+        self.do_upkeep__make_due(transaction, found)
+        return [[id_] for id_ in found]
+
+    def do_upkeep__make_due(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
+        now = self.database.now()
+        for id_ in ids:
+            row = self.database.change(transaction, id_)
+            row.next_attempt_at = min(row.emitted.created, now)
+        return []
+
+    def _stuck(self, transaction: Transaction, destination: str, key: str, block: bool) -> str | None:
+        id_ = self._head(transaction, destination, key, block)
+        row = None if id_ is None else self.database.row(transaction, id_)
+        if row is None or row.status != "pending" or row.next_attempt_at is not None:
+            return None
+        return id_ if row.unleased(self.database.now()) else None
+
+    def _led(self, transaction: Transaction, term: int) -> bool:
+        leader = self._leader(transaction)
+        return leader is not None and leader.term == term and leader.leads_until > self.database.now()
+
+    def _leader(self, transaction: Transaction) -> Term | None:
+        return self.database.other(transaction, LEADER)  # type: ignore[no-any-return]

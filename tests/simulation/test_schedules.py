@@ -16,7 +16,7 @@ from tests.simulation.plan import FAULTS, draw
 from tests.simulation.run import run_block
 from tests.simulation.world import Node, World
 
-SCHEDULES = 1000
+SCHEDULES = 600
 BLOCK = 100
 MENDED = (2877, 26343, 28827, 30137, 31376, 32079, 37096, 37658, 39924)
 """A probe that was made with the same event for ever (2877, 28827); the others were the judge's own."""

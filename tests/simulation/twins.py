@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from relaybox import parts
+from relaybox.config import Destination, Settings
+from relaybox.emit.row import Call, RowBuilder
+from relaybox.event import Delivery
 from relaybox.migrations import migrate
 from relaybox.schema import make_tables
-from relaybox.stores import mysql, postgres, sqlite
 from relaybox.stores.dialects import DIALECTS
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Statements
 from relaybox.stores.steps import Steps
 from relaybox.stores.upkeep import SqlUpkeep
+from tests.databases import engine
 from tests.simulation.database import Blocked, Database, Emitted, Row, Transaction, to_datetime
-from tests.simulation.queries import Flavour, make_steps
-from tests.simulation.statements import HELD_BY, LEADER
-from tests.simulation.upkeep_statements import UpkeepServer
+from tests.simulation.statements import HELD_BY, LEADER, Flavour, UpkeepServer, make_steps
 
 T = TypeVar("T")
-Values: TypeAlias = tuple[Any, ...]
-"""Of one row, in the order of ``INSERTED``."""
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "sqlite": "sqlite"}
+Values: TypeAlias = tuple[Any, ...]  # Of one row, in the order of ``INSERTED``
 UNHURRIED = "PRAGMA synchronous = OFF"
 FLAVOURS: dict[str, Flavour] = {"postgresql": "pipeline", "mysql": "steps", "sqlite": "single"}
 
@@ -69,54 +70,9 @@ class SeenPlace(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Everything that is compared of the tables. Rows are in the order of their positions."""
-
     rows: list[SeenRow]
     places: list[SeenPlace]
     leader: tuple[str, int, float] | None
-
-
-class Twin(Protocol):
-    """A database, its store, and an application's transactions on it."""
-
-    store: SqlStore
-    upkeep: SqlUpkeep
-
-    def begin(self) -> Any:
-        """Open a transaction of an application."""
-        ...
-
-    def end(self, transaction: Any, *, commit: bool) -> None:
-        """Commit it or roll it back."""
-        ...
-
-    def insert(self, transaction: Any, rows: Sequence[Values], delay: float) -> None:
-        """Write rows that are due in so many seconds."""
-        ...
-
-    def lock_row(self, transaction: Any, id_: UUID) -> bool:
-        """Lock a row unless another has it; whether it did."""
-        ...
-
-    def lock_place(self, transaction: Any, name: str) -> bool:
-        """Lock a destination's row unless another has it or it is not there; whether it did."""
-        ...
-
-    def discard(self, transaction: Any, id_: UUID) -> None:
-        """Discard a row that the transaction has locked."""
-        ...
-
-    def hold(self, name: str, seconds: float | None) -> None:
-        """Pause a destination whose row is there for so long; None: resume it."""
-        ...
-
-    def pass_time(self, seconds: float, written: Sequence[tuple[Any, Sequence[UUID]]]) -> None:
-        """Let time pass, also for the rows that open transactions have written."""
-        ...
-
-    def see(self) -> Seen:
-        """What is committed."""
-        ...
 
 
 class Direct:
@@ -161,7 +117,7 @@ class Direct:
 
 
 class Fake:
-    """The fake database."""
+    """The fake database, its store, and an application's transactions on it; ``Real`` has the same."""
 
     def __init__(self, flavour: Flavour, server: type[UpkeepServer] = UpkeepServer) -> None:
         self._passed = 0.0
@@ -193,6 +149,7 @@ class Fake:
             self._server.insert(transaction, emitted, due)
 
     def lock_row(self, transaction: Transaction, id_: UUID) -> bool:
+        """Lock a row unless another has it; whether it did."""
         return self.database.lockable(transaction, id_.hex)
 
     def lock_place(self, transaction: Transaction, name: str) -> bool:
@@ -205,6 +162,7 @@ class Fake:
         row.next_attempt_at = row.leased_until = row.token = row.owner = row.delivered_at = None
 
     def hold(self, name: str, seconds: float | None) -> None:
+        """Pause a destination whose row is there for so long; None: resume it."""
         now, place = self.database.now(), self.database.others.get((HELD_BY, name))
         if place is None:
             return
@@ -213,6 +171,7 @@ class Fake:
         self.database.others[HELD_BY, name] = replace(place, **values)
 
     def pass_time(self, seconds: float, written: Sequence[tuple[Transaction, Sequence[UUID]]]) -> None:
+        """Let time pass, also for the rows that open transactions have written."""
         self._passed += seconds
 
     def see(self) -> Seen:
@@ -254,31 +213,22 @@ class Real:
         self.tables = make_tables(sa.MetaData())
         # Where transactions see a snapshot, MariaDB also locks the gap where a row is not.
         level: Any = {"isolation_level": "READ COMMITTED"} if self.kind == "mysql" else {}
-        self.engine = sa.create_engine(self.url.set(drivername=DRIVERS[self.kind]), **level)
+        self.engine = engine(url, poolclass=sa.QueuePool, **level)
         if not self.concurrent:
             sa.event.listen(self.engine, "connect", lambda connection, _: connection.execute(UNHURRIED))
         self.dialect = DIALECTS[self.engine.dialect.name]
         self._statements = Statements(self.tables, self.dialect, "format" if self.concurrent else "qmark")
         self._now = sa.literal_column(self.dialect.words["now"], sa.DateTime(timezone=True))
-        self.store = self._open_store()
+        self.store = parts.open_store(url, self.tables)
         self.upkeep = SqlUpkeep(self.store)
 
-    def _open_store(self) -> SqlStore:
-        if not self.concurrent:
-            return sqlite.open_store(str(self.url.database), self.tables)
-        module: Any = {"postgresql": postgres, "mysql": mysql}[self.kind]
-        url = self.url.render_as_string(hide_password=False)
-        return module.open_store(url, self.tables, connections=2)  # type: ignore[no-any-return]
-
     def clear(self) -> None:
-        """Empty the tables."""
         tables = self.tables
         with self.engine.begin() as connection:
             for table in (tables.event, tables.attempt, tables.destination, tables.relay, tables.leader):
                 connection.execute(sa.delete(table))
 
     async def close(self) -> None:
-        """Give up every connection."""
         await self.store.close()
         self.engine.dispose()
 
@@ -377,3 +327,153 @@ def _make_older(
     if changes:
         values = {name: sa.bindparam(f"new_{name}") for name in names}
         connection.execute(sa.update(key.table).where(key == sa.bindparam("which")).values(values), changes)
+
+
+Twin: TypeAlias = Fake | Real
+
+
+T = TypeVar("T")
+TOLERANCE = 4.0  # Seconds by which times may differ
+PATIENCE = 60.0  # Seconds after which the real one is taken to wait for something
+A_WHILE = 0.05  # Seconds in which the real one would have been done, did it not wait as the fake does
+
+NAMES = ("shop", "other", "dead")
+BUILDER = RowBuilder(Settings(destinations=[Destination(name, "console:", ordered=True) for name in NAMES]))
+
+
+class Disagreement(AssertionError):
+    """The fake and the real database did not answer alike."""
+
+
+class New(NamedTuple):
+    destinations: list[str]
+    key: str | None
+    delay: float
+    max_attempts: int
+
+
+class Pair(NamedTuple):
+    fake: Delivery
+    real: Delivery
+
+
+@dataclass(eq=False)
+class Open:
+    """A transaction of an application that is not over yet, on both."""
+
+    fake: Transaction
+    real: Any
+    written: list[UUID] = field(default_factory=list)
+    locked: bool = False
+
+
+Label: TypeAlias = tuple[int, str, int]
+"""A row's name on both: the number of its event, the destination, and which of these it is."""
+
+
+class Pairing:
+    def __init__(self, real: Real, server: type[UpkeepServer] = UpkeepServer) -> None:
+        self.real = real
+        self.runner = asyncio.Runner()
+        self.compared: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()  # What came up how often; what never does was not compared
+        self._server = server
+        self.clear()
+
+    def clear(self) -> None:
+        self.real.clear()
+        self.fake = Fake(FLAVOURS[self.real.kind], self._server)
+        self.open: list[Open] = []
+        self.rows: list[tuple[Label, UUID, UUID]] = []
+        self._events: dict[UUID, int] = {}
+        self._labels: dict[tuple[str, UUID], Label] = {}
+
+    def close(self) -> None:
+        self.runner.run(self.real.close())
+        self.runner.close()
+
+    def new_event(self, event: New) -> list[tuple[Any, ...]]:
+        later = datetime.now(UTC) + timedelta(seconds=event.delay) if event.delay else None
+        call = Call(
+            "Order", 1, "order.paid", {}, key=event.key, max_attempts=event.max_attempts, deliver_at=later,
+            destinations=event.destinations,
+        )  # fmt: skip
+        emission = BUILDER.build(call, self.real.dialect)
+        self._events[emission.event_id] = len(self._events)
+        return emission.rows
+
+    def do(self, what: str, act: Callable[[Twin], Awaitable[T]], end: bool = True) -> tuple[T, T]:
+        """Do it to both, where a transaction has to end first, end that; what they answered."""
+        tick()
+        self.compared[what] += 1
+        return self.runner.run(self._both(act, end))
+
+    async def _both(self, act: Callable[[Twin], Awaitable[T]], end: bool) -> tuple[T, T]:
+        fake = asyncio.ensure_future(act(self.fake))
+        await self._moves(fake)
+        real = asyncio.ensure_future(act(self.real))
+        waits = not fake.done()
+        if waits:
+            self.met["waited"] += 1
+            done, _ = await asyncio.wait([real], timeout=A_WHILE)
+            while not fake.done():
+                self.end(next(o for o in self.open if o.fake is self.fake.driver.waits_for), commit=end)
+                await self._moves(fake)
+            if done:
+                raise Disagreement(f"the fake waited, and the real one did not and answered {real.result()}")
+        done, _ = await asyncio.wait([real], timeout=PATIENCE)
+        if not done:
+            for transaction in list(self.open):
+                self.end(transaction, commit=False)
+            raise Disagreement(f"the real one waits, and the fake answered {fake.result()}; {await real}")
+        return await fake, await real
+
+    async def _moves(self, fake: asyncio.Future[Any]) -> None:
+        """Until the fake is done or has to wait."""
+        while not fake.done() and (self.fake.driver.waits_for is None or self.fake.driver.waits_for.over):
+            await asyncio.wait([fake], timeout=0.0)
+
+    def end(self, transaction: Open, *, commit: bool) -> None:
+        self.open.remove(transaction)
+        self.fake.end(transaction.fake, commit=commit)
+        self.real.end(transaction.real, commit=commit)
+
+    def label(self, side: str, id_: UUID) -> Label:
+        return self._labels[side, id_]
+
+    def compare(self, what: str, fake: Any, real: Any) -> None:
+        if not alike(fake, real):
+            raise Disagreement(f"{what}:\n  fake: {fake}\n  real: {real}")
+
+    def look(self) -> None:
+        fake, real = self._named("fake", self.fake.see()), self._named("real", self.real.see())
+        for part, of_fake, of_real in zip(("rows", "places", "leader"), fake, real, strict=True):
+            self.compare(part, of_fake, of_real)
+        self.rows = [(label, a, b) for (label, a, *_), (_, b, *_) in zip(fake[0], real[0], strict=True)]
+
+    def _named(self, side: str, seen: Seen) -> tuple[list[Any], list[Any], Any]:
+        """Rows by their names; the ids, which differ for copies, count as alike."""
+        times: Counter[tuple[int, str]] = Counter()
+        rows = []
+        for row in seen.rows:
+            name = self._events[row.event_id], row.destination
+            label = self._labels[side, row.id] = (*name, times[name])
+            times[name] += 1
+            rows.append((label, row.id, *row[3:]))
+        return rows, seen.places, seen.leader
+
+
+def alike(fake: Any, real: Any) -> bool:
+    if isinstance(fake, UUID) and isinstance(real, UUID):
+        return True
+    if isinstance(fake, float) and isinstance(real, float):
+        return abs(fake - real) < TOLERANCE
+    if isinstance(fake, tuple | list) and isinstance(real, tuple | list):
+        return len(fake) == len(real) and all(map(alike, fake, real))
+    return bool(fake == real)
+
+
+def tick() -> None:
+    began = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 == began:
+        pass

@@ -25,7 +25,6 @@ class Handle(list[Any]):
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Do not run it."""
         self[1] = None
 
 
@@ -59,7 +58,6 @@ class Node:
         self.create_future = partial(asyncio.Future, loop=self)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> SimTask:
-        """Run it as one of the node's tasks."""
         return self.create_task(work)
 
     def crash(self) -> None:
@@ -73,13 +71,11 @@ class Node:
                 notice()
 
     def stall(self) -> None:
-        """Stop, as by SIGSTOP."""
         if not self.stalled:
             self.stalled = True
             self._stalled_at = self.world.now
 
     def resume(self) -> None:
-        """Go on after a stall."""
         if self.stalled:
             self.stalled = False
             self.troubled.append((self._stalled_at, self.world.now))
@@ -87,11 +83,9 @@ class Node:
             self._backlog = []
 
     def trouble(self, seconds: float = 0.0) -> None:
-        """Something befalls it, now or for so long."""
         self.troubled.append((self.world.now, self.world.now + seconds))
 
     def hold_back(self, handle: Handle) -> None:
-        """The node is stalled: it runs this when it is resumed."""
         self._backlog.append(handle)
 
     def bury(self) -> None:
@@ -173,18 +167,15 @@ class World:
         """What is no node of ours: receivers, the database, the application's transactions."""
 
     def at(self, when: float, handle: Handle) -> Handle:
-        """Run it at a moment of true time."""
         self._numbers += 1
         heappush(self._timers, (when, self._numbers, handle))
         return handle
 
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Let nature do something in so many seconds."""
         self._numbers += 1
         heappush(self._timers, (self.now + seconds, self._numbers, Handle((self.nature, callback, args))))
 
     def run(self, until: float) -> None:
-        """Run until that moment, until nothing is left to do, or until it is ``over``."""
         ready, timers, random, running = self.ready, self._timers, self.random.random, None
         try:
             while not self.over:

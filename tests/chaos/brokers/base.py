@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-PATIENCE = 30.0
-"""Seconds for a broker to do what it is told."""
+from tests.servers.restart import Restartable
+from tests.waiting import wait_for
+
+PATIENCE = 30.0  # Seconds for a broker to do what it is told
 DOWN = r"cannot connect|broke|[Cc]onnection|no broker|no answer"
 SILENT = r"no answer|no acknowledgement|did not confirm|no broker|broke|cannot connect"
 
 
 class Message(NamedTuple):
-    """A message as a consumer finds it."""
-
     event_id: UUID
     body: bytes
 
 
 class Harm(NamedTuple):
-    """Something that befalls a broker, and how it ends."""
-
     begin: Callable[[], None]
     end: Callable[[], None]
     says: str = ""
     """A pattern of what ``why`` says of an event that waits meanwhile; empty: nothing has to wait."""
-    shut: bool = False
-    """Whether it takes nothing meanwhile, and later nothing that was sent meanwhile."""
+    shut: bool = False  # Whether it takes nothing meanwhile, and later nothing that was sent meanwhile
     refuses: bool = False
     """Whether events fail for good meanwhile, with what it says, and an operator retries them afterwards."""
 
@@ -45,50 +42,59 @@ class Broker(Protocol):
     """
 
     name: str
-    timeout: float
-    """Seconds after which a relay gives up waiting for it."""
-    copies: int
-    """How many messages one attempt may leave whose answer did not come."""
+    timeout: float  # Seconds after which a relay gives up waiting for it
+    copies: int  # How many messages one attempt may leave whose answer did not come
 
     @property
     def harms(self) -> Mapping[str, Harm]:
         """What can befall it, by name."""
-        ...
 
     @property
     def url(self) -> str:
         """Where relays send to."""
-        ...
 
     def make(self) -> None:
         """A new place, which is empty; the old one is forgotten."""
-        ...
 
     def read(self) -> list[Message]:
         """All messages since the place was made, those of a key in order, also of what was deleted."""
-        ...
 
 
 def nothing() -> None:
     """It ends by itself."""
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Look until it is so."""
-    end = time.monotonic() + PATIENCE
-    while not reached():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not after {PATIENCE:g} s: {what}")
-        time.sleep(0.01)
+class Local:
+    copies = 1
+    timeout = 1.0
 
+    def __init__(self, running: Restartable) -> None:
+        self._running = running
+        self._silence = ExitStack()
 
-def terminate(process: int) -> None:
-    """Ask a server to end; returns when it has."""
-    os.kill(process, signal.SIGTERM)
-    until(lambda: _has_ended(process), "the server ended")
+    def _end(self) -> None:
+        process = self._running._process
+        os.kill(process, signal.SIGTERM)
+        wait_for(lambda: _has_ended(process), "the server ended")
+        self._running.stop()
+
+    def _stop(self) -> None:
+        self._silence.enter_context(self._running.silent())
 
 
 def _has_ended(process: int) -> bool:
     with suppress(FileNotFoundError):
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     return True
+
+
+BROKERS = ("redis", "nats", "rabbitmq", "kafka")
+SINKS = tuple(f"relaybox.sinks.{broker}" for broker in BROKERS)  # The modules that send to them
+
+
+@contextmanager
+def running(name: str) -> Iterator[Broker]:
+    """A server of this kind; entering raises ``tests.servers.base.Unavailable`` where it cannot be had."""
+    module = import_module(f"tests.chaos.brokers.{name}")
+    with module.server.broker(**module.OPTIONS) as started:
+        yield module.KIND(started)

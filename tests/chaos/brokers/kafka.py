@@ -6,23 +6,21 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from uuid import UUID, uuid4
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from tests.chaos.brokers.base import DOWN, PATIENCE, SILENT, Harm, Message, until
+from tests.chaos.brokers.base import DOWN, PATIENCE, SILENT, Harm, Message
 from tests.integration.kafka_log import headers, make_topic, read
 from tests.servers import kafka as server
+from tests.waiting import wait_for
 
 PARTITIONS = 4
-SMALL = 800
-"""Bytes: some of the events are larger, and some are not."""
-STILL = 0.4
-"""Seconds without a new message in a topic that takes none."""
+SMALL = 800  # Bytes: some of the events are larger, and some are not
+STILL = 0.4  # Seconds without a new message in a topic that takes none
 _log = logging.getLogger("tests.kafka")
 
 
@@ -60,16 +58,13 @@ class Kafka:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{self._running.url}/{self._topic}"
 
     def make(self) -> None:
-        """A new place."""
         self._topic, self._gone = f"chaos-{uuid4()}", []
         self._create()
 
     def read(self) -> list[Message]:
-        """All messages, those of each partition in order."""
         return [*self._gone, *self._messages()]
 
     def _messages(self) -> list[Message]:
@@ -98,7 +93,7 @@ class Kafka:
                 make_topic(self._running.bootstrap, self._topic, PARTITIONS)
             return self._is_there()
 
-        until(made, "the topic is there")
+        wait_for(made, "the topic is there")
 
     def _delete(self) -> None:
         """It takes nothing any more, is read, and goes."""
@@ -108,7 +103,7 @@ class Kafka:
         admin = self._admin()
         [done] = admin.delete_topics([self._topic]).values()
         done.result(PATIENCE)
-        until(lambda: not self._is_there(), "the topic is gone")
+        wait_for(lambda: not self._is_there(), "the topic is gone")
 
     def _is_there(self) -> bool:
         return self._topic in self._admin().list_topics(timeout=PATIENCE).topics
@@ -128,13 +123,9 @@ class Kafka:
             return time.monotonic() - since > STILL
 
         try:
-            until(still, "no message comes any more")
+            wait_for(still, "no message comes any more")
         finally:
             consumer.close()
 
 
-@contextmanager
-def running() -> Iterator[Kafka]:
-    """A server of its own."""
-    with server.broker(auto_create=False) as started:
-        yield Kafka(started)
+KIND, OPTIONS = Kafka, {"auto_create": False}

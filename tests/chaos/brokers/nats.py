@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -13,26 +12,20 @@ import nats
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy
 
-from tests.chaos.brokers.base import DOWN, SILENT, Harm, Message, terminate
+from tests.chaos.brokers.base import DOWN, SILENT, Harm, Local, Message
 from tests.servers import nats as server
 from tests.servers.restart import Restartable
 
 T = TypeVar("T")
 NO_STREAM = "no stream"
-SMALL = 800
-"""Bytes: some of the events are larger with their headers, and some are not."""
+SMALL = 800  # Bytes: some of the events are larger with their headers, and some are not
 
 
-class Nats:
-    """A server whose stream takes no more when it is full."""
-
+class Nats(Local):
     name = "nats"
-    timeout = 1.0
-    copies = 1
 
     def __init__(self, running: Restartable) -> None:
-        self._running = running
-        self._silence = ExitStack()
+        super().__init__(running)
         self._stream = ""
         self._gone: list[Message] = []
         no_size, no_bytes = {"max_msg_size": -1}, {"max_bytes": -1}
@@ -53,16 +46,13 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{server.url_of(self._running)}/{self._stream}.{{event_type}}"
 
     def make(self) -> None:
-        """A new place."""
         self._stream, self._gone = f"chaos-{uuid4()}", []
         self._add()
 
     def read(self) -> list[Message]:
-        """All messages, in order."""
         return [*self._gone, *self._ask(self._messages)]
 
     def _ask(self, question: Callable[[JetStreamContext], Awaitable[T]]) -> T:
@@ -79,13 +69,6 @@ class Nats:
                 message: Any = await js.get_msg(self._stream, number)
                 found.append(Message(UUID(message.headers["event-id"]), message.data))
         return found
-
-    def _end(self) -> None:
-        terminate(self._running._process)
-        self._running.stop()
-
-    def _stop(self) -> None:
-        self._silence.enter_context(self._running.silent())
 
     def _add(self) -> None:
         settings = {"subjects": [f"{self._stream}.>"], "discard": DiscardPolicy.NEW}
@@ -114,8 +97,4 @@ class Nats:
         self._ask(lambda js: js.delete_stream(self._stream))
 
 
-@contextmanager
-def running() -> Iterator[Nats]:
-    """A server of its own."""
-    with server.broker() as started:
-        yield Nats(started)
+KIND, OPTIONS = Nats, {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -21,8 +21,6 @@ MEMORY = "512MB"
 
 
 class RabbitMq:
-    """A server; what is read of its queue is kept here."""
-
     name = "rabbitmq"
     timeout = 1.0
     copies = 2
@@ -50,16 +48,13 @@ class RabbitMq:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{self._running.url}?exchange={self._place}&routing_key={KEY}"
 
     def make(self) -> None:
-        """A new place."""
         self._place, self._read = f"chaos-{uuid4()}", []
         self._declare()
 
     def read(self) -> list[Message]:
-        """All messages, in order."""
         self._ask(self._drain)
         return list(self._read)
 
@@ -131,8 +126,4 @@ class RabbitMq:
         self._ask(lambda channel: channel.exchange_delete(self._place))
 
 
-@contextmanager
-def running() -> Iterator[RabbitMq]:
-    """A server of its own."""
-    with server.broker() as started:
-        yield RabbitMq(started)
+KIND, OPTIONS = RabbitMq, {}

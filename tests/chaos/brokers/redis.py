@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from uuid import UUID, uuid4
 
 import redis
 
-from tests.chaos.brokers.base import DOWN, SILENT, Harm, Message, nothing, terminate
+from tests.chaos.brokers.base import DOWN, SILENT, Harm, Local, Message, nothing
 from tests.servers import redis as server
 from tests.servers.restart import Restartable
 
 
-class Redis:
+class Redis(Local):
     """A durable server. A stream is made by whoever adds to it, so one that was deleted is no trouble."""
 
     name = "redis"
-    timeout = 1.0
-    copies = 1
 
     def __init__(self, running: Restartable) -> None:
-        self._running = running
-        self._silence = ExitStack()
+        super().__init__(running)
         self._stream = ""
         self._gone: list[str] = []
         self.harms = {
@@ -36,28 +31,18 @@ class Redis:
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
         return f"{server.url_of(self._running)}?stream={self._stream}"
 
     def make(self) -> None:
-        """A new place."""
         self._stream, self._gone = f"chaos-{uuid4()}", []
 
     def read(self) -> list[Message]:
-        """All messages, in order."""
         with self._client() as client:
             entries = [fields for name in (*self._gone, self._stream) for _, fields in client.xrange(name)]
         return [Message(UUID(fields[b"event-id"].decode()), fields[b"data"]) for fields in entries]
 
     def _client(self) -> redis.Redis:
         return redis.Redis.from_url(server.url_of(self._running))
-
-    def _end(self) -> None:
-        terminate(self._running._process)
-        self._running.stop()
-
-    def _stop(self) -> None:
-        self._silence.enter_context(self._running.silent())
 
     def _limit(self, size: int) -> None:
         with self._client() as client:
@@ -71,8 +56,4 @@ class Redis:
                 client.rename(self._stream, self._gone[-1])
 
 
-@contextmanager
-def running() -> Iterator[Redis]:
-    """A server of its own."""
-    with server.broker() as started:
-        yield Redis(started)
+KIND, OPTIONS = Redis, {}
