@@ -18,11 +18,11 @@ import pytest
 import redis
 
 from tests.conftest import available
+from tests.databases import KINDS
 from tests.django.databases import VARIABLE, database
 from tests.servers import base, mariadb, postgres18, sqlite
 
 ALIASES = ("default", "mariadb", "sqlite")
-KINDS = {"default": "postgresql-18", "mariadb": "mariadb", "sqlite": "sqlite"}
 URLS: dict[str, str] = {}
 MISSING: dict[str, BaseException] = {}
 
@@ -119,7 +119,7 @@ def live(
     from django.core.management import call_command
 
     alias = str(request.param)
-    url = fresh_database(KINDS[alias])
+    url = fresh_database(dict(zip(ALIASES, KINDS, strict=True))[alias])
     with django_db_blocker.unblock(), pointed(alias, database(url)["NAME"]):
         call_command("migrate", database=alias, verbosity=0)
         yield Live(alias, url)
@@ -141,6 +141,28 @@ def received() -> Iterator[list[Any]]:
     received.clear()
     yield received
     received.clear()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nobody is told of what commits."""
+    from django.conf import settings
+    from django.test import override_settings
+
+    with override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": "none"}):
+        yield
+
+
+@pytest.fixture
+def handler() -> Iterator[Callable[..., Any]]:
+    """Registers handlers, for this test."""
+    from relaybox.contrib.django import configuration, handlers, outbox_handler
+
+    before = dict(handlers.registered)
+    yield outbox_handler
+    handlers.registered.clear()
+    handlers.registered.update(before)
+    configuration.forget()
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from io import StringIO
+from functools import partial
 from pathlib import Path
 
 import pytest
 from django.apps import apps
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import override_settings
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
@@ -18,6 +18,7 @@ from relaybox.contrib.django import tasks
 from relaybox.contrib.django.beat import beat_schedule
 from relaybox.errors import ConfigError
 from tests.django.project.celery import app
+from tests.django.steps import command
 
 SETTINGS = """
 from relaybox.contrib.django.beat import beat_schedule
@@ -71,10 +72,7 @@ def test_settings_can_use_it_before_django_is_set_up(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("{'expires': 10.0, 'queue': 'outbox'}\nTrue\n", "")
 
 
-def schedule(*arguments: str) -> str:
-    stdout = StringIO()
-    call_command("outbox", "schedule", *arguments, stdout=stdout)
-    return stdout.getvalue()
+schedule = partial(command, "schedule")
 
 
 @pytest.mark.django_db

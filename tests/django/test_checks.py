@@ -169,20 +169,15 @@ def test_an_old_server_is_told(using: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert (shown(message)[0], "1.2 is too old" in message.msg) == ("E009", True)
 
 
-@pytest.mark.parametrize(("version", "said"), [(None, "are missing"), (0, "are missing")])
-def test_missing_tables_are_told(
-    using: str, version: int | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relaybox.contrib.django.tables.recorded_version", lambda connection: version)
-    (message,) = check_databases(databases=[using])
+def test_missing_and_old_tables_are_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     end = "" if using == "default" else f" --database {using}"
-    assert shown(message) == (
-        "W008",
-        f"database {using!r}: the tables {said}: run `manage.py migrate relaybox{end}`",
-    )
-
-
-def test_old_tables_are_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"database {using!r}: the tables are missing: run `manage.py migrate relaybox{end}`"
+    for version in (None, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "relaybox.contrib.django.tables.recorded_version", lambda _, version=version: version
+            )
+            assert [shown(one) for one in check_databases(databases=[using])] == [("W008", said)]
     monkeypatch.setattr("relaybox.contrib.django.tables.NEWEST", 99)
     (message,) = check_databases(databases=[using])
     assert "the tables are at version 2 and this release needs 99: run" in message.msg

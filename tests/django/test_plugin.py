@@ -17,9 +17,10 @@ from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.testing import DjangoProbe
 from relaybox.errors import SchemaError
+from tests.databases import KINDS
 from tests.django.conftest import ALIASES
 from tests.django.databases import database
-from tests.django.shop.models import Order
+from tests.django.steps import orders, place
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +41,7 @@ def use(outbox: DjangoProbe, using: str, received: list[Event]) -> None:
     assert outbox.drain(ignore_backoff=True).delivered == 1
     assert [event.payload for event in outbox.sent("runner")] == [{"name": "a"}]
     memory = outbox.capture("memory")
-    emit_again(using)
+    place(using, 2)
     outbox.drain()
     assert (len(memory.events), len(received)) == (1, 1)
     assert [event.statuses for event in outbox.assert_emitted("order.placed", count=2)] == [
@@ -49,11 +50,6 @@ def use(outbox: DjangoProbe, using: str, received: list[Event]) -> None:
     ]
     outbox.clear()
     assert not OutboxEvent.objects.using(using).exists()
-
-
-def emit_again(using: str) -> None:
-    with transaction.atomic(using=using):
-        emit_event("order", 2, "order.placed", {}, using=using)
 
 
 def test_everything_works_in_the_transaction_of_a_test(
@@ -78,12 +74,7 @@ def own_thread() -> Iterator[None]:
 async def test_an_asynchronous_test_delivers(
     outbox: DjangoProbe, using: str, received: list[Event], own_thread: None
 ) -> None:
-    @sync_to_async
-    def place() -> None:
-        with transaction.atomic(using=using):
-            emit_event("order", 1, "order.placed", {}, using=using)
-
-    await place()
+    await sync_to_async(place)(using)
     await outbox.aassert_emitted("order.placed", aggregate_id=1)
     outbox.fail_next("memory", 503)
     assert (await outbox.adrain()).retried == 1
@@ -128,7 +119,7 @@ def test_an_error_leaves_the_transaction_usable(outbox: DjangoProbe, using: str)
             outbox.assert_emitted()
         assert DjangoProbe(using)
         restore(using)
-    Order.objects.using(using).create(total=1)
+    orders(using).create(total=1)
     outbox.refute_emitted()
 
 
@@ -237,16 +228,15 @@ def test_access(outbox):
 """
 
 
-@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite", "memory"])
+MEMORY = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+
+
+@pytest.fixture(params=[*KINDS, "memory"])
 def project(
     request: pytest.FixtureRequest, pytester: pytest.Pytester, fresh_database: Callable[[str], str]
 ) -> pytest.Pytester:
     """A small project; on SQLite once in a file and once as most projects are tested, in memory."""
-    url = fresh_database(request.param) if request.param != "memory" else "sqlite:///unused"
-    default = database(url)
-    if request.param == "memory":
-        del default["TEST"]
-    return made(pytester, default)
+    return made(pytester, database(fresh_database(request.param)) if request.param != "memory" else MEMORY)
 
 
 def made(pytester: pytest.Pytester, default: dict[str, object]) -> pytest.Pytester:
@@ -268,7 +258,7 @@ def test_a_project_uses_the_fixture_without_configuration(project: pytest.Pytest
 
 
 def test_a_test_without_access_to_the_database_is_told_so(pytester: pytest.Pytester) -> None:
-    made(pytester, {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    made(pytester, MEMORY)
     pytester.makepyfile(REFUSED)
     result = run(pytester)
     result.assert_outcomes(errors=1, failed=1)
@@ -285,11 +275,11 @@ def test_a_test_without_access_to_the_database_is_told_so(pytester: pytest.Pytes
 def test_the_tests_of_the_document_pass(pytester: pytest.Pytester) -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/test.md").read_text()
     blocks = re.findall(r"^```python django\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    orders, handlers, functions, classes = blocks
-    made(pytester, {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    views, handlers, functions, classes = blocks
+    made(pytester, MEMORY)
     settings = pytester.path / "settings.py"
     settings.write_text(settings.read_text().replace("runner", "search").replace("file.*", "order.*"))
-    (pytester.path / "shop" / "orders.py").write_text(orders)
+    (pytester.path / "shop" / "orders.py").write_text(views)
     (pytester.path / "shop" / "outbox_handlers.py").write_text(handlers)
     pytester.makepyfile(test_functions=functions, test_classes=classes)
     run(pytester).assert_outcomes(passed=3)

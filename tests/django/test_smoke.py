@@ -6,10 +6,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 
-from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.models import OutboxEvent
 from tests.django.conftest import URLS, Live
-from tests.django.shop.models import Order
+from tests.django.steps import events, orders, place
 
 VENDORS = {"default": "postgresql", "mariadb": "mysql", "sqlite": "sqlite"}
 TABLES = {"shop_order", "outbox_event", "outbox_destination", "outbox_idempotency"}
@@ -27,33 +25,33 @@ def test_a_test_sees_no_other_alias(using: str) -> None:
     if other is None:
         pytest.skip("there is no other alias")
     with pytest.raises(AssertionError, match="not allowed"):
-        Order.objects.using(other).exists()
+        orders(other).exists()
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_test_leaves_nothing_behind(using: str, again: bool) -> None:
-    assert not Order.objects.using(using).exists()
-    Order.objects.using(using).create(total=1)
+    assert not orders(using).exists()
+    orders(using).create(total=1)
+
+
+def commit(using: str) -> bool:
+    committed = []
+    assert not orders(using).exists()
+    assert not events(using).exists()
+    with transaction.atomic(using=using):
+        orders(using).create(total=1)
+        place(using)
+        transaction.on_commit(lambda: committed.append(True), using=using)
+    return bool(committed)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_test_with_real_commits_leaves_nothing_behind_either(using: str, again: bool) -> None:
-    assert not Order.objects.using(using).exists()
-    assert not OutboxEvent.objects.using(using).exists()
-    committed = []
-    with transaction.atomic(using=using):
-        Order.objects.using(using).create(total=1)
-        emit_event("order", 1, "order.placed", {}, using=using)
-        transaction.on_commit(lambda: committed.append(True), using=using)
-    assert committed
+    assert commit(using)
 
 
-def test_a_live_database_is_fresh_and_migrated_and_its_commits_are_real(live: Live) -> None:
-    assert not Order.objects.using(live.using).exists()
-    committed = []
-    with transaction.atomic(using=live.using):
-        Order.objects.using(live.using).create(total=1)
-        transaction.on_commit(lambda: committed.append(True), using=live.using)
-    assert committed
+@pytest.mark.parametrize("again", [False, True])
+def test_a_live_database_is_empty_and_migrated_and_its_commits_are_real(live: Live, again: bool) -> None:
+    assert commit(live.using)
     assert str(connections[live.using].settings_dict["NAME"]) in live.url

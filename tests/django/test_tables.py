@@ -94,10 +94,9 @@ def test_the_tables_are_those_of_relaybox_migrate(
 
 @each_database
 def test_tables_that_relaybox_migrate_made_are_left_as_they_are(
-    kind: str, manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
+    kind: str, manage: Manage, migrated_database: Callable[[str], str], migrated: Migrated
 ) -> None:
-    url = fresh_database(kind)
-    migrate(url)
+    url = migrated_database(kind)
     manage(url, "migrate")
     assert made(url) == migrated(kind)
     assert "[X] 0001_initial" in manage(url, "showmigrations")
@@ -162,18 +161,13 @@ def test_without_migrations_the_tables_are_the_same(
         assert made(url) == migrated(kind)
 
 
-@pytest.mark.parametrize("settings", ["", WITHOUT_MIGRATIONS], ids=["migrations", "no migrations"])
-def test_a_router_keeps_the_tables_away(
-    settings: str, manage: Manage, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database("sqlite")
-    manage(url, "migrate", "--run-syncdb", settings=settings + ROUTED_AWAY)
-    assert nothing(url)
-
-
-def test_a_router_keeps_the_tables_from_being_dropped(
+def test_a_router_keeps_the_tables_away_and_from_being_dropped(
     manage: Manage, fresh_database: Callable[[str], str]
 ) -> None:
+    for settings in ("", WITHOUT_MIGRATIONS):
+        url = fresh_database("sqlite")
+        manage(url, "migrate", "--run-syncdb", settings=settings + ROUTED_AWAY)
+        assert nothing(url)
     url = fresh_database("sqlite")
     manage(url, "migrate")
     manage(url, "migrate", "relaybox", "zero", settings=ROUTED_AWAY)
