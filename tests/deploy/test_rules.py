@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.conftest import available
 from tests.deploy.pack import DEPLOY, ROOT, RULES, alerts
 from tests.docs.failures import checks
+from tests.servers import prometheus
 
 PROMETHEUS = DEPLOY / "prometheus"
 NAMES = {
@@ -26,6 +28,13 @@ NAMES = {
     "OutboxRelayMissing": {"critical"},
     "OutboxDatabaseUnreachable": {"critical"},
 }
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Iterator[str]:
+    """The path of Prometheus's own tool."""
+    with available("Prometheus", prometheus.promtool()) as path:
+        yield path
 
 
 @pytest.fixture

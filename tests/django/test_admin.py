@@ -28,7 +28,7 @@ XSS = "<script>alert(1)</script>"
 @pytest.fixture(autouse=True)
 def _shop(settings: Any, monkeypatch: Any, using: str) -> None:
     orders.open_shop(settings, monkeypatch)
-    settings.DATABASE_ROUTERS = [orders.Everything(using)]
+    settings.DATABASE_ROUTERS = [orders.everything_in(using)]
 
 
 @pytest.fixture

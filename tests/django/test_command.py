@@ -20,7 +20,7 @@ from django.test import override_settings
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.signals import event_delivered, event_failed
 from tests.django import workers
-from tests.django.conftest import Live
+from tests.django.conftest import Live, is_alone
 from tests.django.shop.models import Receipt
 from tests.django.steps import command, events, place
 from tests.waiting import wait_for
@@ -174,20 +174,8 @@ def test_a_drain_gives_stored_events_to_a_route_that_came_later(using: str, rece
         command("drain")
 
     assert [event.type for event in received] == ["late.one"]
-    assert_alone(using)
-
-
-def assert_alone(using: str) -> None:
-    """A connection that stays open would keep the test's database from being dropped."""
-    if connections[using].vendor != "postgresql":
-        return
-    with connections[using].cursor() as cursor:
-
-        def alone() -> bool:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-            return bool(cursor.fetchone() == (1,))
-
-        wait_for(alone, "no other connection")
+    # A connection that stays open would keep the test's database from being dropped.
+    wait_for(lambda: is_alone(connections[using]), "no other connection")
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
@@ -280,6 +268,7 @@ def test_the_doctor_says_nothing_of_tables_that_django_made_and_top_prints_a_fra
 
 def test_the_doctor_finds_a_missing_index_and_the_command_fails(live: Live) -> None:
     table = " ON outbox_event" if connections[live.using].vendor == "mysql" else ""
+    live.spoil()
     with connections[live.using].cursor() as cursor:
         cursor.execute(f"DROP INDEX idx_outbox_event_aggregate{table}")
     out = StringIO()

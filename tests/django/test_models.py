@@ -24,6 +24,9 @@ from relaybox.contrib.django.querysets import DatabaseNow, OutboxEventQuerySet, 
 from relaybox.migrations import Outbox as Tables
 from relaybox.migrations import ddl
 from relaybox.schema import VERSION
+from tests.django.conftest import URLS
+from tests.django.orders import change
+from tests.django.steps import orders
 
 BERLIN, TOKYO = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Tokyo")
 HOUR = timedelta(hours=1)
@@ -37,6 +40,9 @@ OUTBOXES = {
     )
     for alias, url in {"default": "postgresql://", "mariadb": "mysql://", "sqlite": "sqlite://"}.items()
 }
+
+VENDORS = {"default": "postgresql", "mariadb": "mysql", "sqlite": "sqlite"}
+TABLES = {"shop_order", "outbox_event", "outbox_destination", "outbox_idempotency"}
 
 Emit = Callable[..., OutboxEvent]
 
@@ -60,18 +66,27 @@ def rows(using: str) -> Any:
     return OutboxEvent.objects.using(using)
 
 
-def change(row: OutboxEvent, **values: Any) -> OutboxEvent:
-    assert rows(row._state.db).filter(id=row.id).update(**values) == 1
-    row.refresh_from_db()
-    return row
-
-
 def leased(until: datetime) -> dict[str, Any]:
     return {"leased_until": until, "lease_token": uuid4(), "lease_owner": "relay"}
 
 
 def failed(row: OutboxEvent) -> OutboxEvent:
     return change(row, status="failed", next_attempt_at=None, attempts=5, error_message="refused")
+
+
+def test_an_alias_is_the_database_it_says_and_is_migrated(using: str) -> None:
+    connection = connections[using]
+    assert connection.vendor == VENDORS[using]
+    assert set(connection.introspection.table_names()) >= TABLES
+    call_command("migrate", database=using, check_unapplied=True, verbosity=0)
+
+
+def test_a_test_sees_no_other_alias(using: str) -> None:
+    other = next((alias for alias in URLS if alias != using), None)
+    if other is None:
+        pytest.skip("there is no other alias")
+    with pytest.raises(AssertionError, match="not allowed"):
+        orders(other).exists()
 
 
 def test_a_row_is_what_was_emitted(using: str, emit: Emit) -> None:
@@ -119,11 +134,10 @@ def zones(request: pytest.FixtureRequest, using: str, settings: Any) -> Iterator
     if request.param == "the connection's zone":
         connection.settings_dict["TIME_ZONE"] = "Asia/Tokyo"
         settings.USE_TZ = True
+        assert connection.timezone_name == "Asia/Tokyo"
     elif request.param == "no zones":
-        settings.USE_TZ = False
-        settings.TIME_ZONE = "Europe/Berlin"
+        settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
         assert connection.timezone is None
-    assert request.param != "the connection's zone" or connection.timezone_name == "Asia/Tokyo"
     yield request.param
     connection.settings_dict["TIME_ZONE"] = None
 

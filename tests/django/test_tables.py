@@ -15,10 +15,11 @@ from django.db import NotSupportedError
 
 from relaybox.contrib.django.operations import outbox_of
 from relaybox.migrations import Outbox, check, current_version, ddl, drop, migrate
+from tests.databases import KINDS
 from tests.django.databases import database
 from tests.schema_snapshot import run_script, snapshot
 
-DIALECTS = {"postgresql-18": "postgresql", "mariadb": "mariadb", "sqlite": "sqlite"}
+DIALECTS = dict(zip(KINDS, ("postgresql", "mariadb", "sqlite"), strict=True))
 NOT_OURS = ("django_migrations", "django_migrations_id_seq", "sqlite_sequence")
 WITHOUT_MIGRATIONS = "MIGRATION_MODULES = {'relaybox': None}"
 ROUTED_AWAY = """
@@ -82,7 +83,7 @@ def nothing(url: str) -> bool:
 
 
 @each_database
-def test_the_tables_are_those_of_relaybox_migrate(
+def test_the_tables_are_those_of_relaybox_migrate_and_can_be_taken_away_and_brought_back(
     kind: str, manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
 ) -> None:
     url = fresh_database(kind)
@@ -90,6 +91,11 @@ def test_the_tables_are_those_of_relaybox_migrate(
     assert made(url) == migrated(kind)
     check(url)
     assert migrate(url) == []
+    manage(url, "migrate", "relaybox", "zero")
+    assert nothing(url)
+    assert current_version(url) == 0
+    manage(url, "migrate")
+    assert made(url) == migrated(kind)
 
 
 @each_database
@@ -100,19 +106,6 @@ def test_tables_that_relaybox_migrate_made_are_left_as_they_are(
     manage(url, "migrate")
     assert made(url) == migrated(kind)
     assert "[X] 0001_initial" in manage(url, "showmigrations")
-
-
-@each_database
-def test_backwards_takes_everything_away_and_forwards_brings_it_back(
-    kind: str, manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
-) -> None:
-    url = fresh_database(kind)
-    manage(url, "migrate")
-    manage(url, "migrate", "relaybox", "zero")
-    assert nothing(url)
-    assert current_version(url) == 0
-    manage(url, "migrate")
-    assert made(url) == migrated(kind)
 
 
 def test_back_to_the_first_version_leaves_the_tables_which_serve_it_too(
@@ -128,11 +121,10 @@ def test_back_to_the_first_version_leaves_the_tables_which_serve_it_too(
 
 @each_database
 def test_sqlmigrate_prints_the_statements_wherever_it_is_asked(
-    kind: str, manage: Manage, fresh_database: Callable[[str], str]
+    kind: str, manage: Manage, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     statements = ddl(DIALECTS[kind])  # type: ignore[arg-type]
-    migrate(url)
     printed = "".join(manage(url, "sqlmigrate", "relaybox", number) for number in ("0001", "0002"))
     places = [printed.find(f"{statement};") for statement in statements]
     assert places == sorted(places)

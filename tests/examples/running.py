@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
@@ -111,11 +111,11 @@ def found(pattern: str, text: str) -> str:
 
 
 @contextmanager
-def browsing(chromium: str, height: int = 460) -> Iterator[Page]:
+def browsing(chromium: str, height: int = 460, width: int = 1100, **options: Any) -> Iterator[Page]:
     """A page of a browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": height})
+        page = browser.new_page(viewport={"width": width, "height": height}, **options)
         page.set_default_timeout(PATIENCE)
         try:
             yield page
