@@ -81,12 +81,8 @@ def delivered(row: OutboxEvent) -> OutboxEvent:
 
 def sending(row: OutboxEvent) -> OutboxEvent:
     """A relay has it."""
-    lease = {
-        "leased_until": datetime.now(UTC) + 60 * MINUTE,
-        "lease_token": uuid4(),
-        "lease_owner": "relay-7f9c",
-    }
-    return change(row, attempts=1, last_attempt_at=None, **lease)
+    lease = {"leased_until": datetime.now(UTC) + 60 * MINUTE, "lease_token": uuid4()}
+    return change(row, attempts=1, last_attempt_at=None, lease_owner="relay-7f9c", **lease)
 
 
 def backing_off(row: OutboxEvent, error: str = TIMEOUT, attempts: int = 2) -> OutboxEvent:
@@ -126,9 +122,8 @@ def morning(using: str, orders: int = 14) -> None:
     ages = iter(range(orders + 11, 0, -1))
 
     def happened(event: str, id_: object, payload: Any = None) -> list[OutboxEvent]:
-        return _aged(
-            next(ages), emit(using, event.partition(".")[0], str(id_), event, payload or _order(id_))
-        )
+        type_ = event.partition(".")[0]
+        return _aged(next(ages), emit(using, type_, str(id_), event, payload or _order(id_)))
 
     def paid(number: int, total: str) -> list[OutboxEvent]:
         return happened("order.paid", number, {"order": number, "total": total})
@@ -144,9 +139,7 @@ def morning(using: str, orders: int = 14) -> None:
     parked(behind)
     for number in (1066, 1067, 1068):
         backing_off(happened("order.shipped", number, {"carrier": "DHL"})[0])
-    [renamed] = _aged(
-        next(ages), emit(using, "customer", "c-2291", "customer.renamed", {"name": "Ada & Söhne"})
-    )
+    [renamed] = happened("customer.renamed", "c-2291", {"name": "Ada & Söhne"})
     sending(renamed)
     for row in (*arrived, first, second, *happened("order.placed", 1072)[1:]):
         delivered(row)
