@@ -7,6 +7,7 @@ processes.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -177,6 +178,16 @@ def received() -> Iterator[list[Any]]:
     received.clear()
     yield received
     received.clear()
+
+
+@pytest.fixture
+def tidy() -> Iterator[None]:
+    """Close the connections of the thread that asynchronous tests have for Django."""
+    from asgiref.sync import sync_to_async
+    from django.db import connections
+
+    yield
+    asyncio.run(sync_to_async(connections.close_all)())
 
 
 @pytest.fixture

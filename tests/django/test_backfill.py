@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import Count, F
 
 from relaybox import Outbox
-from relaybox.contrib.django import emit_event
+from relaybox.contrib.django import emit_event, indexing
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
@@ -136,6 +137,7 @@ def change(using: str, id_: int, total: int) -> None:
 def test_beside_live_writers_the_events_in_order_are_the_database(using: str) -> None:
     place(using, 60)
     with writers(using, list(orders(using).values_list("id", flat=True))):
+        wait_for(orders(using).filter(total__gte=100_000).exists, "a first change")
         for _ in range(3):
             assert run(using, orders(using), batch=5, max_pending=None).done == 60
 
@@ -193,8 +195,18 @@ def test_while_a_row_is_held_all_others_can_be_changed(using: str) -> None:
 
 
 @pytest.mark.parametrize("using", ["default"], indirect=True)
-def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(using: str) -> None:
+def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PostgreSQL lets nobody past who waits for the table, so that must not last."""
+
+    async def pause(seconds: float) -> None:
+        await asyncio.to_thread(changed.wait, SECONDS)
+
+    changed = threading.Event()
+    stub = SimpleNamespace(sleep=pause, get_running_loop=asyncio.get_running_loop)
+    monkeypatch.setattr(indexing, "asyncio", stub)
+    monkeypatch.setattr(indexing, "TRIES", 2)
     place(using, 3)
     first, second, _ = orders(using).order_by("id").values_list("id", flat=True)
     errors: list[Exception] = []
@@ -216,6 +228,7 @@ def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(using: 
         in_thread(lambda: wait_for(lambda: waits_for_a_table(using)))
         in_thread(lambda: change(using, second, 8_000))
         assert errors == []
+        changed.set()
         working.join(SECONDS)
 
     assert "other transactions hold" in str(errors[0])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -199,13 +197,6 @@ class Where:
 
 def fail(event: Event) -> None:
     raise ZeroDivisionError("the handler's own")
-
-
-@pytest.fixture
-def tidy() -> Iterator[None]:
-    """Close the connections of the thread that asynchronous code has for Django."""
-    yield
-    asyncio.run(sync_to_async(connections.close_all)())
 
 
 def test_a_synchronous_view_delivers_in_its_thread_on_its_connection(client: Client) -> None:

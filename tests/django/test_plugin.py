@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,16 +60,9 @@ def test_everything_works_with_real_commits(outbox: DjangoProbe, using: str, rec
     use(outbox, using, received)
 
 
-@pytest.fixture
-def own_thread() -> Iterator[None]:
-    """Asynchronous tests of pytest have another thread for Django, which nobody else tidies up."""
-    yield
-    asyncio.run(sync_to_async(connections.close_all)())
-
-
 @pytest.mark.django_db(transaction=True)
 async def test_an_asynchronous_test_delivers(
-    outbox: DjangoProbe, using: str, received: list[Event], own_thread: None
+    outbox: DjangoProbe, using: str, received: list[Event], tidy: None
 ) -> None:
     await sync_to_async(place)(using)
     await outbox.aassert_emitted("order.placed", aggregate_id=1)

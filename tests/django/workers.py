@@ -60,27 +60,22 @@ class Running:
 
 
 @contextmanager
-def worker(
-    database: str, broker: str, *options: str, pool: str = "prefork", concurrency: int = 1
-) -> Iterator[Running]:
+def worker(database: str, broker: str, pool: str, concurrency: int = 1) -> Iterator[Running]:
     """A worker; ``pool`` is solo, prefork, threads, gevent or eventlet."""
     name = f"{uuid4().hex}@localhost"
     # A worker that asks its neighbours for news starts a second later.
     arguments = ["--pool", pool, "--concurrency", str(concurrency), "--hostname", name, "--without-mingle"]
-    with celery(database, broker, "worker", *arguments, *options) as running:
+    with celery(database, broker, "worker", *arguments) as running:
         running.until_logged(f"{name} ready.")
         yield running
 
 
 @contextmanager
-def beat(
-    database: str, broker: str, *options: str, scheduler: str = PERSISTENT, max_interval: int = 1
-) -> Iterator[Running]:
-    """A beat, which looks at its schedule every ``max_interval`` seconds."""
+def beat(database: str, broker: str, scheduler: str = PERSISTENT) -> Iterator[Running]:
+    """A beat, which looks at its schedule every second."""
     with TemporaryDirectory(prefix="relaybox-") as directory:
         arguments = ["--scheduler", scheduler, "--schedule", f"{directory}/schedule", "--pidfile="]
-        arguments += ["--max-interval", str(max_interval)]
-        with celery(database, broker, "beat", *arguments, *options) as running:
+        with celery(database, broker, "beat", *arguments, "--max-interval", "1") as running:
             running.until_logged("beat: Starting...")
             yield running
 
