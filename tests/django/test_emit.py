@@ -1,18 +1,31 @@
-"""Emitting inside Django's transactions."""
+"""Emitting inside Django's transactions, and the gradual rollout of the routes in ``OUTBOX``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 from django.utils.translation import gettext_lazy
 
-from relaybox.contrib.django import aemit_event, emit_event, emit_events
+from relaybox import Route
+from relaybox.config import Settings
+from relaybox.contrib.django import (
+    aemit_event,
+    configuration,
+    emit_event,
+    emit_events,
+    enabled,
+    rollout,
+    shadow,
+)
+from relaybox.emit.row import RowBuilder
 from relaybox.errors import (
     ConfigError,
     InvalidField,
@@ -163,3 +176,74 @@ async def test_asynchronous_code_emits_where_its_synchronous_calls_are(using: st
 
     assert (await events(using).aget()).event_id == emitted.event_id
     await sync_to_async(connections.close_all)()
+
+
+IN, OUT = 2, 1
+
+
+@pytest.fixture
+def rolled_out() -> Iterator[None]:
+    """A route for a share of the aggregates."""
+    route: dict[str, Any] = {"events": "file.*", "to": "runner", "rollout": 10}
+    with override_settings(OUTBOX={**settings.OUTBOX, "ROUTES": [route]}):
+        yield
+
+
+def add(using: str, aggregate_id: int) -> tuple[str, ...]:
+    return emit_event("file", aggregate_id, "file.added", {}, using=using).destinations
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_a_share_of_the_aggregates_is_emitted(using: str) -> None:
+    assert (add(using, IN), add(using, OUT)) == (("runner",), ())
+    assert (enabled("runner", IN), enabled("file.*", OUT)) == (True, False)
+    assert events(using).get().aggregate_id == str(IN)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_routes_change_in_this_process_until_there_are_other_settings(using: str) -> None:
+    rollout("file.*", 100)
+    shadow(Route("file.*", to="runner"), True)
+    assert add(using, OUT) == ("runner",)
+    assert not enabled("runner", OUT)
+    assert events(using).get().headers == {"relaybox-shadow": True}
+    shadow("runner", False)
+    assert enabled("runner", OUT)
+    with override_settings(OUTBOX=settings.OUTBOX):
+        assert not enabled("runner", OUT)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_a_handler_that_comes_later_changes_nothing(handler: Any) -> None:
+    rollout("runner", 100)
+
+    @handler("late.*")
+    def on_late(event: Any) -> None:
+        raise AssertionError("nothing is delivered")
+
+    assert enabled("runner", OUT)
+    assert enabled("late.*", OUT)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_a_change_while_another_thread_reads_the_settings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread has read the former routes, and comes to its end after the change."""
+
+    def slowly(given: Settings) -> RowBuilder:
+        monkeypatch.setattr(configuration, "RowBuilder", RowBuilder)
+        rollout("runner", 100)
+        return RowBuilder(given)
+
+    configuration.forget()
+    monkeypatch.setattr(configuration, "RowBuilder", slowly)
+    configuration.get_configuration()
+
+    assert enabled("runner", OUT)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_what_is_not_known_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'runner'"):
+        enabled("runer", 1)
+    with pytest.raises(ConfigError, match="rollout = 101"):
+        rollout("runner", 101)
