@@ -33,6 +33,9 @@ REFUSED = 'HTTP 422: {"error": "currency EUX is not known", "field": "total.curr
 TIMEOUT = "HTTP 503 from https://search.example.com/hooks/orders: upstream connect error, retry later"
 BUSY = 'HTTP 500: {"error": "deadlock detected", "retry": true}'
 MINUTE = timedelta(minutes=1)
+RECORD = """
+INSERT INTO {attempt} (delivery_id, attempt, failed_at, relay, error_message)
+VALUES (:id, :attempt, :at, 'relay-7f9c', :error)"""
 
 
 def open_shop(settings: Any, monkeypatch: Any) -> None:
@@ -101,17 +104,10 @@ def tried(row: OutboxEvent, error: str, attempts: int) -> None:
     connection = connections[row._state.db]
     dialect = dialect_of(connection)
     now = datetime.now(UTC)
-    texts = {
-        "record": """
-INSERT INTO {attempt} (delivery_id, attempt, failed_at, relay, error_message)
-VALUES (:id, :attempt, :at, :relay, :error)"""
-    }
-    statements = get_statements(dialect).others(texts)
+    statements = get_statements(dialect).others({"record": RECORD})
     for attempt in range(row.attempts + 1, attempts + 1):
         at = dialect.to_time(now - (attempts - attempt) * 4 * MINUTE)
-        query = statements(
-            "record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, relay="relay-7f9c", error=error
-        )
+        query = statements("record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, error=error)
         with connection.cursor() as cursor:
             cursor.execute(query.sql, query.params)
     change(row, attempts=attempts, last_attempt_at=now, error_message=error)

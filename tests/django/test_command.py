@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -31,14 +30,7 @@ ONLY_HANDLERS = {"DISPATCH": "none"}
 
 
 def manage(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *OUTBOX, *arguments],
-        env=workers.environment({"default": url}),
-        cwd=workers.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return workers.run(workers.environment({"default": url}), "-m", *OUTBOX, *arguments)
 
 
 def test_operators_work_on_djangos_own_connection(using: str) -> None:

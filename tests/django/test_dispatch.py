@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
@@ -429,14 +427,8 @@ HUBS = {
 @pytest.mark.parametrize("hub", HUBS)
 def test_among_greenlets_a_real_thread_delivers(live: Live, hub: str) -> None:
     patch, spawn = HUBS[hub]
-    done = subprocess.run(
-        [sys.executable, "-c", GREEN.format(patch=patch, spawn=spawn), live.using],
-        cwd=workers.ROOT,
-        env=workers.environment(dict.fromkeys(ALIASES, live.url)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = workers.environment(dict.fromkeys(ALIASES, live.url))
+    done = workers.run(environment, "-c", GREEN.format(patch=patch, spawn=spawn), live.using)
     assert done.returncode == 0, done.stderr
     found, calls, in_hub, shared, inside = json.loads(done.stdout)
     assert (found, calls) == (["delivered"] * 4, 4)

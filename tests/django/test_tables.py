@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +15,7 @@ from django.db import NotSupportedError
 from relaybox.contrib.django.operations import outbox_of
 from relaybox.migrations import Outbox, check, current_version, ddl, drop, migrate
 from tests.databases import KINDS
+from tests.django import workers
 from tests.django.databases import database
 from tests.schema_snapshot import run_script, snapshot
 
@@ -51,10 +51,7 @@ def manage(tmp_path: Path) -> Manage:
             "DJANGO_SETTINGS_MODULE": "small_settings",
             "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path)),
         }
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "django", *command],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = workers.run(environment, "-W", "error", "-m", "django", *command, cwd=tmp_path)
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stderr if fails else done.stdout
 

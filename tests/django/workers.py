@@ -111,6 +111,13 @@ def module(databases: dict[str, str], *program: str, **variables: str) -> Iterat
             running.kill()
 
 
+def run(environment: dict[str, str], *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
 def environment(databases: dict[str, str], **variables: str) -> dict[str, str]:
     """The environment of a process that has the project of the tests on these databases."""
     return {

@@ -164,7 +164,6 @@ def test_an_index_that_is_there_already_is_left_alone(directory: Path) -> None:
 
 
 def another(page: Page) -> Page:
-    """Somebody else, with a browser."""
     browser = page.context.browser
     assert browser is not None
     other = browser.new_page()
@@ -181,7 +180,6 @@ def refuse_one(address: str) -> None:
 
 
 def write(page: Page, title: str, body: str) -> None:
-    """Save a new document."""
     form = page.locator("#new")
     form.get_by_label("Title").fill(title)
     form.get_by_label("Text").fill(body)
@@ -189,17 +187,14 @@ def write(page: Page, title: str, body: str) -> None:
 
 
 def open_editor(page: Page, title: str) -> None:
-    """Begin to edit a document."""
     card(page, title).get_by_role("button", name="edit").click()
 
 
 def save(page: Page) -> None:
-    """End the edit."""
     page.locator("#documents form").get_by_role("button", name="Save").click()
 
 
 def edit(page: Page, title: str, body: str) -> None:
-    """Change the text of a document."""
     open_editor(page, title)
     field = page.locator("#documents form").get_by_label("Text")
     field.clear()
@@ -209,15 +204,12 @@ def edit(page: Page, title: str, body: str) -> None:
 
 
 def find(page: Page, words: str) -> None:
-    """Type them into the search box."""
     page.get_by_label("Words to find").fill(words)
 
 
 def hits(page: Page) -> Locator:
-    """What was found."""
     return page.get_by_role("list", name="What was found")
 
 
 def card(page: Page, title: str) -> Locator:
-    """The document of that title."""
     return page.locator("#documents > li").filter(has=page.get_by_role("heading", name=title, exact=True))

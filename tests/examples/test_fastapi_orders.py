@@ -82,12 +82,10 @@ def test_a_topic_that_is_there_already_is_left_alone(kafka_url: str, directory: 
 
 
 def buy(page: Page, item: str) -> None:
-    """Order it, and pay."""
     page.get_by_label("Item").fill(item)
     page.get_by_role("button", name="Order").click()
     row(page, item).get_by_role("button", name="Pay").click()
 
 
 def row(page: Page, item: str) -> Locator:
-    """The order of an item."""
     return page.get_by_role("row").filter(has=page.get_by_role("cell", name=item))
