@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,8 +13,8 @@ import yaml
 
 from relaybox.cli import app
 from relaybox.cli.group import Group, global_first
+from tests.docs.failures import ROOT, line_at
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RUNBOOK = ROOT / "docs" / "runbook"
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -66,20 +65,21 @@ def _without_globals(words: list[str]) -> list[str]:
     return words
 
 
-def commands_in(text: str) -> Iterator[list[str]]:
-    """The arguments of each ``relaybox …`` in a document: in a code block, or between backquotes."""
-    inline = re.findall(r"`(relaybox [a-z][^`]*)`", text)
-    blocks = re.findall(r"^(?: {4}|)(relaybox [a-z].*)$", "\n".join(_code_lines(text)), re.MULTILINE)
-    for line in [*inline, *blocks]:
-        words = shlex.split(line.replace("…", "REST"), comments=True)
-        ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&", ";")]
-        yield words[1 : min(ends, default=len(words))]
+def commands_in(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the arguments of each ``relaybox …``: in a code block, or between backquotes."""
+    inline = re.finditer(r"`(relaybox [a-z][^`]*)`", text)
+    found = [(line_at(text, match.start()), match[1]) for match in inline]
+    for number, line in [*found, *_code_lines(text)]:
+        if re.match(r"relaybox [a-z]", line):
+            words = shlex.split(line.replace("…", "REST"), comments=True)
+            ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&", ";")]
+            yield number, words[1 : min(ends, default=len(words))]
 
 
-def _code_lines(text: str) -> Iterator[str]:
+def _code_lines(text: str) -> Iterator[tuple[int, str]]:
     fenced = False
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
             fenced = not fenced
         elif fenced or line.startswith("    "):
-            yield line
+            yield number, line.removeprefix("    ")

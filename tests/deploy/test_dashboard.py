@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from tests.deploy.pack import dashboard, panels, rules
+from tests.docs.failures import checks
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 THRESHOLDS = {"outbox_pending_messages": 100, "failure": 0.01, "outbox_publish_latency_seconds": 5}
@@ -18,19 +17,20 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: f"{panel['id']}-{panel['title']}")
-def test_a_panel_is_whole(panel: dict[str, Any]) -> None:
-    assert panel["type"] in ("stat", "timeseries", "state-timeline")
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    defaults = panel["fieldConfig"]["defaults"]
-    assert defaults["unit"] in ("short", "s", "ops", "percentunit")
-    assert defaults["thresholds"]["steps"][0]["value"] is None
-    values = [step["value"] for step in defaults["thresholds"]["steps"][1:]]
-    assert values == sorted(values)
-    assert panel["datasource"] == DATASOURCE
-    assert [target["refId"] for target in panel["targets"]] == list("ABC")[: len(panel["targets"])]
-    assert all(target["datasource"] == DATASOURCE for target in panel["targets"])
+def test_a_panel_is_whole() -> None:
+    with checks() as check:
+        for panel in panels():
+            with check(f"{panel['id']} {panel['title']}"):
+                assert panel["type"] in ("stat", "timeseries", "state-timeline")
+                assert panel["title"]
+                assert panel["description"].endswith(".")
+                defaults = panel["fieldConfig"]["defaults"]
+                assert defaults["unit"] in ("short", "s", "ops", "percentunit")
+                first, *values = [step["value"] for step in defaults["thresholds"]["steps"]]
+                assert (first, values) == (None, sorted(values))
+                targets = panel["targets"]
+                assert [target["refId"] for target in targets] == list("ABC")[: len(targets)]
+                assert all(each["datasource"] == DATASOURCE for each in (panel, *targets))
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:

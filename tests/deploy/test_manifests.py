@@ -49,11 +49,9 @@ def referred(toml: str) -> set[str]:
 
 
 def patience(words: list[str]) -> float:
-    return (
-        parse_duration(words[words.index("--patience") + 1], "--patience")
-        if "--patience" in words
-        else PATIENCE
-    )
+    if "--patience" not in words:
+        return PATIENCE
+    return parse_duration(words[words.index("--patience") + 1], "--patience")
 
 
 def unit(path: Path) -> dict[str, str]:
@@ -99,33 +97,29 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
+def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
+
+
+def relaybox(directory: Path, *words: str, **variables: str) -> str:
+    """What the command prints with the settings of the pack."""
+    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    environment |= {"RELAYBOX_CONFIG": str(SETTINGS), **variables}
+    done = run(sys.executable, "-m", "relaybox", *words, env=environment, cwd=directory)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
 def test_the_settings_are_ones_that_a_relay_takes(tmp_path: Path) -> None:
     assert config_map()["relaybox.toml"] == SETTINGS.read_text()
-    environment = {**os.environ, **ENVIRONMENT, "RELAYBOX_CONFIG": str(SETTINGS)}
-    shown = subprocess.run(
-        [sys.executable, "-m", "relaybox", "config", "show"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert shown.returncode == 0, shown
-    assert 'sink = "console:"' in shown.stdout
-    assert "oooo" not in shown.stdout
+    shown = relaybox(tmp_path, "config", "show", **ENVIRONMENT)
+    assert 'sink = "console:"' in shown
+    assert "oooo" not in shown
 
 
 def test_a_relay_starts_with_these_settings_and_needs_no_secret_of_the_web(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
-    environment |= {"RELAYBOX_CONFIG": str(SETTINGS), "RELAYBOX_DATABASE": "sqlite:///relaybox.db"}
     for words in (["migrate"], ["relay", "--once"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "relaybox", *words],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done
+        relaybox(tmp_path, *words, RELAYBOX_DATABASE="sqlite:///relaybox.db")
 
 
 @pytest.mark.parametrize("name", workloads())
@@ -148,12 +142,8 @@ def test_a_relay_of_kubernetes_is_probed_where_it_listens_and_has_time_to_stop()
     assert pod["terminationGracePeriodSeconds"] > patience(container["args"]) + 5
     [port] = container["ports"]
     assert f"0.0.0.0:{port['containerPort']}" in container["args"]
-    for probe, path in (
-        ("livenessProbe", "/livez"),
-        ("startupProbe", "/livez"),
-        ("readinessProbe", "/readyz"),
-    ):
-        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    for probe, path in {"liveness": "/livez", "startup": "/livez", "readiness": "/readyz"}.items():
+        assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": port["name"]}
     _, budget = manifests()["relay.yaml"]
     assert (budget["kind"], budget["spec"]["minAvailable"]) == ("PodDisruptionBudget", 1)
 
@@ -183,13 +173,10 @@ def test_kubernetes_names_lead_to_each_other() -> None:
 def test_kustomize_makes_one_set_of_the_manifests() -> None:
     if not shutil.which("kubectl"):
         pytest.skip("no kubectl")
-    built = subprocess.run(
-        ["kubectl", "kustomize", DEPLOY / "kubernetes"], capture_output=True, text=True, check=True
-    )
+    built = run("kubectl", "kustomize", DEPLOY / "kubernetes", check=True)
     documents = list(yaml.safe_load_all(built.stdout))
-    assert {document["metadata"]["labels"]["app.kubernetes.io/name"] for document in documents} == {
-        "relaybox"
-    }
+    named = {document["metadata"]["labels"]["app.kubernetes.io/name"] for document in documents}
+    assert named == {"relaybox"}
     images = set(re.findall(r"image: (.*)", built.stdout))
     assert images == {"registry.example.org/relaybox:0.1.0"}
 
@@ -216,14 +203,10 @@ def test_systemd_takes_a_unit_and_finds_it_little_exposed(path: Path, tmp_path: 
     )
     copy = tmp_path / path.name
     copy.write_text(text)
-    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+    done = run("systemd-analyze", "verify", copy)
     told = [line for line in done.stderr.splitlines() if path.name in line]
     assert (done.returncode, told) == (0, []), done
-    judged = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--threshold=25", copy],
-        capture_output=True,
-        text=True,
-    )
+    judged = run("systemd-analyze", "security", "--offline=yes", "--threshold=25", copy)
     assert judged.returncode == 0, judged
 
 
@@ -237,14 +220,11 @@ def test_the_image_copies_what_there_is_and_installs_extras_that_there_are() -> 
     check_command(yaml.safe_load(started))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*UNITS, DEPLOY / "compose.yaml", DEPLOY / "Dockerfile", *(DEPLOY / "kubernetes").glob("*.yaml")],
-    ids=lambda path: path.name,
-)
-def test_what_was_not_run_says_so_at_its_top(path: Path) -> None:
-    head = path.read_text().splitlines()[:4]
-    assert any(re.search(r"NOT (RUN|BUILT)", line) for line in head)
+def test_what_was_not_run_says_so_at_its_top() -> None:
+    files = [DEPLOY / "compose.yaml", DEPLOY / "Dockerfile", *(DEPLOY / "kubernetes").glob("*.yaml")]
+    for path in (*UNITS, *files):
+        head = path.read_text().splitlines()[:4]
+        assert any(re.search(r"NOT (RUN|BUILT)", line) for line in head), path.name
 
 
 def test_wherever_a_proxy_may_stand_in_front_the_web_does_not_start_without_users() -> None:

@@ -1,11 +1,14 @@
 """Real servers, started before Django is set up, and the databases that tests use through an alias.
 
 A test that asks for ``using`` runs once for each alias and sees only that one; its commits are real where a
-marker ``django_db`` says ``transaction=True``. A test that asks for ``live`` shares its database with others.
+marker ``django_db`` says ``transaction=True``. A test that asks for ``live`` shares its database with other
+processes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -17,22 +20,29 @@ from typing import Any
 import pytest
 import redis
 
-from tests.conftest import give_up, shared_server
+from tests.conftest import databases, give_up, shared_server
+from tests.databases import KINDS
 from tests.django.databases import VARIABLE, database
-from tests.servers import sqlite
+from tests.servers import fresh, sqlite
+from tests.waiting import wait_for
 
 ALIASES = ("default", "mariadb", "sqlite")
-KINDS = {"default": "postgresql-18", "mariadb": "mariadb", "sqlite": "sqlite"}
 URLS: dict[str, str] = {}
+LIVE: dict[str, str] = {}
+"""The databases that tests with other processes use, one test after the other."""
 MISSING: dict[str, BaseException] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A fresh, migrated database: what ``using`` means during the test, and its URL for other processes."""
+    """An empty, migrated database: what ``using`` means during the test, and its URL for other processes.
+
+    After ``spoil()`` no other test gets it.
+    """
 
     using: str
     url: str
+    spoil: Callable[[], object]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,18 +116,45 @@ def using(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def session_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    """Like fresh_database, for all tests."""
+    with databases(request, fresh.database, sqlite.server) as create:
+        yield create
+
+
 @pytest.fixture(params=ALIASES)
 def live(
-    request: pytest.FixtureRequest, fresh_database: Callable[[str], str], django_db_blocker: Any
+    request: pytest.FixtureRequest, session_database: Callable[[str], str], django_db_blocker: Any
 ) -> Iterator[Live]:
-    """A database for this process and others; it exists for this test, and every commit in it is real."""
+    """A database for this process and others, in which every commit is real; emptied for the next test."""
     from django.core.management import call_command
+    from django.db import connections
 
     alias = str(request.param)
-    url = fresh_database(KINDS[alias])
+    url = LIVE.get(alias) or session_database(dict(zip(ALIASES, KINDS, strict=True))[alias])
     with django_db_blocker.unblock(), pointed(alias, database(url)["NAME"]):
-        call_command("migrate", database=alias, verbosity=0)
-        yield Live(alias, url)
+        if alias not in LIVE:
+            call_command("migrate", database=alias, verbosity=0)
+            LIVE[alias] = url
+        yield Live(alias, url, functools.partial(LIVE.pop, alias))
+        if alias in LIVE:
+            connections[alias].close()
+            wait_for(lambda: is_alone(connections[alias]), "the processes of the test to be gone")
+            call_command("flush", database=alias, interactive=False, verbosity=0)
+
+
+def is_alone(connection: Any) -> bool:
+    """Whether nobody else is connected: a server ends the statement of a process that was killed."""
+    others = {
+        "postgresql": "FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
+        "mysql": "FROM information_schema.processlist WHERE db = database() AND id <> connection_id()",
+        "sqlite": "WHERE 0",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT 1 {others[connection.vendor]}")
+        return not cursor.fetchall()
 
 
 @pytest.fixture
@@ -136,6 +173,38 @@ def received() -> Iterator[list[Any]]:
     received.clear()
     yield received
     received.clear()
+
+
+@pytest.fixture
+def tidy() -> Iterator[None]:
+    """Close the connections of the thread that asynchronous tests have for Django."""
+    from asgiref.sync import sync_to_async
+    from django.db import connections
+
+    yield
+    asyncio.run(sync_to_async(connections.close_all)())
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nobody is told of what commits."""
+    from django.conf import settings
+    from django.test import override_settings
+
+    with override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": "none"}):
+        yield
+
+
+@pytest.fixture
+def handler() -> Iterator[Callable[..., Any]]:
+    """Registers handlers, for this test."""
+    from relaybox.contrib.django import configuration, handlers, outbox_handler
+
+    before = dict(handlers.registered)
+    yield outbox_handler
+    handlers.registered.clear()
+    handlers.registered.update(before)
+    configuration.forget()
 
 
 @contextmanager

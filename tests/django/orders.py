@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -32,6 +33,9 @@ REFUSED = 'HTTP 422: {"error": "currency EUX is not known", "field": "total.curr
 TIMEOUT = "HTTP 503 from https://search.example.com/hooks/orders: upstream connect error, retry later"
 BUSY = 'HTTP 500: {"error": "deadlock detected", "retry": true}'
 MINUTE = timedelta(minutes=1)
+RECORD = """
+INSERT INTO {attempt} (delivery_id, attempt, failed_at, relay, error_message)
+VALUES (:id, :attempt, :at, 'relay-7f9c', :error)"""
 
 
 def open_shop(settings: Any, monkeypatch: Any) -> None:
@@ -40,17 +44,13 @@ def open_shop(settings: Any, monkeypatch: Any) -> None:
     settings.OUTBOX = OUTBOX
 
 
-class Everything:
+def everything_in(alias: str) -> SimpleNamespace:
     """A router that keeps every model in one database."""
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
+    def there(model: Any, **hints: Any) -> str:
+        return alias
 
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        """There."""
-        return self.alias
-
-    db_for_write = db_for_read
+    return SimpleNamespace(db_for_read=there, db_for_write=there)
 
 
 def emit(
@@ -78,22 +78,14 @@ def failed(row: OutboxEvent, error: str = REFUSED, attempts: int = 5) -> OutboxE
 def delivered(row: OutboxEvent) -> OutboxEvent:
     """It arrived."""
     now = datetime.now(UTC)
-    return change(
-        row, status="delivered", next_attempt_at=None, attempts=1, last_attempt_at=now, delivered_at=now
-    )
+    times = {"next_attempt_at": None, "last_attempt_at": now, "delivered_at": now}
+    return change(row, status="delivered", attempts=1, **times)
 
 
 def sending(row: OutboxEvent) -> OutboxEvent:
     """A relay has it."""
-    until = datetime.now(UTC) + MINUTE
-    return change(
-        row,
-        attempts=1,
-        leased_until=until,
-        lease_token=uuid4(),
-        lease_owner="relay-7f9c",
-        last_attempt_at=None,
-    )
+    lease = {"leased_until": datetime.now(UTC) + 60 * MINUTE, "lease_token": uuid4()}
+    return change(row, attempts=1, last_attempt_at=None, lease_owner="relay-7f9c", **lease)
 
 
 def backing_off(row: OutboxEvent, error: str = TIMEOUT, attempts: int = 2) -> OutboxEvent:
@@ -112,55 +104,41 @@ def tried(row: OutboxEvent, error: str, attempts: int) -> None:
     connection = connections[row._state.db]
     dialect = dialect_of(connection)
     now = datetime.now(UTC)
-    texts = {
-        "record": """
-INSERT INTO {attempt} (delivery_id, attempt, failed_at, relay, error_message)
-VALUES (:id, :attempt, :at, :relay, :error)"""
-    }
-    statements = get_statements(dialect).others(texts)
+    statements = get_statements(dialect).others({"record": RECORD})
     for attempt in range(row.attempts + 1, attempts + 1):
         at = dialect.to_time(now - (attempts - attempt) * 4 * MINUTE)
-        query = statements(
-            "record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, relay="relay-7f9c", error=error
-        )
+        query = statements("record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, error=error)
         with connection.cursor() as cursor:
             cursor.execute(query.sql, query.params)
     change(row, attempts=attempts, last_attempt_at=now, error_message=error)
 
 
-def morning(using: str, orders: int = 14) -> dict[str, OutboxEvent]:
-    """Orders whose deliveries are in every state; those that tests go to."""
+def morning(using: str, orders: int = 14) -> None:
+    """Orders whose deliveries are in every state."""
     ages = iter(range(orders + 11, 0, -1))
 
-    def placed(number: int) -> list[OutboxEvent]:
-        return _aged(next(ages), emit(using, "order", str(number), "order.placed", _order(number)))
+    def happened(event: str, id_: object, payload: Any = None) -> list[OutboxEvent]:
+        type_ = event.partition(".")[0]
+        return _aged(next(ages), emit(using, type_, str(id_), event, payload or _order(id_)))
 
-    def happened(event: str, type_: str, id_: str, payload: Any) -> list[OutboxEvent]:
-        return _aged(next(ages), emit(using, type_, id_, event, payload))
+    def paid(number: int, total: str) -> list[OutboxEvent]:
+        return happened("order.paid", number, {"order": number, "total": total})
 
-    for number in range(1040, 1040 + orders):
-        for row in placed(number):
-            delivered(row)
-    billing, search, warehouse = placed(1071)
+    arrived = [row for number in range(1040, 1040 + orders) for row in happened("order.placed", number)]
+    billing, *others = happened("order.placed", 1071)
     tried(billing, BUSY, 1)
     failed(billing, attempts=2)
-    delivered(search)
-    delivered(warehouse)
-    for row in happened("order.paid", "order", "1071", {"order": 1071, "total": "129.90"}):
-        delivered(row)
-    stuck = happened("order.paid", "order", "1069", {"order": 1069, "total": "18.50"})
-    delivered(stuck[0])
-    failed(stuck[1], "TimeoutError: no answer within 30 s", 5)
-    again = happened("order.paid", "order", "1069", {"order": 1069, "total": "4.20"})
-    delivered(again[0])
-    parked(again[1])
+    arrived += [*others, *paid(1071, "129.90")]
+    first, stuck = paid(1069, "18.50")
+    failed(stuck, "TimeoutError: no answer within 30 s", 5)
+    second, behind = paid(1069, "4.20")
+    parked(behind)
     for number in (1066, 1067, 1068):
-        backing_off(happened("order.shipped", "order", str(number), {"carrier": "DHL"})[0])
-    [renamed] = happened("customer.renamed", "customer", "c-2291", {"name": "Ada & Söhne"})
+        backing_off(happened("order.shipped", number, {"carrier": "DHL"})[0])
+    [renamed] = happened("customer.renamed", "c-2291", {"name": "Ada & Söhne"})
     sending(renamed)
-    for row in placed(1072)[1:]:
+    for row in (*arrived, first, second, *happened("order.placed", 1072)[1:]):
         delivered(row)
-    return {"failed": billing, "sending": renamed}
 
 
 def _aged(minutes: int, rows: list[OutboxEvent]) -> list[OutboxEvent]:
@@ -168,7 +146,7 @@ def _aged(minutes: int, rows: list[OutboxEvent]) -> list[OutboxEvent]:
     return [change(row, created_at=born) for row in rows]
 
 
-def _order(number: int) -> dict[str, Any]:
+def _order(number: object) -> dict[str, Any]:
     return {
         "order": number,
         "customer": {"id": "c-2291", "name": "Ada Lovelace"},

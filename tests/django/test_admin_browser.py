@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from playwright.sync_api import Page, Route, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect
 
 from relaybox.contrib.django.models import OutboxEvent
 from tests.django import orders
-
-PICTURES = os.environ.get("RELAYBOX_TEST_PICTURES")
-"""A directory for screenshots; without it, none are taken."""
+from tests.examples.running import PATIENCE, PICTURES, browsing
 
 STRICT = "default-src 'self'"
 
@@ -28,25 +24,14 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 @pytest.fixture
 def browse(chromium_path: str) -> Iterator[Any]:
     """Runs a function with a page, in a thread of its own: Playwright's loop would make Django refuse."""
-
-    @contextmanager
-    def opened(**options: Any) -> Iterator[Page]:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium_path, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1280, "height": 860}, **options)
-            # Room for what the pictures are about.
-            page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
-            page.set_default_timeout(20_000)
-            try:
-                yield page
-            finally:
-                browser.close()
-
+    expect.set_options(timeout=PATIENCE)
     with ThreadPoolExecutor(1) as thread:
 
         def run(function: Any, *args: Any, **options: Any) -> None:
             def inside() -> None:
-                with opened(**options) as page:
+                with browsing(chromium_path, 860, 1280, **options) as page:
+                    # Room for what the pictures are about.
+                    page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
                     function(page, *args)
 
             thread.submit(inside).result()

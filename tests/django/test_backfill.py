@@ -7,22 +7,19 @@ import functools
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import OperationalError, connections, transaction
 from django.db.models import Count, F
-from django.test import override_settings
 
 from relaybox import Outbox
-from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.models import OutboxEvent
+from relaybox.contrib.django import emit_event, indexing
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
@@ -30,24 +27,19 @@ from relaybox.indexing import Source, abackfill
 from relaybox.indexing.backfilled import Backfilled
 from relaybox.indexing.locks import Busy
 from relaybox.indexing.rows import open_rows
+from tests.django import steps
 from tests.django.shop.models import Order
+from tests.django.steps import orders
+from tests.waiting import wait_for
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
 SECONDS = 60.0
 
-orders = Order.objects.all()
-
-
-@pytest.fixture(autouse=True)
-def _nobody_is_told() -> Iterator[None]:
-    from django.conf import settings
-
-    with override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": "none"}):
-        yield
+every_order = Order.objects.all()
 
 
 def place(using: str, count: int) -> None:
-    Order.objects.using(using).bulk_create(Order(total=number) for number in range(count))
+    orders(using).bulk_create(Order(total=number) for number in range(count))
 
 
 def run(using: str, documents: Any, **options: Any) -> Backfilled:
@@ -62,16 +54,16 @@ def run(using: str, documents: Any, **options: Any) -> Backfilled:
 
 
 def emitted(using: str) -> list[Any]:
-    return list(OutboxEvent.objects.using(using).order_by("position"))
+    return list(steps.events(using))
 
 
 def test_every_row_gets_an_event_of_its_own(using: str) -> None:
     place(using, 25)
 
-    done = run(using, Order.objects.using(using), batch=10)
+    done = run(using, orders(using), batch=10)
 
     assert (done.done, done.total) == (25, 25)
-    rows = {str(order.id): order.total for order in Order.objects.using(using)}
+    rows = {str(order.id): order.total for order in orders(using)}
     assert {event.aggregate_id: event.payload["total"] for event in emitted(using)} == rows
     assert len(emitted(using)) == 25
     first = emitted(using)[0]
@@ -81,7 +73,7 @@ def test_every_row_gets_an_event_of_its_own(using: str) -> None:
 
 def test_values_and_filters_are_documents_too(using: str) -> None:
     place(using, 9)
-    even = Order.objects.using(using).filter(total__in=[2, 4]).annotate(double=F("total") * 2)
+    even = orders(using).filter(total__in=[2, 4]).annotate(double=F("total") * 2)
 
     done = run(using, even.values("id", "double"))
 
@@ -92,10 +84,10 @@ def test_values_and_filters_are_documents_too(using: str) -> None:
 def test_after_a_stop_it_goes_on(using: str) -> None:
     place(using, 25)
     asked = iter([False, False, True])
-    stopped = run(using, Order.objects.using(using), batch=10, stop=lambda: next(asked))
+    stopped = run(using, orders(using), batch=10, stop=lambda: next(asked))
     assert (stopped.done, stopped.stopped) == (20, True)
 
-    done = run(using, Order.objects.using(using), batch=10)
+    done = run(using, orders(using), batch=10)
 
     assert done.done == 25
     assert done.resumed_from is not None
@@ -110,7 +102,7 @@ def writers(using: str, ids: list[int]) -> Iterator[None]:
 
     def write(seed: int) -> None:
         chance = random.Random(seed)
-        begun.wait(30)
+        begun.wait(SECONDS)
         number = 0
         while not ending.wait(0.005):
             number += 1
@@ -125,37 +117,38 @@ def writers(using: str, ids: list[int]) -> Iterator[None]:
     threads = [threading.Thread(target=write, args=[seed]) for seed in (1, 2, 3)]
     for thread in threads:
         thread.start()
-    begun.wait(30)
+    begun.wait(SECONDS)
     try:
         yield
     finally:
         ending.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(SECONDS)
     assert not errors
 
 
 def change(using: str, id_: int, total: int) -> None:
     with transaction.atomic(using=using):
-        Order.objects.using(using).filter(id=id_).update(total=total)
+        orders(using).filter(id=id_).update(total=total)
         payload = {"id": id_, "total": total}
         emit_event("Order", id_, "order.updated", payload, destinations=["runner"], using=using)
 
 
 def test_beside_live_writers_the_events_in_order_are_the_database(using: str) -> None:
     place(using, 60)
-    with writers(using, list(Order.objects.using(using).values_list("id", flat=True))):
+    with writers(using, list(orders(using).values_list("id", flat=True))):
+        wait_for(orders(using).filter(total__gte=100_000).exists, "a first change")
         for _ in range(3):
-            assert run(using, Order.objects.using(using), batch=5, max_pending=None).done == 60
+            assert run(using, orders(using), batch=5, max_pending=None).done == 60
 
-    state = {str(order.id): order.total for order in Order.objects.using(using)}
+    state = {str(order.id): order.total for order in orders(using)}
     assert {event.aggregate_id: event.payload["total"] for event in emitted(using)} == state
     assert any(total >= 100_000 for total in state.values())
 
 
 def test_some_are_read_by_their_ids_and_repaired(using: str) -> None:
     place(using, 3)
-    first = str(Order.objects.using(using).order_by("id")[0].id)
+    first = str(orders(using).order_by("id")[0].id)
     outbox = get_outbox(using)
 
     def repairs(found: Any, missing: Any) -> list[Call]:
@@ -168,7 +161,7 @@ def test_some_are_read_by_their_ids_and_repaired(using: str) -> None:
     async def work() -> tuple[set[str], int, int]:
         async with (
             asyncio.timeout(SECONDS),
-            open_rows(outbox, Source(Order.objects.using(using))) as rows,
+            open_rows(outbox, Source(orders(using))) as rows,
         ):
             existing = await rows.existing([first, "x", "999999"])
             repaired = await rows.emit_ids([first, "x", "999999"], repairs)
@@ -182,15 +175,15 @@ def test_some_are_read_by_their_ids_and_repaired(using: str) -> None:
 @pytest.mark.parametrize("using", ["default", "mariadb"], indirect=True)
 def test_while_a_row_is_held_all_others_can_be_changed(using: str) -> None:
     place(using, 30)
-    ids = list(Order.objects.using(using).order_by("id").values_list("id", flat=True))
+    ids = list(orders(using).order_by("id").values_list("id", flat=True))
     done: list[Backfilled] = []
     working = threading.Thread(
-        target=lambda: done.append(run(using, Order.objects.using(using), batch=30, max_pending=None))
+        target=lambda: done.append(run(using, orders(using), batch=30, max_pending=None))
     )
     with transaction.atomic(using=using):
-        Order.objects.using(using).filter(id=ids[15]).update(total=7_000)
+        orders(using).filter(id=ids[15]).update(total=7_000)
         working.start()
-        in_thread(lambda: until(lambda: str(ids[14]) in {event.aggregate_id for event in emitted(using)}))
+        in_thread(lambda: wait_for(lambda: str(ids[14]) in {event.aggregate_id for event in emitted(using)}))
         for id_ in (ids[0], ids[14], ids[16], ids[29]):
             in_thread(functools.partial(change, using, id_, 8_000))
         assert done == []
@@ -202,15 +195,25 @@ def test_while_a_row_is_held_all_others_can_be_changed(using: str) -> None:
 
 
 @pytest.mark.parametrize("using", ["default"], indirect=True)
-def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(using: str) -> None:
+def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PostgreSQL lets nobody past who waits for the table, so that must not last."""
+
+    async def pause(seconds: float) -> None:
+        await asyncio.to_thread(changed.wait, SECONDS)
+
+    changed = threading.Event()
+    stub = SimpleNamespace(sleep=pause, get_running_loop=asyncio.get_running_loop)
+    monkeypatch.setattr(indexing, "asyncio", stub)
+    monkeypatch.setattr(indexing, "TRIES", 2)
     place(using, 3)
-    first, second, _ = Order.objects.using(using).order_by("id").values_list("id", flat=True)
+    first, second, _ = orders(using).order_by("id").values_list("id", flat=True)
     errors: list[Exception] = []
 
     def repair() -> None:
         async def work() -> None:
-            async with open_rows(get_outbox(using), Source(Order.objects.using(using))) as rows:
+            async with open_rows(get_outbox(using), Source(orders(using))) as rows:
                 await rows.emit_ids(["999999"], lambda _, missing: [])
 
         try:
@@ -220,11 +223,12 @@ def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(using: 
 
     working = threading.Thread(target=repair)
     with transaction.atomic(using=using):
-        Order.objects.using(using).filter(id=first).update(total=7_000)
+        orders(using).filter(id=first).update(total=7_000)
         working.start()
-        in_thread(lambda: until(lambda: waits_for_a_table(using)))
+        in_thread(lambda: wait_for(lambda: waits_for_a_table(using)))
         in_thread(lambda: change(using, second, 8_000))
         assert errors == []
+        changed.set()
         working.join(SECONDS)
 
     assert "other transactions hold" in str(errors[0])
@@ -237,14 +241,7 @@ def waits_for_a_table(using: str) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
-def in_thread(work: Callable[[], None]) -> None:
+def in_thread(work: Callable[[], object]) -> None:
     """On a connection of its own."""
 
     def closing() -> None:
@@ -257,44 +254,38 @@ def in_thread(work: Callable[[], None]) -> None:
         pool.submit(closing).result(SECONDS)
 
 
-WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "slice": (lambda: Source(Order.objects.all()[:3]), "has a slice"),
-    "distinct": (lambda: Source(Order.objects.distinct()), r"has distinct\(\)"),
-    "union": (lambda: Source(Order.objects.union(Order.objects.all())), "has a union"),
-    "aggregate": (lambda: Source(Order.objects.values("id").annotate(n=Count("total"))), "has an aggregate"),
-    "values_list": (lambda: Source(Order.objects.values_list("id")), r"use values\(\)"),
-    "no field": (lambda: Source(Order.objects.all(), id="totl"), "no field 'totl'; did you mean 'total'"),
-    "no id": (lambda: Source(Order.objects.values("total")), "leaves out the documents' ids; add 'id'"),
-    "elsewhere": (lambda: Source(Order.objects.using("other")), "in the database 'other', the outbox in"),
-}
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Source(Order.objects.all()[:3]), "has a slice"),
+    (lambda: Source(Order.objects.distinct()), r"has distinct\(\)"),
+    (lambda: Source(Order.objects.union(Order.objects.all())), "has a union"),
+    (lambda: Source(Order.objects.values("id").annotate(n=Count("total"))), "has an aggregate"),
+    (lambda: Source(Order.objects.values_list("id")), r"use values\(\)"),
+    (lambda: Source(Order.objects.all(), id="totl"), "no field 'totl'; did you mean 'total'"),
+    (lambda: Source(Order.objects.values("total")), "leaves out the documents' ids; add 'id'"),
+    (lambda: Source(Order.objects.using("other")), "in the database 'other', the outbox in"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_a_source_is_refused(name: str) -> None:
-    documents, told = WRONG[name]
-
-    with pytest.raises(ConfigError, match=told):
-        run("default", documents())
-
-    assert emitted("default") == []
+def test_what_cannot_be_a_source_is_refused() -> None:
+    for documents, told in WRONG:
+        with pytest.raises(ConfigError, match=told):
+            run("default", documents())
+        assert emitted("default") == []
 
 
 def test_it_needs_the_outbox_of_the_project() -> None:
     outbox = Outbox("sqlite://", destinations=get_outbox().settings.destinations)
 
     with pytest.raises(ConfigError, match="goes with the project's own outbox"):
-        asyncio.run(abackfill(outbox, "runner", Source(orders)))
+        asyncio.run(abackfill(outbox, "runner", Source(every_order)))
 
 
-def command(*arguments: str) -> str:
-    stdout = StringIO()
-    call_command("outbox", "backfill", *arguments, stdout=stdout)
-    return stdout.getvalue()
+command = functools.partial(steps.command, "backfill")
 
 
 def test_the_command_backfills_a_queryset() -> None:
     place("default", 5)
-    words = ("--destination", "runner", "--source", "tests.django.test_backfill:orders")
+    words = ("--destination", "runner", "--source", "tests.django.test_backfill:every_order")
 
     assert command(*words, "--dry-run").startswith("would emit 5 documents to runner\n")
     assert emitted("default") == []
@@ -304,6 +295,6 @@ def test_the_command_backfills_a_queryset() -> None:
 
 def test_the_command_says_what_is_wrong() -> None:
     with pytest.raises(CommandError, match="did you mean 'runner'"):
-        command("--destination", "runer", "--source", "tests.django.test_backfill:orders")
+        command("--destination", "runer", "--source", "tests.django.test_backfill:every_order")
     with pytest.raises(CommandError, match=r"it is a class; give its documents: Order\.objects\.all\(\)"):
         command("--destination", "runner", "--source", "tests.django.test_backfill:Order")

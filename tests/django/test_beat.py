@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from io import StringIO
+from functools import partial
 from pathlib import Path
 
 import pytest
 from django.apps import apps
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import override_settings
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from relaybox.contrib.django import tasks
 from relaybox.contrib.django.beat import beat_schedule
 from relaybox.errors import ConfigError
+from tests.django import workers
 from tests.django.project.celery import app
+from tests.django.steps import command
 
 SETTINGS = """
 from relaybox.contrib.django.beat import beat_schedule
@@ -60,21 +60,11 @@ def test_the_settings_decide_how_often_and_through_which_queue() -> None:
 def test_settings_can_use_it_before_django_is_set_up(tmp_path: Path) -> None:
     (tmp_path / "their_settings.py").write_text(SETTINGS)
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "their_settings", "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = workers.run(environment, "-c", PROGRAM, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("{'expires': 10.0, 'queue': 'outbox'}\nTrue\n", "")
 
 
-def schedule(*arguments: str) -> str:
-    stdout = StringIO()
-    call_command("outbox", "schedule", *arguments, stdout=stdout)
-    return stdout.getvalue()
+schedule = partial(command, "schedule")
 
 
 @pytest.mark.django_db

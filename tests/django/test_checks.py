@@ -97,37 +97,29 @@ def test_celery_needs_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found({"DISPATCH": "auto"}) == []
 
 
-@pytest.mark.parametrize(
-    ("schedule", "scheduler", "codes"),
-    [
-        ({}, "celery.beat:PersistentScheduler", []),
-        ({"other": {"task": "x", "schedule": 1}}, "celery.beat:PersistentScheduler", ["W007"]),
-        ({"other": {"task": "x", "schedule": 1}}, "django_celery_beat.schedulers:DatabaseScheduler", []),
-        (beat_schedule({}), "celery.beat:PersistentScheduler", []),
-    ],
-)
-def test_a_schedule_without_the_sweep_is_told(
-    schedule: dict[str, Any], scheduler: str, codes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(current_app.conf, "beat_schedule", schedule)
-    monkeypatch.setitem(current_app.conf, "beat_scheduler", scheduler)
-    assert [code for code, _ in found({})] == codes
+IN_A_FILE = {"beat_scheduler": "celery.beat:PersistentScheduler"}
+IN_THE_DATABASE = {"beat_scheduler": "django_celery_beat.schedulers:DatabaseScheduler"}
+ANOTHER = {"beat_schedule": {"other": {"task": "x", "schedule": 1}}}
+OURS = {"beat_schedule": beat_schedule({})}
 
 
 @pytest.mark.parametrize(
-    ("limits", "codes"),
+    ("conf", "codes"),
     [
-        ({"task_soft_time_limit": 20}, ["W010"]),
-        ({"task_soft_time_limit": 35, "task_time_limit": 30}, ["W010", "W010"]),
-        ({"task_soft_time_limit": 60, "task_time_limit": 90}, []),
+        (IN_A_FILE | {"beat_schedule": {}}, []),
+        (IN_A_FILE | ANOTHER, ["W007"]),
+        (IN_THE_DATABASE | ANOTHER, []),
+        (IN_A_FILE | OURS, []),
+        (OURS | {"task_soft_time_limit": 20}, ["W010"]),
+        (OURS | {"task_soft_time_limit": 35, "task_time_limit": 30}, ["W010", "W010"]),
+        (OURS | {"task_soft_time_limit": 60, "task_time_limit": 90}, []),
     ],
 )
-def test_a_time_limit_that_would_end_a_delivery_is_told(
-    limits: dict[str, int], codes: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_schedule_without_the_sweep_and_a_time_limit_that_would_end_a_delivery_are_told(
+    conf: dict[str, Any], codes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(current_app.conf, "beat_schedule", beat_schedule({}))
-    for name, seconds in limits.items():
-        monkeypatch.setitem(current_app.conf, name, seconds)
+    for name, value in conf.items():
+        monkeypatch.setitem(current_app.conf, name, value)
     assert [code for code, _ in found({})] == codes
 
 
@@ -139,14 +131,10 @@ def test_no_schedule_at_all_is_told_unless_one_may_be_in_the_database(
     assert [code for code, _ in found({})] == ["W007"]
 
 
-@pytest.mark.parametrize(("dispatch", "codes"), [("relay", ["W005"]), ("none", []), ("celery", [])])
-def test_a_database_in_memory_is_told_where_a_relay_delivers(
-    dispatch: str, codes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "sqlite" not in connections:
-        pytest.skip("there is no SQLite")
+def test_a_database_in_memory_is_told_where_a_relay_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections["sqlite"].settings_dict, "NAME", ":memory:")
-    assert [code for code, _ in found({"DISPATCH": dispatch, "DATABASES": "sqlite"})] == codes
+    for dispatch, codes in {"relay": ["W005"], "none": [], "celery": []}.items():
+        assert [code for code, _ in found({"DISPATCH": dispatch, "DATABASES": "sqlite"})] == codes
 
 
 def test_another_kind_of_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,20 +157,15 @@ def test_an_old_server_is_told(using: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert (shown(message)[0], "1.2 is too old" in message.msg) == ("E009", True)
 
 
-@pytest.mark.parametrize(("version", "said"), [(None, "are missing"), (0, "are missing")])
-def test_missing_tables_are_told(
-    using: str, version: int | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relaybox.contrib.django.tables.recorded_version", lambda connection: version)
-    (message,) = check_databases(databases=[using])
+def test_missing_and_old_tables_are_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     end = "" if using == "default" else f" --database {using}"
-    assert shown(message) == (
-        "W008",
-        f"database {using!r}: the tables {said}: run `manage.py migrate relaybox{end}`",
-    )
-
-
-def test_old_tables_are_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"database {using!r}: the tables are missing: run `manage.py migrate relaybox{end}`"
+    for version in (None, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "relaybox.contrib.django.tables.recorded_version", lambda _, version=version: version
+            )
+            assert [shown(one) for one in check_databases(databases=[using])] == [("W008", said)]
     monkeypatch.setattr("relaybox.contrib.django.tables.NEWEST", 99)
     (message,) = check_databases(databases=[using])
     assert "the tables are at version 2 and this release needs 99: run" in message.msg

@@ -4,91 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
+from django.db import connections
 from django.test import override_settings
 
-from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.signals import event_delivered, event_failed
-from tests.django.conftest import Live
-from tests.django.databases import VARIABLE
+from tests.django import workers
+from tests.django.conftest import Live, is_alone
 from tests.django.shop.models import Receipt
-from tests.django.workers import Running, wait_for
+from tests.django.steps import command, events, place
+from tests.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
+OUTBOX = ("django", "outbox")
 NOWHERE = "01890000-0000-7000-8000-000000000000"
 ONLY_HANDLERS = {"DISPATCH": "none"}
 
 
-def command(*arguments: str, **options: Any) -> str:
-    stdout = StringIO()
-    call_command("outbox", *arguments, stdout=stdout, **options)
-    return stdout.getvalue()
-
-
-def place(using: str, kind: str = "order.placed", **options: Any) -> Any:
-    with transaction.atomic(using=using):
-        return emit_event("order", 1, kind, {"total": 42}, using=using, **options)
-
-
-def environment(urls: dict[str, str]) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        VARIABLE: json.dumps(urls),
-        "DJANGO_SETTINGS_MODULE": "tests.django.project.settings",
-        "PYTHONWARNINGS": "ignore",
-    }
-
-
 def manage(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "django", "outbox", *arguments],
-        env=environment({"default": url}),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-@contextmanager
-def process(url: str, *arguments: str) -> Iterator[Running]:
-    """The command in a process that goes on; killed at the end."""
-    program = [sys.executable, "-m", "django", "outbox", *arguments]
-    with TemporaryDirectory(prefix="relaybox-") as directory:
-        output = Path(directory) / "log"
-        with output.open("wb") as log:
-            started = subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", *program],
-                env=environment({"default": url}),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        running = Running(started, output)
-        try:
-            yield running
-        finally:
-            running.kill()
+    return workers.run(workers.environment({"default": url}), "-m", *OUTBOX, *arguments)
 
 
 def test_operators_work_on_djangos_own_connection(using: str) -> None:
@@ -105,16 +47,16 @@ def test_operators_work_on_djangos_own_connection(using: str) -> None:
     assert command("pause", "memory", "--using", using) == "paused memory\n"
     assert "`manage.py outbox resume memory`" in command("why", str(emitted.event_id), using=using)
     assert command("discard", str(emitted.event_id), using=using) == "discarded 1\n"
-    assert OutboxEvent.objects.using(using).get().status == "discarded"
+    assert events(using).get().status == "discarded"
 
 
 def test_what_a_consumer_recorded_is_verified(using: str, tmp_path: Path) -> None:
     emitted = place(using)
     recorded = tmp_path / "recorded"
-    recorded.write_text(json.dumps({"id": str(emitted.event_id), "data": {"total": 42}}))
+    recorded.write_text(json.dumps({"id": str(emitted.event_id), "data": {"number": 1}}))
     document = json.loads(command("verify", "memory", str(recorded), "--json", "--using", using))
     assert (document["ok"], document["events"], document["payloads"]) == (True, 1, 1)
-    recorded.write_text(json.dumps({"id": str(emitted.event_id), "data": {"total": 43}}))
+    recorded.write_text(json.dumps({"id": str(emitted.event_id), "data": {"number": 2}}))
     with pytest.raises(CommandError, match="ended with status 1"):
         command("verify", "memory", str(recorded), using=using)
 
@@ -131,10 +73,7 @@ def test_a_status_that_is_not_0_is_a_command_error(using: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["status", "--using", "defualt"],
-            "no database is called that; did you mean 'default'",
-        ),
+        (["status", "--using", "defualt"], "no database is called that; did you mean 'default'"),
         (["drain", "--using", "defualt"], "did you mean 'default'"),
         (["migrate"], "run `manage.py migrate relaybox`"),
         (["why", "x"], "as `manage.py outbox events list` prints it"),
@@ -211,38 +150,24 @@ def test_a_drain_delivers_and_leaves_the_logging_alone(using: str, received: lis
 def test_what_was_kept_long_enough_is_removed(using: str, received: list[Any]) -> None:
     old, young = place(using), place(using)
     command("drain", "--using", using)
-    events = OutboxEvent.objects.using(using)
-    events.filter(pk=old.event_id).update(delivered_at=datetime(2020, 1, 1, tzinfo=UTC))
+    events(using).filter(pk=old.event_id).update(delivered_at=datetime(2020, 1, 1, tzinfo=UTC))
 
     assert json.loads(command("prune", "--using", using, "--json")) == {"removed": 1}
-    assert [event.pk for event in events.all()] == [young.event_id]
+    assert [event.pk for event in events(using)] == [young.event_id]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_drain_gives_stored_events_to_a_route_that_came_later(using: str, received: list[Any]) -> None:
     with override_settings(OUTBOX={**ONLY_HANDLERS, "UNROUTED": "store", "DATABASES": [using]}):
-        place(using, "late.one")
+        place(using, event_type="late.one")
     route = {"ROUTES": {"late.*": "memory"}, "DATABASES": [using]}
     with override_settings(OUTBOX={**ONLY_HANDLERS, **route}):
         command("drain")
         command("drain")
 
     assert [event.type for event in received] == ["late.one"]
-    assert_alone(using)
-
-
-def assert_alone(using: str) -> None:
-    """A connection that stays open would keep the test's database from being dropped."""
-    if connections[using].vendor != "postgresql":
-        return
-    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    deadline = time.monotonic() + 5
-    with connections[using].cursor() as cursor:
-        cursor.execute(count)
-        while cursor.fetchone() != (1,):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-            cursor.execute(count)
+    # A connection that stays open would keep the test's database from being dropped.
+    wait_for(lambda: is_alone(connections[using]), "no other connection")
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
@@ -267,7 +192,7 @@ def test_a_relay_on_connections_of_its_own_sends_the_signals(using: str, receive
     told: list[tuple[str, Any, str]] = []
 
     def hear(event: Any, destination: str, using: str, **_: Any) -> None:
-        told.append((destination, OutboxEvent.objects.using(using).get().status, using))
+        told.append((destination, events(using).get().status, using))
 
     with override_settings(OUTBOX=ONLY_HANDLERS):
         for heard in (event_delivered, event_failed):
@@ -297,30 +222,48 @@ def test_the_shell_has_the_documented_statuses(live: Live) -> None:
 
 
 def test_a_relay_delivers_what_is_committed_until_it_is_asked_to_stop(live: Live) -> None:
-    with process(live.url, "relay") as running:
+    with workers.module({"default": live.url}, *OUTBOX, "relay") as running:
         running.until_logged(" relays from ")
         emitted = emit_in(live)
-        wait_for(
-            lambda: Receipt.objects.using(live.using).filter(event_id=emitted.event_id).exists(),
-            explain=lambda: running.log,
-        )
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 0, running.log
-    assert OutboxEvent.objects.using(live.using).get().status == "delivered"
+        received = Receipt.objects.using(live.using).filter(event_id=emitted.event_id)
+        wait_for(received.exists, lambda: running.log)
+        running.stop()
+    assert events(live.using).get().status == "delivered"
 
 
 @pytest.mark.parametrize("live", ["sqlite"], indirect=True)
 def test_following_events_ends_with_ctrl_c(live: Live) -> None:
-    with process(live.url, "events", "tail") as running:
+    with workers.module({"default": live.url}, *OUTBOX, "events", "tail") as running:
         running.until_logged("following new events")
         emitted = emit_in(live)
         running.until_logged(str(emitted.event_id))
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 0, running.log
+        running.stop(signal.SIGINT)
         assert "Traceback" not in running.log
 
 
 def emit_in(live: Live) -> Any:
     """Emit for the handler that writes a row, which a test of another process can see."""
     with override_settings(OUTBOX=ONLY_HANDLERS):
-        return place(live.using, "order.paid")
+        return place(live.using, event_type="order.paid")
+
+
+def test_the_doctor_says_nothing_of_tables_that_django_made_and_top_prints_a_frame(live: Live) -> None:
+    document: dict[str, Any] = json.loads(
+        command("--using", live.using, "doctor", "--json", "--skip", "sinks")
+    )
+    assert [one for one in document["findings"] if one["level"] != "info"] == []
+    assert document["unseen"] == []
+    text = command("--using", live.using, "top", "--once")
+    assert "relaybox top" in text
+    assert "DESTINATION" in text
+
+
+def test_the_doctor_finds_a_missing_index_and_the_command_fails(live: Live) -> None:
+    table = " ON outbox_event" if connections[live.using].vendor == "mysql" else ""
+    live.spoil()
+    with connections[live.using].cursor() as cursor:
+        cursor.execute(f"DROP INDEX idx_outbox_event_aggregate{table}")
+    out = StringIO()
+    with pytest.raises(CommandError, match="status 1"):
+        call_command("outbox", "--using", live.using, "doctor", "--only", "schema", stdout=out)
+    assert "the index idx_outbox_event_aggregate is missing" in out.getvalue()

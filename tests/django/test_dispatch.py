@@ -1,100 +1,101 @@
-"""After the commit: who is told, how often, and what becomes of it when that fails."""
+"""After a commit: who is told, in which thread and on which connection is delivered, and what may fail."""
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable, Iterator
+import threading
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
+from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import connections, transaction
-from django.test import override_settings
+from django.db import IntegrityError, connections, transaction
+from django.test import AsyncClient, Client, override_settings
+from django.utils import timezone
 
 from relaybox import Event
 from relaybox.contrib.django import dispatch, emit_event, tasks
-from relaybox.contrib.django.models import OutboxEvent
+from relaybox.contrib.django import drain as draining
+from relaybox.contrib.django.drain import Drained, drain
 from relaybox.contrib.django.outbox import get_outbox
+from relaybox.contrib.django.tasks import deliver_outbox_events_task
 from tests.django import workers
-from tests.django.eager import eager
+from tests.django.conftest import ALIASES, Live
+from tests.django.shop.models import Receipt
+from tests.django.steps import NOBODY, eager, events, handled_by, orders, statuses
+from tests.django.steps import place as emit_order
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-NOBODY = "redis://127.0.0.1:1/0"
-
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, list[str]]]]:
-    """What was told, instead of telling it."""
-    calls: list[tuple[str, dict[str, list[str]]]] = []
-    monkeypatch.setattr(dispatch, "tell", lambda using, rows: calls.append((using, dict(rows))))
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """The alias and the rows for ``memory`` that were told of, instead of telling them."""
+    calls: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(
+        dispatch, "tell", lambda using, rows: calls.append((using, [normal(row) for row in rows["memory"]]))
+    )
     return calls
 
 
-@pytest.fixture
-def configured() -> Iterator[Callable[..., None]]:
-    """Changes keys of OUTBOX for one test."""
-    overrides = []
-
-    def change(**keys: Any) -> None:
-        override = override_settings(OUTBOX={**settings.OUTBOX, **keys})
-        override.enable()
-        overrides.append(override)
-
-    yield change
-    for override in reversed(overrides):
-        override.disable()
+def emit(using: str, number: int = 1) -> str:
+    """Emit in the transaction that is open."""
+    return normal(emit_event("order", number, "order.placed", {}, using=using).event_id)
 
 
-def place(using: str, number: int = 1) -> str:
-    emitted = emit_event("order", number, "order.placed", {"number": number}, using=using)
-    return str(emitted.event_id)
+def normal(row: object) -> str:
+    return str(row).replace("-", "")
 
 
-def normal(rows: list[str]) -> list[str]:
-    return [row.replace("-", "") for row in rows]
+def place(using: str = "default", event_type: str = "order.placed") -> None:
+    """Write an order with its event."""
+    with transaction.atomic(using=using):
+        order = orders(using).create(total=1)
+        emit_event("order", order.pk, event_type, {}, using=using)
 
 
 def test_a_transaction_is_told_of_once(using: str, told: list[Any]) -> None:
     with transaction.atomic(using=using):
-        ids = [place(using, number) for number in range(3)]
+        ids = [emit(using, number) for number in range(3)]
         with transaction.atomic(using=using):
-            ids.append(place(using, 3))
+            ids.append(emit(using, 3))
         assert not told
 
-    [(alias, rows)] = told
-    assert (alias, normal(rows["memory"])) == (using, normal(ids))
+    assert told == [(using, ids)]
 
 
 def test_a_savepoint_that_is_rolled_back_does_not_take_the_hook_along(using: str, told: list[Any]) -> None:
     with transaction.atomic(using=using):
         with suppress(ZeroDivisionError), transaction.atomic(using=using):
-            place(using)
+            emit(using)
             raise ZeroDivisionError
-        kept = place(using)
+        kept = emit(using)
 
     [(_, rows)] = told
-    assert normal([kept])[0] in normal(rows["memory"])
+    assert kept in rows
 
 
 def test_a_transaction_that_is_rolled_back_is_not_told_of(using: str, told: list[Any]) -> None:
     with suppress(ZeroDivisionError), transaction.atomic(using=using):
-        place(using)
+        emit(using)
         raise ZeroDivisionError
     assert not told
 
     with transaction.atomic(using=using):
-        second = place(using)
-    [(_, rows)] = told
-    assert normal(rows["memory"]) == normal([second])
+        second = emit(using)
+    assert told == [(using, [second])]
 
 
 def test_many_savepoints_cost_no_more_each(using: str, told: list[Any]) -> None:
     with transaction.atomic(using=using):
         for number in range(20):
             with transaction.atomic(using=using):
-                place(using, number)
+                emit(using, number)
         hooks = [hook for hook in connections[using].run_on_commit if isinstance(hook[1], dispatch.Dispatch)]
         assert len({id(hook[1]) for hook in hooks}) == 1
 
@@ -104,14 +105,14 @@ def test_many_savepoints_cost_no_more_each(using: str, told: list[Any]) -> None:
 def test_transactions_by_hand_have_no_hook_and_nothing_is_lost(using: str, told: list[Any]) -> None:
     transaction.set_autocommit(False, using=using)
     try:
-        place(using)
+        emit(using)
         transaction.commit(using=using)
     finally:
         transaction.rollback(using=using)
         transaction.set_autocommit(True, using=using)
 
     assert not told
-    assert OutboxEvent.objects.using(using).due().count() == 1
+    assert events(using).due().count() == 1
 
 
 def test_a_broker_that_refuses_is_logged_and_not_asked_again_at_once(
@@ -119,15 +120,15 @@ def test_a_broker_that_refuses_is_logged_and_not_asked_again_at_once(
 ) -> None:
     asked: list[str] = []
     publish = tasks._publish
+    monkeypatch.setattr(tasks, "REST", 3600.0)
     monkeypatch.setattr(tasks, "_publish", lambda using: (asked.append(using), publish(using)))
     with workers.sending_to(NOBODY):
         for number in range(3):
-            with transaction.atomic(using=using):
-                place(using, number)
+            emit_order(using, number)
 
     assert len(asked) == 1
     assert len([record for record in caplog.records if "the next sweep will find" in record.message]) == 1
-    assert OutboxEvent.objects.using(using).due().count() == 3
+    assert events(using).due().count() == 3
 
 
 def test_a_broker_that_does_not_answer_is_not_waited_for_without_end(
@@ -137,54 +138,298 @@ def test_a_broker_that_does_not_answer_is_not_waited_for_without_end(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with workers.sending_to(f"redis://127.0.0.1:{port}/0"), transaction.atomic():
-            place("default")
+            emit_order()
 
     assert "the next sweep will find" in caplog.text
-    assert OutboxEvent.objects.due().count() == 1
+    assert events().due().count() == 1
 
 
 def test_a_task_that_could_not_be_queued_leaves_no_mark(using: str, broker: str) -> None:
-    import redis
-
-    with workers.sending_to(NOBODY), transaction.atomic(using=using):
-        place(using)
+    with workers.sending_to(NOBODY):
+        emit_order(using)
     with workers.sending_to(broker), redis.Redis.from_url(broker) as client:
-        with transaction.atomic(using=using):
-            place(using)
+        emit_order(using)
         assert client.llen("celery") == 1
 
 
-def test_without_celery_relays_are_woken(
-    using: str, configured: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configured(DISPATCH="relay")
+def test_without_celery_relays_are_woken(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[tuple[str, ...]] = []
-    monkeypatch.setattr(get_outbox(using), "wake", lambda *names: woken.append(names))
-    with transaction.atomic(using=using):
-        place(using)
+    with override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": "relay"}):
+        monkeypatch.setattr(get_outbox(using), "wake", lambda *names: woken.append(names))
+        emit_order(using)
 
     assert woken == [("memory",)]
 
 
-def test_nobody_is_told_where_that_is_wanted(using: str, configured: Any, received: list[Event]) -> None:
-    configured(DISPATCH="none")
-    with workers.sending_to(NOBODY), transaction.atomic(using=using):
-        place(using)
+@pytest.mark.usefixtures("quiet")
+def test_nobody_is_told_where_that_is_wanted(using: str, received: list[Event]) -> None:
+    with workers.sending_to(NOBODY):
+        emit_order(using)
 
     assert not received
-    assert OutboxEvent.objects.using(using).due().count() == 1
+    assert events(using).due().count() == 1
+
+
+class Where:
+    """A handler that notes where it is called."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.threads: list[int] = []
+        self.connections: list[Any] = []
+        self.seen: list[bool] = []
+
+    def __call__(self, event: Event) -> None:
+        connection = connections[self.using]
+        self.threads.append(threading.get_ident())
+        # Kept, so that no other can have its place in memory.
+        self.connections.append(connection)
+        self.seen.append(orders(self.using).filter(pk=event.aggregate_id).exists())
+
+    def assert_here(self) -> None:
+        """It was called once in this thread, on its connection, and what it got is delivered."""
+        assert self.threads == [threading.get_ident()]
+        assert self.connections == [connections[self.using]]
+        assert (self.seen, statuses(self.using)) == ([True], ["delivered"])
+
+
+def fail(event: Event) -> None:
+    raise ZeroDivisionError("the handler's own")
+
+
+def test_a_synchronous_view_delivers_in_its_thread_on_its_connection(client: Client) -> None:
+    where = Where("default")
+    with eager(), handled_by(where):
+        response = client.post("/orders/", {"total": "42"})
+
+    assert response.status_code == 201
+    where.assert_here()
+
+
+def test_a_commit_delivers_in_its_thread_on_its_connection(using: str) -> None:
+    where = Where(using)
+    with eager(), handled_by(where):
+        place(using)
+
+    where.assert_here()
+
+
+async def test_an_asynchronous_view_delivers_where_its_synchronous_calls_are(
+    async_client: AsyncClient, tidy: None
+) -> None:
+    where = Where("default")
+    with eager(), handled_by(where):
+        response = await async_client.post("/orders/async/", {"total": "42"})
+
+    assert response.status_code == 201
+    await sync_to_async(where.assert_here)()
 
 
 @pytest.mark.parametrize("propagates", [False, True])
-def test_an_eager_task_that_fails_is_logged_and_the_request_does_not_notice(
-    using: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, propagates: bool
-) -> None:
-    def refuse(*args: Any, **options: Any) -> None:
-        raise ZeroDivisionError("no drain today")
+def test_a_request_does_not_see_that_a_handler_raised(client: Client, propagates: bool) -> None:
+    with eager(propagates=propagates), handled_by(fail):
+        response = client.post("/orders/", {"total": "42"})
 
-    monkeypatch.setattr(tasks, "drain_rows", refuse)
-    with eager(propagates=propagates), transaction.atomic(using=using):
+    assert response.status_code == 201
+    row = events().get()
+    assert (row.status, row.attempts) == ("pending", 1)
+    assert "the handler's own" in row.error_message
+    assert row.next_attempt_at > timezone.now()
+
+
+@pytest.mark.parametrize("propagates", [False, True])
+def test_a_commit_does_not_see_that_the_drain_failed(
+    using: str, propagates: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise IntegrityError("the drain's own")
+
+    monkeypatch.setattr("relaybox.contrib.django.tasks.drain_rows", broken)
+    with eager(propagates=propagates):
         place(using)
 
-    assert "which the next sweep will find: ZeroDivisionError: no drain today" in caplog.text
-    assert OutboxEvent.objects.using(using).due().count() == 1
+    assert statuses(using) == ["pending"]
+    assert "which the next sweep will find: IntegrityError: the drain's own" in caplog.text
+    assert drain(using).delivered == 1
+
+
+async def test_where_a_loop_runs_in_this_thread_a_helper_has_its_own_connection(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    where = Where(using)
+    with eager(), handled_by(where):
+        place(using)
+
+    assert (where.seen, statuses(using)) == ([True], ["delivered"])
+    assert where.threads != [threading.get_ident()]
+    assert where.connections != [connections[using]]
+    assert where.connections[0].connection is None, "the helper's connection was left open"
+    # A coroutine has its own, which nobody else would close.
+    connections[using].close()
+
+
+def test_inside_atomic_nothing_is_delivered_and_a_later_sweep_does_it(
+    using: str, received: list[Event]
+) -> None:
+    with transaction.atomic(using=using):
+        emit_event("order", 1, "order.placed", {}, using=using)
+        assert drain(using) == Drained(finished=False)
+        with eager():
+            assert not deliver_outbox_events_task.delay(using=using).get()["finished"]
+        assert received == []
+
+    assert drain(using, sweep=True).delivered == 1
+    assert len(received) == 1
+
+
+def test_what_a_handler_emits_is_delivered_too(using: str) -> None:
+    def pay(event: Event) -> None:
+        with transaction.atomic(using=using):
+            emit_event("order", event.aggregate_id, "order.paid", {}, using=using)
+
+    paid: list[Event] = []
+    with eager(), handled_by(pay), handled_by(paid.append, "receipts"):
+        place(using)
+
+    assert [event.type for event in paid] == ["order.paid"]
+    assert statuses(using) == ["delivered", "delivered"]
+
+
+def test_a_chain_without_an_end_is_cut_off(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(event: Event) -> None:
+        clock[0] += 10
+        place(using)
+
+    clock = [0.0]
+    monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with eager(), handled_by(again), override_settings(OUTBOX={**settings.OUTBOX, "EAGER_SECONDS": 60}):
+        place(using)
+
+    assert statuses(using) == ["delivered"] * 6 + ["pending"]
+
+
+def test_a_handler_that_takes_longer_than_the_request_may_wait_is_not_called_again(using: str) -> None:
+    def dawdle(event: Event) -> None:
+        calls.append(event.id)
+        threading.Event().wait(0.4)
+
+    calls: list[Any] = []
+    with eager(), handled_by(dawdle), override_settings(OUTBOX={**settings.OUTBOX, "EAGER_SECONDS": 0.1}):
+        # On a busy machine the time may be over before the handler is called.
+        wait_for(lambda: place(using) or calls)
+        assert events(using).get(event_id=calls[0]).status == "delivered"
+        drain(using)
+
+    assert calls.count(calls[0]) == 1
+
+
+def test_an_asynchronous_handler_uses_the_callers_connection(using: str) -> None:
+    async def write(event: Event) -> None:
+        order = await orders(using).aget(pk=event.aggregate_id)
+        await Receipt.objects.using(using).acreate(event_id=event.id, event_type=str(order.total))
+        threads.append(await sync_to_async(threading.get_ident)())
+
+    threads: list[int] = []
+    with eager(), handled_by(write):
+        place(using)
+
+    assert threads == [threading.get_ident()]
+    assert Receipt.objects.using(using).get().event_type == "1"
+    assert statuses(using) == ["delivered"]
+
+
+@pytest.mark.django_db(transaction=False)
+def test_an_asynchronous_handler_sees_the_transaction_of_a_test(
+    using: str, django_capture_on_commit_callbacks: Any
+) -> None:
+    async def write(event: Event) -> None:
+        assert await orders(using).filter(pk=event.aggregate_id).aexists()
+
+    with eager(), handled_by(write), django_capture_on_commit_callbacks(using=using, execute=True):
+        place(using)
+
+    assert statuses(using) == ["delivered"]
+
+
+@pytest.mark.django_db(transaction=True, databases=ALIASES)
+def test_events_of_several_databases_are_delivered_from_each(received: list[Event]) -> None:
+    with eager(), transaction.atomic(), transaction.atomic(using="sqlite"):
+        place("default")
+        place("sqlite")
+        with transaction.atomic(using="mariadb"):
+            place("mariadb")
+        assert len(received) == 1, "the transaction of mariadb has committed"
+
+    assert len(received) == 3
+    assert [statuses(alias) for alias in ALIASES] == [["delivered"]] * 3
+
+
+@pytest.mark.django_db(transaction=True, databases=ALIASES)
+def test_a_handler_may_emit_into_another_database(received: list[Event]) -> None:
+    def forward(event: Event) -> None:
+        place("sqlite")
+
+    with eager(), handled_by(forward, "receipts"):
+        place("default", "order.paid")
+
+    assert len(received) == 1
+    assert [statuses(alias) for alias in ("default", "sqlite")] == [["delivered"]] * 2
+
+
+GREEN = """
+import json, os, sys, threading
+{patch}
+import django
+django.setup()
+from django.db import connections, transaction
+from relaybox.contrib.django import emit_event
+from relaybox.contrib.django.drain import drain
+from relaybox.contrib.django.models import OutboxEvent
+from tests.django.steps import eager, handled_by
+from tests.django.shop.models import Order
+
+using, threads, ours = sys.argv[1], [], []
+
+def handle(event):
+    assert Order.objects.using(using).filter(pk=event.aggregate_id).exists()
+    threads.append(threading.get_native_id())
+    ours.append(connections[using])
+
+def place():
+    with transaction.atomic(using=using):
+        order = Order.objects.using(using).create(total=1)
+        emit_event("order", order.pk, "order.placed", {{}}, using=using)
+
+with handled_by(handle):
+    with eager():
+        place()
+        {spawn}
+    with transaction.atomic(using=using):
+        inside = drain(using).finished
+statuses = list(OutboxEvent.objects.using(using).values_list("status", flat=True))
+print(json.dumps([statuses, len(threads), threading.get_native_id() in threads,
+                  connections[using] in ours, inside]))
+"""
+HUBS = {
+    "gevent": (
+        "import gevent, gevent.monkey; gevent.monkey.patch_all()",
+        "gevent.joinall([gevent.spawn(place) for _ in range(3)], raise_error=True)",
+    ),
+    "eventlet": (
+        "import eventlet; eventlet.monkey_patch()",
+        "[thread.wait() for thread in [eventlet.spawn(place) for _ in range(3)]]",
+    ),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hub", HUBS)
+def test_among_greenlets_a_real_thread_delivers(live: Live, hub: str) -> None:
+    patch, spawn = HUBS[hub]
+    environment = workers.environment(dict.fromkeys(ALIASES, live.url))
+    done = workers.run(environment, "-c", GREEN.format(patch=patch, spawn=spawn), live.using)
+    assert done.returncode == 0, done.stderr
+    found, calls, in_hub, shared, inside = json.loads(done.stdout)
+    assert (found, calls) == (["delivered"] * 4, 4)
+    assert (in_hub, shared, inside) == (False, False, False)

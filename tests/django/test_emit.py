@@ -1,19 +1,31 @@
-"""Emitting inside Django's transactions."""
+"""Emitting inside Django's transactions, and the gradual rollout of the routes in ``OUTBOX``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 from django.utils.translation import gettext_lazy
 
-from relaybox.contrib.django import aemit_event, emit_event, emit_events
-from relaybox.contrib.django.models import OutboxEvent
+from relaybox import Route
+from relaybox.config import Settings
+from relaybox.contrib.django import (
+    aemit_event,
+    configuration,
+    emit_event,
+    emit_events,
+    enabled,
+    rollout,
+    shadow,
+)
+from relaybox.emit.row import RowBuilder
 from relaybox.errors import (
     ConfigError,
     InvalidField,
@@ -24,14 +36,11 @@ from relaybox.errors import (
     Unrouted,
 )
 from tests.django.shop.models import Order
+from tests.django.steps import events, orders
 
 
 def place(using: str, **options: Any) -> Any:
     return emit_event("order", 1, "order.placed", {"total": 42}, using=using, **options)
-
-
-def events(using: str) -> Any:
-    return OutboxEvent.objects.using(using)
 
 
 def test_an_event_is_a_row_of_the_open_transaction(using: str) -> None:
@@ -50,12 +59,12 @@ def test_an_event_is_a_row_of_the_open_transaction(using: str) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_an_event_goes_with_the_transaction_that_is_rolled_back(using: str) -> None:
     with suppress(ZeroDivisionError), transaction.atomic(using=using):
-        Order.objects.using(using).create(total=1)
+        orders(using).create(total=1)
         place(using)
         raise ZeroDivisionError
 
     assert not events(using).exists()
-    assert not Order.objects.using(using).exists()
+    assert not orders(using).exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -103,51 +112,36 @@ def test_several_at_once_keep_their_order(using: str) -> None:
     ]
     emitted = emit_events(calls, using=using)
 
-    rows = events(using).order_by("position")
-    assert [row.event_id for row in rows] == [one.event_id for one in emitted]
-    assert [row.payload for row in rows] == [0, 1, 2]
+    assert [row.event_id for row in events(using)] == [one.event_id for one in emitted]
+    assert [row.payload for row in events(using)] == [0, 1, 2]
     with pytest.raises(PayloadError, match=r"calls\[1\]"):
         emit_events([calls[0], {**calls[0], "payload": object()}], using=using)
     assert events(using).count() == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"payload": {"x": object()}}, PayloadError),
-        ({"payload": {"x": float("nan")}}, PayloadError),
-        ({"payload": Order(total=1)}, PayloadError),
-        ({"idempotency_key": "k" * 256}, InvalidField),
-        ({"aggregate_id": "i" * 256}, InvalidField),
-        ({"aggregate_type": ""}, InvalidField),
-        ({"event_type": "nobody.cares"}, Unrouted),
-        ({"destinations": ["memry"]}, UnknownDestination),
-        ({"max_attempts": 0}, InvalidField),
-        ({"deliver_at": datetime(2030, 1, 1)}, InvalidField),
-        ({"using": "defualt"}, ConfigError),
-    ],
-)
-def test_bad_input_is_refused_and_the_transaction_goes_on(
-    using: str, options: dict[str, Any], error: type[Exception]
-) -> None:
+BAD: list[tuple[str, Any, type[Exception], str]] = [
+    ("payload", {"x": object()}, PayloadError, ""),
+    ("payload", {"x": float("nan")}, PayloadError, ""),
+    ("payload", Order(total=1), PayloadError, ""),
+    ("payload", "x" * 2_000_000, PayloadError, r"raise OUTBOX\['MAX_PAYLOAD'\]"),
+    ("idempotency_key", "k" * 256, InvalidField, ""),
+    ("aggregate_id", "i" * 256, InvalidField, ""),
+    ("aggregate_type", "", InvalidField, ""),
+    ("event_type", "order.plcaed", Unrouted, r"add 'order.plcaed': \['…'\] to OUTBOX\['ROUTES'\]"),
+    ("destinations", ["memry"], UnknownDestination, ""),
+    ("max_attempts", 0, InvalidField, ""),
+    ("deliver_at", datetime(2030, 1, 1), InvalidField, ""),
+    ("using", "defualt", ConfigError, "did you mean 'default'"),
+]
+
+
+def test_bad_input_is_refused_in_the_words_of_the_settings_and_the_transaction_goes_on(using: str) -> None:
     call = {"aggregate_type": "order", "aggregate_id": 1, "event_type": "order.placed", "payload": {}}
-    with pytest.raises(error):
-        emit_event(**{**call, "using": using, **options})
-
-    Order.objects.using(using).create(total=1)
-    assert not events(using).exists()
-
-
-def test_a_wrong_alias_is_told_with_what_was_meant() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'default'"):
-        emit_event("order", 1, "order.placed", {}, using="defualt")
-
-
-def test_refusals_speak_of_the_settings_that_a_project_has(using: str) -> None:
-    with pytest.raises(Unrouted, match=r"add 'order.plcaed': \['…'\] to OUTBOX\['ROUTES'\]"):
-        emit_event("order", 1, "order.plcaed", {}, using=using)
-    with pytest.raises(PayloadError, match=r"raise OUTBOX\['MAX_PAYLOAD'\]"):
-        emit_event("order", 1, "order.placed", "x" * 2_000_000, using=using)
+    for name, value, error, said in BAD:
+        with pytest.raises(error, match=said):
+            emit_event(**{**call, "using": using, name: value})
+        orders(using).create(total=1)
+        assert not events(using).exists(), name
 
 
 def test_lazy_text_is_text(using: str) -> None:
@@ -182,3 +176,74 @@ async def test_asynchronous_code_emits_where_its_synchronous_calls_are(using: st
 
     assert (await events(using).aget()).event_id == emitted.event_id
     await sync_to_async(connections.close_all)()
+
+
+IN, OUT = 2, 1
+
+
+@pytest.fixture
+def rolled_out() -> Iterator[None]:
+    """A route for a share of the aggregates."""
+    route: dict[str, Any] = {"events": "file.*", "to": "runner", "rollout": 10}
+    with override_settings(OUTBOX={**settings.OUTBOX, "ROUTES": [route]}):
+        yield
+
+
+def add(using: str, aggregate_id: int) -> tuple[str, ...]:
+    return emit_event("file", aggregate_id, "file.added", {}, using=using).destinations
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_a_share_of_the_aggregates_is_emitted(using: str) -> None:
+    assert (add(using, IN), add(using, OUT)) == (("runner",), ())
+    assert (enabled("runner", IN), enabled("file.*", OUT)) == (True, False)
+    assert events(using).get().aggregate_id == str(IN)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_routes_change_in_this_process_until_there_are_other_settings(using: str) -> None:
+    rollout("file.*", 100)
+    shadow(Route("file.*", to="runner"), True)
+    assert add(using, OUT) == ("runner",)
+    assert not enabled("runner", OUT)
+    assert events(using).get().headers == {"relaybox-shadow": True}
+    shadow("runner", False)
+    assert enabled("runner", OUT)
+    with override_settings(OUTBOX=settings.OUTBOX):
+        assert not enabled("runner", OUT)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_a_handler_that_comes_later_changes_nothing(handler: Any) -> None:
+    rollout("runner", 100)
+
+    @handler("late.*")
+    def on_late(event: Any) -> None:
+        raise AssertionError("nothing is delivered")
+
+    assert enabled("runner", OUT)
+    assert enabled("late.*", OUT)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_a_change_while_another_thread_reads_the_settings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread has read the former routes, and comes to its end after the change."""
+
+    def slowly(given: Settings) -> RowBuilder:
+        monkeypatch.setattr(configuration, "RowBuilder", RowBuilder)
+        rollout("runner", 100)
+        return RowBuilder(given)
+
+    configuration.forget()
+    monkeypatch.setattr(configuration, "RowBuilder", slowly)
+    configuration.get_configuration()
+
+    assert enabled("runner", OUT)
+
+
+@pytest.mark.usefixtures("rolled_out")
+def test_what_is_not_known_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'runner'"):
+        enabled("runer", 1)
+    with pytest.raises(ConfigError, match="rollout = 101"):
+        rollout("runner", 101)

@@ -9,17 +9,14 @@ from uuid import uuid4
 
 import pytest
 from django.db import DatabaseError, connections, transaction
-from django.test import override_settings
 
 from relaybox import Event
-from relaybox.contrib.django import emit_event, once, only_once, outbox_handler
-from relaybox.contrib.django.configuration import forget
+from relaybox.contrib.django import once, only_once
 from relaybox.contrib.django.drain import drain
-from relaybox.contrib.django.handlers import registered
-from relaybox.contrib.django.models import InboxMessage, OutboxEvent
+from relaybox.contrib.django.models import InboxMessage
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.errors import ConfigError, InvalidField, NotInTransaction, TransactionFailed
-from tests.django.shop.models import Order
+from tests.django.steps import events, orders, place
 
 AT_ONCE = 16
 
@@ -32,14 +29,10 @@ def marks(using: str) -> list[str]:
     return list(InboxMessage.objects.using(using).values_list("consumer", flat=True))
 
 
-def orders(using: str) -> Any:
-    return Order.objects.using(using)
-
-
 def due(using: str) -> None:
     """Let the one event be delivered once more, now."""
-    events = OutboxEvent.objects.using(using)
-    events.update(status="pending", delivered_at=None, next_attempt_at=events.get().created_at)
+    now = events(using).get().created_at
+    events(using).update(status="pending", delivered_at=None, next_attempt_at=now)
 
 
 def test_the_first_is_told_that_it_is(using: str) -> None:
@@ -133,11 +126,8 @@ def test_a_decorated_function_runs_once_for_each_message(using: str) -> None:
     def bill(order: dict[str, Any], *, total: int) -> int:
         return total
 
-    assert [bill({"id": "a"}, total=7), bill({"id": "a"}, total=7), bill({"id": "b"}, total=8)] == [
-        7,
-        None,
-        8,
-    ]
+    answers = [bill({"id": name}, total=total) for name, total in (("a", 7), ("a", 7), ("b", 8))]
+    assert answers == [7, None, 8]
     assert {name.rpartition(".")[2] for name in marks(using)} == {"bill"}
     with pytest.raises(ConfigError, match="async function"):
 
@@ -145,18 +135,8 @@ def test_a_decorated_function_runs_once_for_each_message(using: str) -> None:
         async def ship(message: str) -> None: ...
 
 
-@pytest.fixture
-def handler() -> Any:
-    """Registers handlers for the time of a test."""
-    before = dict(registered)
-    with override_settings(OUTBOX={"DISPATCH": "none"}):
-        yield outbox_handler
-        registered.clear()
-        registered.update(before)
-        forget()
-
-
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("quiet")
 def test_a_handler_runs_in_one_transaction_with_its_mark(using: str, handler: Any) -> None:
     trouble, calls = [Failure("no luck")], []
 
@@ -165,12 +145,11 @@ def test_a_handler_runs_in_one_transaction_with_its_mark(using: str, handler: An
         calls.append(event.id)
         assert connection.alias == using
         assert connection.in_atomic_block
-        orders(using).create(total=event.payload["total"])
+        orders(using).create(total=event.payload["number"])
         if trouble:
             raise trouble.pop()
 
-    with transaction.atomic(using=using):
-        emit_event("order", 1, "ledger.entered", {"total": 42}, using=using)
+    place(using, event_type="ledger.entered")
     assert drain(using).retried == 1
     assert (orders(using).count(), marks(using)) == (0, [])
     due(using)
@@ -183,6 +162,7 @@ def test_a_handler_runs_in_one_transaction_with_its_mark(using: str, handler: An
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("quiet")
 def test_a_handler_of_one_argument_may_run_once_too(using: str, handler: Any) -> None:
     calls = []
 
@@ -190,12 +170,12 @@ def test_a_handler_of_one_argument_may_run_once_too(using: str, handler: Any) ->
     def book(event: Event) -> None:
         calls.append(event.id)
 
-    with transaction.atomic(using=using):
-        emit_event("order", 1, "ledger.entered", {"total": 42}, using=using)
+    place(using, event_type="ledger.entered")
     assert drain(using).delivered == 1
     assert (len(calls), marks(using)) == (1, ["books"])
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_relay_with_connections_of_its_own_has_the_handler_mark_on_djangos(live: Any, handler: Any) -> None:
     using, calls = live.using, []
 
@@ -203,8 +183,7 @@ def test_a_relay_with_connections_of_its_own_has_the_handler_mark_on_djangos(liv
     def book(event: Event, connection: Any) -> None:
         calls.append((connection.alias, connection.in_atomic_block))
 
-    with transaction.atomic(using=using):
-        emit_event("order", 1, "ledger.entered", {"total": 42}, using=using)
+    place(using, event_type="ledger.entered")
     for _ in range(2):
         get_outbox(using).drain()
         due(using)

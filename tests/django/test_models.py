@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
@@ -14,16 +15,22 @@ from django.apps import apps
 from django.core.management import call_command
 from django.db import IntegrityError, connections, transaction
 from django.db.models import CharField, F, Max
+from django.dispatch import Signal
 
 from relaybox import Destination, Outbox, Route
-from relaybox.contrib.django import models
+from relaybox.contrib.django import models, signals
 from relaybox.contrib.django.models import OutboxEvent
-from relaybox.contrib.django.querysets import DatabaseNow
+from relaybox.contrib.django.querysets import DatabaseNow, OutboxEventQuerySet, OutboxQuerySet
+from relaybox.migrations import Outbox as Tables
+from relaybox.migrations import ddl
 from relaybox.schema import VERSION
+from tests.django.conftest import URLS
+from tests.django.orders import change
+from tests.django.steps import orders
 
 BERLIN, TOKYO = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Tokyo")
 HOUR = timedelta(hours=1)
-SIDE_TABLES = [model for model in apps.get_app_config("relaybox").get_models() if model is not OutboxEvent]
+MODELS = list(apps.get_app_config("relaybox").get_models())
 
 OUTBOXES = {
     alias: Outbox(
@@ -33,6 +40,9 @@ OUTBOXES = {
     )
     for alias, url in {"default": "postgresql://", "mariadb": "mysql://", "sqlite": "sqlite://"}.items()
 }
+
+VENDORS = {"default": "postgresql", "mariadb": "mysql", "sqlite": "sqlite"}
+TABLES = {"shop_order", "outbox_event", "outbox_destination", "outbox_idempotency"}
 
 Emit = Callable[..., OutboxEvent]
 
@@ -56,18 +66,27 @@ def rows(using: str) -> Any:
     return OutboxEvent.objects.using(using)
 
 
-def change(row: OutboxEvent, **values: Any) -> OutboxEvent:
-    assert rows(row._state.db).filter(id=row.id).update(**values) == 1
-    row.refresh_from_db()
-    return row
-
-
 def leased(until: datetime) -> dict[str, Any]:
     return {"leased_until": until, "lease_token": uuid4(), "lease_owner": "relay"}
 
 
 def failed(row: OutboxEvent) -> OutboxEvent:
     return change(row, status="failed", next_attempt_at=None, attempts=5, error_message="refused")
+
+
+def test_an_alias_is_the_database_it_says_and_is_migrated(using: str) -> None:
+    connection = connections[using]
+    assert connection.vendor == VENDORS[using]
+    assert set(connection.introspection.table_names()) >= TABLES
+    call_command("migrate", database=using, check_unapplied=True, verbosity=0)
+
+
+def test_a_test_sees_no_other_alias(using: str) -> None:
+    other = next((alias for alias in URLS if alias != using), None)
+    if other is None:
+        pytest.skip("there is no other alias")
+    with pytest.raises(AssertionError, match="not allowed"):
+        orders(other).exists()
 
 
 def test_a_row_is_what_was_emitted(using: str, emit: Emit) -> None:
@@ -115,11 +134,10 @@ def zones(request: pytest.FixtureRequest, using: str, settings: Any) -> Iterator
     if request.param == "the connection's zone":
         connection.settings_dict["TIME_ZONE"] = "Asia/Tokyo"
         settings.USE_TZ = True
+        assert connection.timezone_name == "Asia/Tokyo"
     elif request.param == "no zones":
-        settings.USE_TZ = False
-        settings.TIME_ZONE = "Europe/Berlin"
+        settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
         assert connection.timezone is None
-    assert request.param != "the connection's zone" or connection.timezone_name == "Asia/Tokyo"
     yield request.param
     connection.settings_dict["TIME_ZONE"] = None
 
@@ -144,18 +162,21 @@ def test_lookups_take_a_moment_of_any_zone(using: str, zones: str, emit: Emit) -
         assert not rows(using).filter(created_at__lt=moment).exists()
 
 
-@pytest.mark.parametrize("moment", [
+MOMENTS = (
     datetime(2030, 7, 1, 12, tzinfo=UTC),
     datetime(2030, 1, 1, 0, 30, 0, 123456, tzinfo=TOKYO),
     # The hour that Berlin has twice.
     datetime(2030, 10, 27, 0, 30, tzinfo=UTC),
     datetime(2030, 10, 27, 1, 30, tzinfo=UTC),
-])  # fmt: skip
-def test_a_moment_comes_back_as_it_was_written(using: str, zones: str, emit: Emit, moment: datetime) -> None:
-    row = change(emit(), next_attempt_at=moment)
-    assert row.next_attempt_at == moment
-    assert rows(using).get(next_attempt_at__lte=moment) == row
-    assert rows(using).get(next_attempt_at__gte=moment) == row
+)
+
+
+def test_a_moment_comes_back_as_it_was_written(using: str, zones: str, emit: Emit) -> None:
+    row = emit()
+    for moment in MOMENTS:
+        assert change(row, next_attempt_at=moment).next_attempt_at == moment
+        assert rows(using).get(next_attempt_at__lte=moment) == row
+        assert rows(using).get(next_attempt_at__gte=moment) == row
 
 
 def test_a_naive_moment_is_one_of_the_default_zone(using: str, settings: Any, emit: Emit) -> None:
@@ -183,23 +204,18 @@ def test_payloads_can_be_searched(using: str, emit: Emit) -> None:
     assert list(rows(using).order_by("id").values_list("payload__total", flat=True)) == [42, 7]
 
 
-@pytest.mark.parametrize(
-    "payload", [0, 42, 1.5, "text", "42", "grüße", True, [1, 2], {}, {"a": {"ö": [1.5]}}]
-)
-def test_a_payload_may_be_any_document(using: str, emit: Emit, payload: Any) -> None:
-    row = emit(payload)
-    assert row.payload == payload
-    assert type(row.payload) is type(payload)
-    assert rows(using).get(payload=payload) == row
+def test_a_payload_may_be_any_document(using: str, emit: Emit) -> None:
+    for payload in (0, 42, 1.5, "text", "42", "grüße", True, [1, 2], {}, {"a": {"ö": [1.5]}}):
+        row = emit(payload)
+        assert row.payload == payload
+        assert type(row.payload) is type(payload)
+        assert rows(using).get(payload=payload) == row, payload
 
 
 def test_every_delivery_is_found_by_the_verb_of_its_state_and_no_other(using: str, emit: Emit) -> None:
     now = datetime.now(UTC)
     expected = {
-        "due": {
-            emit(),
-            change(emit(), **leased(now - HOUR)),
-        },
+        "due": {emit(), change(emit(), **leased(now - HOUR))},
         "sending": {
             change(emit(), **leased(now + HOUR)),
             change(emit(), **leased(now + HOUR), next_attempt_at=now + 2 * HOUR),
@@ -228,13 +244,12 @@ def test_verbs_narrow_a_query_down(using: str, emit: Emit) -> None:
 
 
 @pytest.mark.django_db(databases=["sqlite"])
-@pytest.mark.parametrize("verb", ["due", "scheduled", "parked", "sending", "pending", "delivered", "failed"])
-def test_sqlite_a_verb_uses_its_partial_index(verb: str) -> None:
-    plan = getattr(rows("sqlite").filter(destination="billing"), verb)().explain()
-    index = {"delivered": "delivered", "failed": "failed"}.get(verb, "pending_next_attempt")
-    assert f"USING INDEX idx_outbox_event_{index} (destination=?" in plan
-    if verb == "due":
-        assert "next_attempt_at" in plan
+def test_sqlite_a_verb_uses_its_partial_index() -> None:
+    for verb in ("due", "scheduled", "parked", "sending", "pending", "delivered", "failed"):
+        plan = getattr(rows("sqlite").filter(destination="billing"), verb)().explain()
+        index = {"delivered": "delivered", "failed": "failed"}.get(verb, "pending_next_attempt")
+        assert f"USING INDEX idx_outbox_event_{index} (destination=?" in plan, verb
+        assert verb != "due" or "next_attempt_at" in plan
 
 
 @pytest.mark.django_db(transaction=True)
@@ -275,25 +290,27 @@ def test_rows_are_not_saved_or_deleted_one_by_one(using: str, emit: Emit) -> Non
     assert rows(using).get().status == "pending"
 
 
-@pytest.mark.parametrize("model", [OutboxEvent, *SIDE_TABLES])
-def test_rows_are_not_written_by_a_manager(using: str, model: Any) -> None:
-    objects = model.objects.using(using)
-    attempts = {
-        "create": lambda: objects.create(),
-        "get_or_create": lambda: objects.get_or_create(pk=absent(model)),
-        "update_or_create": lambda: objects.update_or_create(pk=absent(model)),
-        "bulk_create": lambda: objects.bulk_create([model()]),
-        "bulk_update": lambda: objects.bulk_update([model(pk=absent(model))], [model._meta.fields[1].name]),
-        "save": lambda: model().save(),
-        "delete": lambda: model(pk=absent(model)).delete(),
-        "acreate": lambda: async_to_sync(objects.acreate)(),
-        "asave": lambda: async_to_sync(model().asave)(),
-    }
-    for name, attempt in attempts.items():
-        with pytest.raises(TypeError) as refusal:
-            attempt()
-        assert str(refusal.value).startswith(f"{model.__name__}."), name
-    assert not objects.exists()
+WRITES: tuple[Callable[[Any, Any, Any], Any], ...] = (
+    lambda model, objects, absent: objects.create(),
+    lambda model, objects, absent: objects.get_or_create(pk=absent),
+    lambda model, objects, absent: objects.update_or_create(pk=absent),
+    lambda model, objects, absent: objects.bulk_create([model()]),
+    lambda model, objects, absent: objects.bulk_update([model(pk=absent)], [model._meta.fields[1].name]),
+    lambda model, objects, absent: model().save(),
+    lambda model, objects, absent: model(pk=absent).delete(),
+    lambda model, objects, absent: async_to_sync(objects.acreate)(),
+    lambda model, objects, absent: async_to_sync(model().asave)(),
+)
+
+
+def test_rows_are_not_written_by_a_manager(using: str) -> None:
+    for model in MODELS:
+        objects = model.objects.using(using)
+        for write in WRITES:
+            with pytest.raises(TypeError) as refusal:
+                write(model, objects, absent(model))
+            assert str(refusal.value).startswith(f"{model.__name__}.")
+        assert not objects.exists()
 
 
 def absent(model: Any) -> Any:
@@ -313,7 +330,7 @@ def test_flush_empties_every_table_and_the_outbox_goes_on(using: str, emit: Emit
     emit(idempotency_key="once")
     for options in ({}, {"reset_sequences": False}):
         call_command("flush", database=using, interactive=False, verbosity=0, **options)
-        for model in (OutboxEvent, *SIDE_TABLES):
+        for model in MODELS:
             assert not model.objects.using(using).exists()
         positions = [emit(idempotency_key=key).position for key in ("once", "twice")]
         assert 0 < positions[0] < positions[1]
@@ -323,10 +340,8 @@ def test_flush_empties_every_table_and_the_outbox_goes_on(using: str, emit: Emit
 
 
 def test_the_models_have_every_column_that_all_databases_share() -> None:
-    from relaybox.migrations import Outbox as Tables
-
     tables = Tables("postgresql").metadata().tables
-    for model in (OutboxEvent, *SIDE_TABLES):
+    for model in MODELS:
         columns = {
             column.name: (column.nullable, getattr(column.type, "length", None))
             for column in tables[model._meta.db_table].columns
@@ -336,15 +351,25 @@ def test_the_models_have_every_column_that_all_databases_share() -> None:
             field.column: (field.null, field.max_length if isinstance(field, CharField) else None)
             for field in model._meta.fields
         }
-    without = set(tables) - {model._meta.db_table for model in (OutboxEvent, *SIDE_TABLES)}
+    without = set(tables) - {model._meta.db_table for model in MODELS}
     assert without == {"outbox_migration"}
 
 
 def test_the_indexes_have_the_names_of_the_database() -> None:
-    from relaybox.migrations import ddl
-
     statements = " ".join(ddl("postgresql"))
-    names = [index.name for model in (OutboxEvent, *SIDE_TABLES) for index in model._meta.indexes]
+    names = [index.name for model in MODELS for index in model._meta.indexes]
     assert "idx_outbox_event_pending_next_attempt" in names
     assert all(f"CREATE INDEX {name} ON" in statements for name in names)
     assert statements.count("CREATE INDEX") == len(names)
+
+
+def test_the_reference_has_every_model_verb_signal_and_permission() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/django.md").read_text()
+    verbs = {name for name in vars(OutboxEventQuerySet) if not name.startswith("_")} - {*vars(OutboxQuerySet)}
+    named = [
+        *(f"{model.__name__}`" for model in MODELS),
+        *(f"`{verb}(" for verb in verbs),
+        *(f"| `{name}` |" for name, value in vars(signals).items() if isinstance(value, Signal)),
+        *(f"`relaybox.{name}`" for name, _ in OutboxEvent._meta.permissions),
+    ]
+    assert [name for name in named if name not in page] == []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,10 @@ from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.testing import DjangoProbe
 from relaybox.errors import SchemaError
+from tests.databases import KINDS
 from tests.django.conftest import ALIASES
 from tests.django.databases import database
-from tests.django.shop.models import Order
+from tests.django.steps import orders, place
 
 pytestmark = pytest.mark.processes
 
@@ -40,20 +40,13 @@ def use(outbox: DjangoProbe, using: str, received: list[Event]) -> None:
     assert outbox.drain(ignore_backoff=True).delivered == 1
     assert [event.payload for event in outbox.sent("runner")] == [{"name": "a"}]
     memory = outbox.capture("memory")
-    emit_again(using)
+    place(using, 2)
     outbox.drain()
     assert (len(memory.events), len(received)) == (1, 1)
-    assert [event.statuses for event in outbox.assert_emitted("order.placed", count=2)] == [
-        {"memory": "delivered"},
-        {"memory": "delivered"},
-    ]
+    for event in outbox.assert_emitted("order.placed", count=2):
+        assert event.statuses == {"memory": "delivered"}
     outbox.clear()
     assert not OutboxEvent.objects.using(using).exists()
-
-
-def emit_again(using: str) -> None:
-    with transaction.atomic(using=using):
-        emit_event("order", 2, "order.placed", {}, using=using)
 
 
 def test_everything_works_in_the_transaction_of_a_test(
@@ -67,23 +60,11 @@ def test_everything_works_with_real_commits(outbox: DjangoProbe, using: str, rec
     use(outbox, using, received)
 
 
-@pytest.fixture
-def own_thread() -> Iterator[None]:
-    """Asynchronous tests of pytest have another thread for Django, which nobody else tidies up."""
-    yield
-    asyncio.run(sync_to_async(connections.close_all)())
-
-
 @pytest.mark.django_db(transaction=True)
 async def test_an_asynchronous_test_delivers(
-    outbox: DjangoProbe, using: str, received: list[Event], own_thread: None
+    outbox: DjangoProbe, using: str, received: list[Event], tidy: None
 ) -> None:
-    @sync_to_async
-    def place() -> None:
-        with transaction.atomic(using=using):
-            emit_event("order", 1, "order.placed", {}, using=using)
-
-    await place()
+    await sync_to_async(place)(using)
     await outbox.aassert_emitted("order.placed", aggregate_id=1)
     outbox.fail_next("memory", 503)
     assert (await outbox.adrain()).retried == 1
@@ -110,31 +91,22 @@ def test_another_database_is_looked_at_by_its_alias(outbox: DjangoProbe, receive
 
 @pytest.mark.django_db(databases=["default"])
 def test_a_database_that_the_test_may_not_use_is_refused_in_djangos_words(outbox: DjangoProbe) -> None:
-    with pytest.raises(DatabaseOperationForbidden, match="'sqlite'"):
-        outbox.using("sqlite")
-    with pytest.raises(DatabaseOperationForbidden, match="'sqlite'"):
-        DjangoProbe("sqlite")
+    for probe in (outbox.using, DjangoProbe):
+        with pytest.raises(DatabaseOperationForbidden, match="'sqlite'"):
+            probe("sqlite")
 
 
+# A change of a table commits on MariaDB, so that nothing is left to be spared.
+@pytest.mark.parametrize("using", ["default", "sqlite"], indirect=True)
 def test_an_error_leaves_the_transaction_usable(outbox: DjangoProbe, using: str) -> None:
-    with transaction.atomic(using=using):
-        with connections[using].cursor() as cursor:
-            cursor.execute("ALTER TABLE outbox_event RENAME TO outbox_moved")
-        if using == "mariadb":
-            # A change of a table commits there, so that nothing is left to be spared.
-            restore(using)
-            pytest.skip("MariaDB cannot roll a change of tables back")
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute("ALTER TABLE outbox_event RENAME TO outbox_moved")
         with pytest.raises(SchemaError):
             outbox.assert_emitted()
         assert DjangoProbe(using)
-        restore(using)
-    Order.objects.using(using).create(total=1)
-    outbox.refute_emitted()
-
-
-def restore(using: str) -> None:
-    with connections[using].cursor() as cursor:
         cursor.execute("ALTER TABLE outbox_moved RENAME TO outbox_event")
+    orders(using).create(total=1)
+    outbox.refute_emitted()
 
 
 SETTINGS = """
@@ -237,16 +209,15 @@ def test_access(outbox):
 """
 
 
-@pytest.fixture(params=["postgresql-18", "mariadb", "sqlite", "memory"])
+MEMORY = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+
+
+@pytest.fixture(params=[*KINDS, "memory"])
 def project(
     request: pytest.FixtureRequest, pytester: pytest.Pytester, fresh_database: Callable[[str], str]
 ) -> pytest.Pytester:
     """A small project; on SQLite once in a file and once as most projects are tested, in memory."""
-    url = fresh_database(request.param) if request.param != "memory" else "sqlite:///unused"
-    default = database(url)
-    if request.param == "memory":
-        del default["TEST"]
-    return made(pytester, default)
+    return made(pytester, database(fresh_database(request.param)) if request.param != "memory" else MEMORY)
 
 
 def made(pytester: pytest.Pytester, default: dict[str, object]) -> pytest.Pytester:
@@ -268,7 +239,7 @@ def test_a_project_uses_the_fixture_without_configuration(project: pytest.Pytest
 
 
 def test_a_test_without_access_to_the_database_is_told_so(pytester: pytest.Pytester) -> None:
-    made(pytester, {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    made(pytester, MEMORY)
     pytester.makepyfile(REFUSED)
     result = run(pytester)
     result.assert_outcomes(errors=1, failed=1)
@@ -285,11 +256,11 @@ def test_a_test_without_access_to_the_database_is_told_so(pytester: pytest.Pytes
 def test_the_tests_of_the_document_pass(pytester: pytest.Pytester) -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/test.md").read_text()
     blocks = re.findall(r"^```python django\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    orders, handlers, functions, classes = blocks
-    made(pytester, {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    views, handlers, functions, classes = blocks
+    made(pytester, MEMORY)
     settings = pytester.path / "settings.py"
     settings.write_text(settings.read_text().replace("runner", "search").replace("file.*", "order.*"))
-    (pytester.path / "shop" / "orders.py").write_text(orders)
+    (pytester.path / "shop" / "orders.py").write_text(views)
     (pytester.path / "shop" / "outbox_handlers.py").write_text(handlers)
     pytester.makepyfile(test_functions=functions, test_classes=classes)
     run(pytester).assert_outcomes(passed=3)

@@ -15,14 +15,14 @@ from relaybox import Event, Reject, Retry
 from relaybox.contrib.django.models import InboxMessage
 from relaybox.contrib.django.receiver import Receiver
 from relaybox.errors import ConfigError
-from tests.django.shop.models import Order
+from tests.django.conftest import ALIASES
+from tests.django.steps import orders
 from tests.integration.consumed import SECRET, request
 
 pytestmark = pytest.mark.urls(__name__)
 
 RECEIVERS = {
-    alias: Receiver(secret=SECRET, consumer="shop", using=alias, max_body="4KiB")
-    for alias in ("default", "mariadb", "sqlite")
+    alias: Receiver(secret=SECRET, consumer="shop", using=alias, max_body="4KiB") for alias in ALIASES
 }
 urlpatterns = [path(f"{alias}/", receiver) for alias, receiver in RECEIVERS.items()]
 
@@ -32,7 +32,7 @@ fails: list[BaseException] = []
 def _register(alias: str) -> None:
     @RECEIVERS[alias].on("order.*")
     def on_order(event: Event) -> None:
-        Order.objects.using(alias).create(total=event.payload["total"])
+        orders(alias).create(total=event.payload["total"])
         if fails:
             raise fails.pop()
 
@@ -52,7 +52,7 @@ def post(using: str, headers: dict[str, str], body: bytes, method: str = "POST")
 def test_an_event_takes_effect_once(using: str) -> None:
     headers, body = request()
     assert [post(using, headers, body).status_code for _ in range(3)] == [204, 204, 204]
-    assert Order.objects.using(using).count() == 1
+    assert orders(using).count() == 1
     assert InboxMessage.objects.using(using).count() == 1
 
 
@@ -69,10 +69,10 @@ def test_what_fails_leaves_nothing(using: str, error: BaseException, status: int
     assert response["content-type"] == "application/problem+json"
     assert response.get("retry-after") == ("7" if status == 503 else None)
     assert b"hunter2" not in response.content
-    assert not Order.objects.using(using).exists()
+    assert not orders(using).exists()
     assert not InboxMessage.objects.using(using).exists()
     assert post(using, headers, body).status_code == 204
-    assert Order.objects.using(using).count() == 1
+    assert orders(using).count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -104,7 +104,7 @@ def test_who_is_not_let_in(using: str) -> None:
     assert post(using, *request(at=-400)).status_code == 401
     refused = post(using, headers, body, method="GET")
     assert (refused.status_code, refused["allow"]) == (405, "POST")
-    assert not Order.objects.using(using).exists()
+    assert not orders(using).exists()
 
 
 def test_an_async_handler_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,10 +14,12 @@ from django.db import NotSupportedError
 
 from relaybox.contrib.django.operations import outbox_of
 from relaybox.migrations import Outbox, check, current_version, ddl, drop, migrate
+from tests.databases import KINDS
+from tests.django import workers
 from tests.django.databases import database
 from tests.schema_snapshot import run_script, snapshot
 
-DIALECTS = {"postgresql-18": "postgresql", "mariadb": "mariadb", "sqlite": "sqlite"}
+DIALECTS = dict(zip(KINDS, ("postgresql", "mariadb", "sqlite"), strict=True))
 NOT_OURS = ("django_migrations", "django_migrations_id_seq", "sqlite_sequence")
 WITHOUT_MIGRATIONS = "MIGRATION_MODULES = {'relaybox': None}"
 ROUTED_AWAY = """
@@ -50,10 +51,7 @@ def manage(tmp_path: Path) -> Manage:
             "DJANGO_SETTINGS_MODULE": "small_settings",
             "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path)),
         }
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "django", *command],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = workers.run(environment, "-W", "error", "-m", "django", *command, cwd=tmp_path)
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stderr if fails else done.stdout
 
@@ -82,7 +80,7 @@ def nothing(url: str) -> bool:
 
 
 @each_database
-def test_the_tables_are_those_of_relaybox_migrate(
+def test_the_tables_are_those_of_relaybox_migrate_and_can_be_taken_away_and_brought_back(
     kind: str, manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
 ) -> None:
     url = fresh_database(kind)
@@ -90,30 +88,21 @@ def test_the_tables_are_those_of_relaybox_migrate(
     assert made(url) == migrated(kind)
     check(url)
     assert migrate(url) == []
-
-
-@each_database
-def test_tables_that_relaybox_migrate_made_are_left_as_they_are(
-    kind: str, manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
-) -> None:
-    url = fresh_database(kind)
-    migrate(url)
-    manage(url, "migrate")
-    assert made(url) == migrated(kind)
-    assert "[X] 0001_initial" in manage(url, "showmigrations")
-
-
-@each_database
-def test_backwards_takes_everything_away_and_forwards_brings_it_back(
-    kind: str, manage: Manage, fresh_database: Callable[[str], str], migrated: Migrated
-) -> None:
-    url = fresh_database(kind)
-    manage(url, "migrate")
     manage(url, "migrate", "relaybox", "zero")
     assert nothing(url)
     assert current_version(url) == 0
     manage(url, "migrate")
     assert made(url) == migrated(kind)
+
+
+@each_database
+def test_tables_that_relaybox_migrate_made_are_left_as_they_are(
+    kind: str, manage: Manage, migrated_database: Callable[[str], str], migrated: Migrated
+) -> None:
+    url = migrated_database(kind)
+    manage(url, "migrate")
+    assert made(url) == migrated(kind)
+    assert "[X] 0001_initial" in manage(url, "showmigrations")
 
 
 def test_back_to_the_first_version_leaves_the_tables_which_serve_it_too(
@@ -129,11 +118,10 @@ def test_back_to_the_first_version_leaves_the_tables_which_serve_it_too(
 
 @each_database
 def test_sqlmigrate_prints_the_statements_wherever_it_is_asked(
-    kind: str, manage: Manage, fresh_database: Callable[[str], str]
+    kind: str, manage: Manage, migrated_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(kind)
+    url = migrated_database(kind)
     statements = ddl(DIALECTS[kind])  # type: ignore[arg-type]
-    migrate(url)
     printed = "".join(manage(url, "sqlmigrate", "relaybox", number) for number in ("0001", "0002"))
     places = [printed.find(f"{statement};") for statement in statements]
     assert places == sorted(places)
@@ -162,18 +150,13 @@ def test_without_migrations_the_tables_are_the_same(
         assert made(url) == migrated(kind)
 
 
-@pytest.mark.parametrize("settings", ["", WITHOUT_MIGRATIONS], ids=["migrations", "no migrations"])
-def test_a_router_keeps_the_tables_away(
-    settings: str, manage: Manage, fresh_database: Callable[[str], str]
-) -> None:
-    url = fresh_database("sqlite")
-    manage(url, "migrate", "--run-syncdb", settings=settings + ROUTED_AWAY)
-    assert nothing(url)
-
-
-def test_a_router_keeps_the_tables_from_being_dropped(
+def test_a_router_keeps_the_tables_away_and_from_being_dropped(
     manage: Manage, fresh_database: Callable[[str], str]
 ) -> None:
+    for settings in ("", WITHOUT_MIGRATIONS):
+        url = fresh_database("sqlite")
+        manage(url, "migrate", "--run-syncdb", settings=settings + ROUTED_AWAY)
+        assert nothing(url)
     url = fresh_database("sqlite")
     manage(url, "migrate")
     manage(url, "migrate", "relaybox", "zero", settings=ROUTED_AWAY)

@@ -19,11 +19,10 @@ from django_tasks.signals import task_enqueued, task_finished, task_started
 from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.configuration import get_configuration
 from relaybox.contrib.django.drain import Drained, drain
-from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.task_backend import OutboxBackend
 from relaybox.errors import ConfigError
 from tests.django.shop.jobs import apack, pack, refuse, stubborn
-from tests.django.shop.models import Order
+from tests.django.steps import events, orders, place, totals
 
 BACKEND = "relaybox.contrib.django.task_backend.OutboxBackend"
 QUIET = {**settings.OUTBOX, "DISPATCH": "none"}
@@ -41,22 +40,14 @@ def _through_the_outbox(using: str) -> Iterator[None]:
         yield
 
 
-def events(using: str) -> Any:
-    return OutboxEvent.objects.using(using)
-
-
-def packed(using: str) -> list[int]:
-    return list(Order.objects.using(using).values_list("total", flat=True))
-
-
 def test_a_task_runs_once_its_transaction_has_committed(using: str) -> None:
     with transaction.atomic(using=using):
         result = pack.enqueue(7, using=using)
     assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [7], {"using": using})
-    assert not packed(using)
+    assert not totals(using)
 
     assert drain(using) == Drained(delivered=1)
-    assert packed(using) == [7]
+    assert totals(using) == [7]
     result.refresh()
     assert result.status == TaskResultStatus.SUCCESSFUL
     assert (result.is_finished, result.attempts, result.errors) == (True, 1, [])
@@ -75,18 +66,12 @@ def test_a_rollback_leaves_no_task(using: str) -> None:
         pack.get_result(result.id)
 
 
-def test_outside_atomic_it_commits_by_itself(using: str) -> None:
+def test_outside_atomic_it_commits_by_itself_and_may_be_asynchronous(using: str) -> None:
     pack.enqueue(7, using=using)
+    apack.enqueue(8, using=using)
 
-    assert drain(using) == Drained(delivered=1)
-    assert packed(using) == [7]
-
-
-def test_an_asynchronous_task_runs(using: str) -> None:
-    apack.enqueue(7, using=using)
-
-    assert drain(using) == Drained(delivered=1)
-    assert packed(using) == [7]
+    assert drain(using) == Drained(delivered=2)
+    assert sorted(totals(using)) == [7, 8]
 
 
 async def test_asynchronous_code_enqueues(using: str) -> None:
@@ -110,7 +95,7 @@ def test_a_task_that_raises_is_tried_again(using: str) -> None:
     events(using).update(next_attempt_at=datetime(2020, 1, 1, tzinfo=UTC))
     assert drain(using) == Drained(delivered=1)
     result.refresh()
-    assert (result.status, result.attempts, packed(using)) == (TaskResultStatus.SUCCESSFUL, 2, [2])
+    assert (result.status, result.attempts, totals(using)) == (TaskResultStatus.SUCCESSFUL, 2, [2])
 
 
 def test_a_task_that_is_given_up_has_failed(using: str) -> None:
@@ -126,12 +111,8 @@ def test_a_task_that_is_given_up_has_failed(using: str) -> None:
 
 def test_one_that_is_leased_is_running(using: str) -> None:
     result = pack.enqueue(7)
-    lease = {
-        "lease_token": uuid4(),
-        "lease_owner": "relay-1",
-        "leased_until": datetime(2100, 1, 1, tzinfo=UTC),
-    }
-    events(using).update(attempts=1, **lease)
+    until = datetime(2100, 1, 1, tzinfo=UTC)
+    events(using).update(attempts=1, lease_token=uuid4(), lease_owner="relay-1", leased_until=until)
 
     result.refresh()
     assert (result.status, result.worker_ids) == (TaskResultStatus.RUNNING, ["relay-1"])
@@ -156,10 +137,10 @@ def test_what_the_backend_cannot_do_is_refused_and_nothing_is_written(using: str
     with transaction.atomic(using=using):
         with pytest.raises(TypeError, match="Unsupported"):
             pack.enqueue(object())
-        Order.objects.using(using).create(total=1)
+        orders(using).create(total=1)
 
     assert not events(using).exists()
-    assert packed(using) == [1]
+    assert totals(using) == [1]
 
 
 def test_queues_are_names_that_a_result_keeps(using: str) -> None:
@@ -210,15 +191,11 @@ def test_a_task_that_has_run_does_not_run_again_for_a_receiver_that_raises(using
     drained = drain(using)
     task_finished.disconnect(receive)
 
-    assert (drained, packed(using)) == (Drained(delivered=1), [7])
+    assert (drained, totals(using)) == (Drained(delivered=1), [7])
 
 
-@pytest.mark.parametrize("id_", ["", "of no event", str(UUID(int=7))])
-def test_what_does_not_exist_is_told(using: str, id_: str) -> None:
-    with transaction.atomic(using=using):
-        other = emit_event("order", 1, "order.placed", {}, using=using)
-
-    for unknown in (id_, str(other.event_id)):
+def test_what_does_not_exist_is_told(using: str) -> None:
+    for unknown in ("", "of no event", str(UUID(int=7)), str(place(using).event_id)):
         with pytest.raises(TaskResultDoesNotExist):
             task_backends["default"].get_result(unknown)
 

@@ -19,9 +19,9 @@ from relaybox.contrib.django.tasks import (
 )
 from relaybox.contrib.django.testing import OutboxTestMixin
 from relaybox.errors import ConfigError, UnknownDestination
-from tests.django.eager import eager, handled_by
 from tests.django.shop.models import Order, Receipt
 from tests.django.shop.outbox_handlers import received
+from tests.django.steps import eager, handled_by
 
 OTHER = {
     "DESTINATIONS": {"archive": {"sink": "https://archive.example/events"}},
@@ -44,14 +44,11 @@ class PlainTests(TestCase):
         received.clear()
 
     def test_rows_are_visible_in_the_transaction_of_the_test(self) -> None:
+        self.assertFalse(OutboxEvent.objects.exists(), "no row is left of the test before")
         order = place()
         event = OutboxEvent.objects.get()
         self.assertEqual((event.event_type, event.aggregate_id), ("order.placed", str(order.pk)))
         self.assertEqual(event.status, "pending")
-
-    def test_no_row_is_left_of_the_test_before(self) -> None:
-        self.assertFalse(OutboxEvent.objects.exists())
-        place()
 
     def test_nothing_is_delivered_before_the_commit(self) -> None:
         with eager(), self.captureOnCommitCallbacks() as callbacks:
@@ -119,23 +116,20 @@ class MixinTests(OutboxTestMixin, TestCase):
         with self.assertRaisesRegex(AssertionError, "nothing was emitted on 'default' since the test began"):
             self.outbox.assert_emitted()
 
-    def test_functions_are_called_and_nothing_leaves(self) -> None:
+    def test_functions_are_called_nothing_leaves_and_destinations_fail_as_told(self) -> None:
         received.clear()
         place()
         emit_event("file", 7, "file.stored", {"name": "a.txt"})
-        self.assertEqual(self.outbox.drain().delivered, 2)
-        self.assertEqual([event.type for event in received], ["order.placed"])
-        self.assertEqual([event.payload for event in self.outbox.sent("runner")], [{"name": "a.txt"}])
-        self.assertEqual(self.outbox.drain().note, "nothing was due")
-
-    def test_destinations_fail_as_told(self) -> None:
-        emit_event("file", 7, "file.stored", {})
         self.outbox.fail_next("runner", 503)
-        self.assertEqual(self.outbox.drain().retried, 1)
+        drained = self.outbox.drain()
+        self.assertEqual((drained.delivered, drained.retried), (1, 1))
+        self.assertEqual([event.type for event in received], ["order.placed"])
         self.assertEqual(self.outbox.drain().delivered, 0)
         self.assertEqual(self.outbox.drain(ignore_backoff=True).delivered, 1)
+        self.assertEqual([event.payload for event in self.outbox.sent("runner")], [{"name": "a.txt"}])
         [event] = self.outbox.assert_emitted("file.stored")
         self.assertEqual(event.statuses, {"runner": "delivered"})
+        self.assertEqual(self.outbox.drain().note, "nothing was due")
 
     def test_what_a_handler_did_is_there_and_what_a_failed_one_did_is_not(self) -> None:
         emit_event("order", 1, "order.paid", {})
@@ -145,24 +139,21 @@ class MixinTests(OutboxTestMixin, TestCase):
         self.assertEqual(self.outbox.drain(ignore_backoff=True).delivered, 1)
         self.assertEqual(Receipt.objects.count(), 1)
 
-    def test_a_function_can_be_captured(self) -> None:
+    def test_a_function_can_be_captured_and_the_tables_be_emptied(self) -> None:
         received.clear()
         memory = self.outbox.capture("memory")
         place()
         self.outbox.drain()
         self.assertEqual((len(memory.events), received), (1, []))
+        self.outbox.clear()
+        self.assertFalse(OutboxEvent.objects.exists())
+        self.outbox.refute_emitted()
 
     def test_inside_atomic_nothing_is_delivered_and_the_answer_says_so(self) -> None:
         with transaction.atomic():
             place()
             self.assertIn("leave it first", self.outbox.drain().note)
         self.assertEqual(self.outbox.drain().delivered, 1)
-
-    def test_the_tables_can_be_emptied(self) -> None:
-        place()
-        self.outbox.clear()
-        self.assertFalse(OutboxEvent.objects.exists())
-        self.outbox.refute_emitted()
 
     def test_eager_tasks_send_nothing_away_either(self) -> None:
         with eager(), self.captureOnCommitCallbacks(execute=True):
@@ -215,6 +206,7 @@ class CommittingTests(OutboxTestMixin, TransactionTestCase):
     """With ``self.outbox``, and commits that are real."""
 
     def test_the_commit_delivers_where_tasks_are_eager(self) -> None:
+        self.assertFalse(OutboxEvent.objects.exists(), "tables are empty again")
         received.clear()
         with eager():
             place()
@@ -223,11 +215,8 @@ class CommittingTests(OutboxTestMixin, TransactionTestCase):
         self.assertEqual(event.statuses, {"memory": "delivered"})
 
     def test_a_drain_delivers_what_is_committed(self) -> None:
+        self.assertFalse(OutboxEvent.objects.exists(), "tables are empty again")
         place()
         self.outbox.fail_next("memory", 503)
         self.assertEqual(self.outbox.drain().retried, 1)
         self.assertEqual(self.outbox.drain(ignore_backoff=True).delivered, 1)
-
-    def test_tables_are_empty_again(self) -> None:
-        self.assertFalse(OutboxEvent.objects.exists())
-        place()

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,11 +19,10 @@ from kombu import pools
 from relaybox.contrib.django import tasks
 from tests.django.databases import VARIABLE
 from tests.django.project.celery import app
+from tests.waiting import wait_for
 
 ALIASES = ("default", "mariadb", "sqlite")
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 60.0
-STOP_SECONDS = 30.0
 PERSISTENT = "celery.beat:PersistentScheduler"
 DATABASE = "django_celery_beat.schedulers:DatabaseScheduler"
 
@@ -43,53 +41,41 @@ class Running:
 
     def kill(self) -> None:
         """End it and its children in mid-work, as a crash of the machine would."""
-        self._signal(signal.SIGKILL)
+        # The group outlives its leader as long as it has members, so the id is still its own.
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def stop(self) -> None:
-        """Let it finish what it is doing."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(STOP_SECONDS)
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Let it finish what it is doing, and expect that it ends well."""
+        self.process.send_signal(how)
+        assert self.process.wait(60) == 0, self.log
 
-    def until_logged(self, text: str, seconds: float = START_SECONDS) -> None:
+    def until_logged(self, text: str) -> None:
         """Wait until the log has the text."""
-        wait_for(lambda: text in self.log or self.process.poll() is not None, seconds, self._explained(text))
-        assert text in self.log, self._explained(text)()
-
-    def _explained(self, text: str) -> Callable[[], str]:
-        return lambda: f"no {text!r} in the log (exit code {self.process.poll()}):\n{self.log}"
-
-    def _signal(self, number: signal.Signals) -> None:
-        # The group outlives its leader as long as it has members, so the id is still its own.
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return
+        wait_for(
+            lambda: text in self.log or self.process.poll() is not None, lambda: f"{text!r} in {self.log}"
+        )
+        assert text in self.log, f"exit code {self.process.poll()}:\n{self.log}"
 
 
 @contextmanager
-def worker(
-    database: str, broker: str, *options: str, pool: str = "prefork", concurrency: int = 1
-) -> Iterator[Running]:
+def worker(database: str, broker: str, pool: str, concurrency: int = 1) -> Iterator[Running]:
     """A worker; ``pool`` is solo, prefork, threads, gevent or eventlet."""
     name = f"{uuid4().hex}@localhost"
     # A worker that asks its neighbours for news starts a second later.
     arguments = ["--pool", pool, "--concurrency", str(concurrency), "--hostname", name, "--without-mingle"]
-    with celery(database, broker, "worker", *arguments, *options) as running:
+    with celery(database, broker, "worker", *arguments) as running:
         running.until_logged(f"{name} ready.")
         yield running
 
 
 @contextmanager
-def beat(
-    database: str, broker: str, *options: str, scheduler: str = PERSISTENT, max_interval: int = 1
-) -> Iterator[Running]:
-    """A beat, which looks at its schedule every ``max_interval`` seconds."""
+def beat(database: str, broker: str, scheduler: str = PERSISTENT) -> Iterator[Running]:
+    """A beat, which looks at its schedule every second."""
     with TemporaryDirectory(prefix="relaybox-") as directory:
         arguments = ["--scheduler", scheduler, "--schedule", f"{directory}/schedule", "--pidfile="]
-        arguments += ["--max-interval", str(max_interval)]
-        with celery(database, broker, "beat", *arguments, *options) as running:
+        with celery(database, broker, "beat", *arguments, "--max-interval", "1") as running:
             running.until_logged("beat: Starting...")
             yield running
 
@@ -97,22 +83,22 @@ def beat(
 @contextmanager
 def celery(database: str, broker: str, *arguments: str) -> Iterator[Running]:
     """``celery`` with the project of the tests, whose aliases all mean one database; killed at the end."""
-    environment = {
-        **os.environ,
-        VARIABLE: json.dumps(dict.fromkeys(ALIASES, database)),
-        "RELAYBOX_TEST_BROKER": broker,
-        "RELAYBOX_TEST_SWEEP": "1s",
-        # Errors are for the tests alone: others' warnings are not theirs.
-        "PYTHONWARNINGS": "ignore",
-    }
-    program = [sys.executable, "-m", "celery", "--app", "tests.django.project.celery"]
+    program = ["celery", "--app", "tests.django.project.celery", *arguments, "--loglevel", "INFO"]
+    variables = {"RELAYBOX_TEST_BROKER": broker, "RELAYBOX_TEST_SWEEP": "1s"}
+    with module(dict.fromkeys(ALIASES, database), *program, **variables) as running:
+        yield running
+
+
+@contextmanager
+def module(databases: dict[str, str], *program: str, **variables: str) -> Iterator[Running]:
+    """``python -m`` a module with the project of the tests; killed at the end."""
     with TemporaryDirectory(prefix="relaybox-") as directory:
         output = Path(directory) / "log"
         with output.open("wb") as log:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", *program, *arguments, "--loglevel", "INFO"],
+                ["setpriv", "--pdeathsig=KILL", sys.executable, "-m", *program],
                 cwd=ROOT,
-                env=environment,
+                env=environment(databases, **variables),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -123,6 +109,26 @@ def celery(database: str, broker: str, *arguments: str) -> Iterator[Running]:
             yield running
         finally:
             running.kill()
+
+
+def run(environment: dict[str, str], *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def environment(databases: dict[str, str], **variables: str) -> dict[str, str]:
+    """The environment of a process that has the project of the tests on these databases."""
+    return {
+        **os.environ,
+        VARIABLE: json.dumps(databases),
+        "DJANGO_SETTINGS_MODULE": "tests.django.project.settings",
+        "PYTHONUNBUFFERED": "1",
+        # Errors are for the tests alone: others' warnings are not theirs.
+        "PYTHONWARNINGS": "ignore",
+        **variables,
+    }
 
 
 @contextmanager
@@ -143,18 +149,3 @@ def _reconnect(broker: str) -> None:
     app._after_fork()
     # One that refused is not asked again for a while; this is another.
     tasks.broker.refused_until = 0.0
-
-
-def through_database(url: str) -> str:
-    """The broker that keeps its messages in a database."""
-    return f"sqla+{url}"
-
-
-def wait_for(
-    condition: Callable[[], bool], seconds: float = 30.0, explain: Callable[[], str] = lambda: "it never was"
-) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.02)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-from tests.examples.running import PATIENCE, found, running, said, shows, tell, temporary_directory
+from tests.examples.running import browsing, found, running, said, shows, tell, temporary_directory
 from tests.examples.test_documents import card, find, hits, write
 from tests.servers import chromium
 
@@ -28,12 +28,9 @@ def main() -> None:
         temporary_directory() as directory,
         chromium.program() as program,
         running("documents", directory) as (process, output),
-        sync_playwright() as playwright,
+        browsing(program, height=560) as page,
     ):
         url = found(r"The documents: (\S+)", said(output, "Ctrl-C ends everything."))
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 560})
-        page.set_default_timeout(PATIENCE)
         page.goto(url)
         for title, body in BIRDS.items():
             write(page, title, body)
@@ -51,7 +48,6 @@ def main() -> None:
         shows(page.locator("#engine"), "1 change waits")
         shows(page.locator("#found"), "Your documents are safe")
         take(page, "syncing")
-        browser.close()
 
 
 def take(page: Page, name: str) -> None:

@@ -4,31 +4,57 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+from tests.waiting import wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "ignore"}
 PICTURES = os.environ.get("RELAYBOX_TEST_PICTURES")
 """A directory for screenshots; without it, none are taken."""
-PATIENCE = 30_000
+PATIENCE = 60_000
 """Milliseconds that the browser waits."""
 
 
-def command(example: str) -> list[str]:
-    """What starts an example."""
+def check(example: str, directory: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Have the example check itself."""
+    return subprocess.run(
+        [*_command(example), "--check", *options],
+        env=ENVIRONMENT | {"TMPDIR": str(directory)} | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def checked(example: str, directory: Path, *options: str, steps: int) -> str:
+    """Return what an example prints that checks itself in so many steps, and leaves no file behind."""
+    before = _files(example)
+    done = check(example, directory, *options)
+    if "no search engine:" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert len(re.findall(r"^ok .*", done.stdout, re.MULTILINE)) == steps
+    assert list(directory.iterdir()) == []
+    assert _files(example) == before
+    return done.stdout
+
+
+def _command(example: str) -> list[str]:
     return [sys.executable, "-B", str(EXAMPLES / example / "run.py")]
 
 
-def files(example: str) -> set[Path]:
-    """What lies in its directory."""
+def _files(example: str) -> set[Path]:
     return set((EXAMPLES / example).rglob("*"))
 
 
@@ -44,7 +70,7 @@ def temporary_directory() -> Iterator[Path]:
 def running(example: str, directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """The example, until the end of the block."""
     process = subprocess.Popen(
-        [*command(example), *options],
+        [*_command(example), *options],
         env=ENVIRONMENT | {"TMPDIR": str(directory)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -84,17 +110,12 @@ def found(pattern: str, text: str) -> str:
     return match[1]
 
 
-def directory_of(text: str) -> Path:
-    """The directory that it works in."""
-    return Path(found(r"in (\S+) until the end", text))
-
-
 @contextmanager
-def browsing(chromium: str) -> Iterator[Page]:
+def browsing(chromium: str, height: int = 460, width: int = 1100, **options: Any) -> Iterator[Page]:
     """A page of a browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 460})
+        page = browser.new_page(viewport={"width": width, "height": height}, **options)
         page.set_default_timeout(PATIENCE)
         try:
             yield page
@@ -113,19 +134,36 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(PICTURES) / name, animations="disabled")
 
 
-def descendants(pid: int) -> list[int]:
+def killed(process: subprocess.Popen[str], others: int) -> None:
+    """Kill the example: everything that it started, so many processes at least, ends with it."""
+    started = _descendants(process.pid)
+    assert len(started) >= others
+    process.kill()
+    process.wait()
+    _gone(started)
+
+
+def interrupted(process: subprocess.Popen[str], directory: Path) -> None:
+    """Press Ctrl-C: everything ends, and nothing is left."""
+    started = _descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    _gone(started)
+    assert list(directory.iterdir()) == []
+
+
+def _gone(processes: list[int]) -> None:
+    wait_for(lambda: not any(map(_command_line, processes)), lambda: f"{[*map(_command_line, processes)]}")
+
+
+def _descendants(pid: int) -> list[int]:
     """The processes that it started, and those that they did."""
     children = [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
         for child in (task / "children").read_text().split()
     ]
-    return children + [other for child in children for other in descendants(child)]
-
-
-def alive(processes: list[int]) -> list[str]:
-    """The command lines of those that still run."""
-    return list(filter(None, map(_command_line, processes)))
+    return children + [other for child in children for other in _descendants(child)]
 
 
 def _command_line(pid: int) -> str:

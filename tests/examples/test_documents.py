@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -17,14 +13,13 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.examples.running import (
-    ENVIRONMENT,
     PATIENCE,
-    alive,
     browsing,
-    command,
-    descendants,
-    files,
+    check,
+    checked,
     found,
+    interrupted,
+    killed,
     running,
     said,
     shows,
@@ -34,7 +29,6 @@ from tests.examples.running import (
 from tests.servers import meilisearch
 
 EXAMPLE = "documents"
-SECONDS = 300
 CHECKS = (Path(__file__).parents[1] / "browser" / "checks.js").read_text()
 """What a page owes to those who do not see it, or not well."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -44,17 +38,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("engine", ["opensearch", "meilisearch", "algolia"])
 def test_the_index_follows_every_change_through_an_outage(engine: str, directory: Path) -> None:
-    before = files(EXAMPLE)
-    check = [*command(EXAMPLE), "--check", "--engine", engine]
-    environment = ENVIRONMENT | {"TMPDIR": str(directory)}
-    done = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    if "no search engine:" in done.stderr:
-        pytest.skip(done.stderr.strip())
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    assert len(re.findall(r"^ok .*", done.stdout, re.MULTILINE)) == 12
-    assert done.stdout.endswith("followed every change.\n")
-    assert list(directory.iterdir()) == []
-    assert files(EXAMPLE) == before
+    printed = checked(EXAMPLE, directory, "--engine", engine, steps=12)
+    assert printed.endswith("followed every change.\n")
 
 
 @pytest.mark.skipif("MEILISEARCH_URL" in os.environ, reason="the engine is somebody's, and not to be killed")
@@ -81,124 +66,109 @@ def test_a_person_sees_what_waits_for_the_engine_and_finds_it_when_it_is_back(
             shows(card(page, "Otters"), "in search")
             shows(page.locator("#engine"), "is up: nothing waits")
             shows(hits(page), "Otters")
-        others = descendants(process.pid)
         # PostgreSQL, the engine and the service.
-        assert len(others) >= 3
-        process.kill()
-        process.wait()
-        until_gone(others)
+        killed(process, others=3)
 
 
-def test_bad_input_is_told_and_markup_is_shown_as_it_was_written(chromium_path: str, directory: Path) -> None:
-    with running(EXAMPLE, directory, "--engine", "meilisearch") as (_, output):
-        url = found(r"The documents: (\S+)", said(output, "Ctrl-C ends everything."))
-        with browsing(chromium_path) as page:
-            page.goto(url)
-            shows(page.locator("#empty"), "No documents yet")
-            write(page, " ", "a text without a title")
-            shows(page.locator("#new [role=alert]"), "The title is missing.")
-            write(page, "t" * 201, "")
-            shows(page.locator("#new [role=alert]"), "The title is too long: 200 characters are the most.")
-            write(page, "<b>Newts</b>", "They live in ponds.")
-            shows(card(page, "<b>Newts</b>"), "in search")
-            find(page, "pon")
-            shows(hits(page), "<b>Newts</b>")
-            expect(hits(page).locator("mark")).to_have_text("pon", timeout=PATIENCE)
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    """What a service says that several tests use, one after the other."""
+    with (
+        temporary_directory() as directory,
+        running(EXAMPLE, directory, "--engine", "meilisearch") as (_, output),
+    ):
+        yield said(output, "Ctrl-C ends everything.")
 
 
-def test_of_two_who_edit_the_second_is_told_and_the_index_follows_the_first(
-    chromium_path: str, directory: Path
-) -> None:
-    with running(EXAMPLE, directory, "--engine", "meilisearch") as (_, output):
-        url = found(r"The documents: (\S+)", said(output, "Ctrl-C ends everything."))
-        with browsing(chromium_path) as page:
-            page.on("dialog", lambda dialog: dialog.accept())
-            page.goto(url)
-            write(page, "Newts", "They live in ponds.")
-            other = another(page, url)
-            open_editor(other, "Newts")
-            edit(page, "Newts", "They live in lakes.")
-            find(page, "lakes")
-            shows(hits(page), "They live in lakes.")
-            save(other)
-            shows(other.locator("#documents"), "Somebody has changed this document meanwhile.")
-            other.get_by_role("button", name="Cancel").click()
-            shows(card(other, "Newts"), "They live in lakes.")
-            open_editor(other, "Newts")
-            card(page, "Newts").get_by_role("button", name="delete").click()
-            shows(page.locator("#found"), "Nothing found.")
-            expect(page.locator("#documents li")).to_have_count(0, timeout=PATIENCE)
-            save(other)
-            shows(other.locator("#documents"), "This document is gone: somebody has deleted it.")
-            page.get_by_role("button", name="Compare").click()
-            shows(page.locator(".compare"), "100 % the same (0 in the database)")
+@pytest.fixture
+def page(service: str, chromium_path: str) -> Iterator[Page]:
+    """A page of that service, which has no document before and none after the test."""
+    with browsing(chromium_path) as page:
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.goto(found(r"The documents: (\S+)", service))
+        shows(page.locator("#empty"), "No documents yet")
+        yield page
+        page.reload()
+        documents = page.locator("#documents > li")
+        expect(page.locator("#empty").or_(documents.first)).to_be_visible(timeout=PATIENCE)
+        for left in range(documents.count() - 1, -1, -1):
+            documents.first.get_by_role("button", name="delete").click()
+            expect(documents).to_have_count(left, timeout=PATIENCE)
 
 
-def test_what_the_engine_refuses_is_told_and_can_be_sent_again(chromium_path: str, directory: Path) -> None:
-    with running(EXAMPLE, directory, "--engine", "meilisearch") as (_, output):
-        text = said(output, "Ctrl-C ends everything.")
-        refuse_one(found(r"Meilisearch \(imitated\) at (\S+)\.", text))
-        with browsing(chromium_path) as page:
-            page.goto(found(r"The documents: (\S+)", text))
-            write(page, "Toads", "They are brown.")
-            shows(card(page, "Toads"), "failed")
-            shows(card(page, "Toads"), "The engine refused it:")
-            shows(page.locator("#engine"), "1 failed")
-            for scheme in SCHEMES:
-                page.emulate_media(color_scheme=scheme)
-                assert page.evaluate(CHECKS) == []
-            card(page, "Toads").get_by_role("button", name="Why?").click()
-            shows(card(page, "Toads"), "failed at")
-            card(page, "Toads").get_by_role("button", name="Try again").click()
-            shows(card(page, "Toads"), "in search")
-            find(page, "brown")
-            shows(hits(page), "Toads")
+def test_bad_input_is_told_and_markup_is_shown_as_it_was_written(page: Page) -> None:
+    write(page, " ", "a text without a title")
+    shows(page.locator("#new [role=alert]"), "The title is missing.")
+    write(page, "t" * 201, "")
+    shows(page.locator("#new [role=alert]"), "The title is too long: 200 characters are the most.")
+    write(page, "<b>Newts</b>", "They live in ponds.")
+    shows(card(page, "<b>Newts</b>"), "in search")
+    find(page, "pon")
+    shows(hits(page), "<b>Newts</b>")
+    expect(hits(page).locator("mark")).to_have_text("pon", timeout=PATIENCE)
+
+
+def test_of_two_who_edit_the_second_is_told_and_the_index_follows_the_first(page: Page) -> None:
+    write(page, "Newts", "They live in ponds.")
+    other = another(page)
+    open_editor(other, "Newts")
+    edit(page, "Newts", "They live in lakes.")
+    find(page, "lakes")
+    shows(hits(page), "They live in lakes.")
+    save(other)
+    shows(other.locator("#documents"), "Somebody has changed this document meanwhile.")
+    other.get_by_role("button", name="Cancel").click()
+    shows(card(other, "Newts"), "They live in lakes.")
+    open_editor(other, "Newts")
+    card(page, "Newts").get_by_role("button", name="delete").click()
+    shows(page.locator("#found"), "Nothing found.")
+    expect(page.locator("#documents li")).to_have_count(0, timeout=PATIENCE)
+    save(other)
+    shows(other.locator("#documents"), "This document is gone: somebody has deleted it.")
+    page.get_by_role("button", name="Compare").click()
+    shows(page.locator(".compare"), "100 % the same (0 in the database)")
+
+
+def test_what_the_engine_refuses_is_told_and_can_be_sent_again(page: Page, service: str) -> None:
+    refuse_one(found(r"Meilisearch \(imitated\) at (\S+)\.", service))
+    write(page, "Toads", "They are brown.")
+    shows(card(page, "Toads"), "failed")
+    shows(card(page, "Toads"), "The engine refused it:")
+    shows(page.locator("#engine"), "1 failed")
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CHECKS) == []
+    card(page, "Toads").get_by_role("button", name="Why?").click()
+    shows(card(page, "Toads"), "failed at")
+    card(page, "Toads").get_by_role("button", name="Try again").click()
+    shows(card(page, "Toads"), "in search")
+    find(page, "brown")
+    shows(hits(page), "Toads")
 
 
 def test_ctrl_c_ends_everything_and_leaves_nothing(directory: Path) -> None:
     with running(EXAMPLE, directory, "--engine", "meilisearch") as (process, output):
         said(output, "The service runs")
-        others = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        until_gone(others)
-        assert list(directory.iterdir()) == []
+        interrupted(process, directory)
 
 
 def test_an_index_that_is_there_already_is_left_alone(directory: Path) -> None:
     with meilisearch.imitation() as server:
         server.ask("POST", "/indexes", {"uid": "documents", "primaryKey": "id"})
-        refused = [*command(EXAMPLE), "--check", "--search", meilisearch.destination_url(server, "documents")]
-        environment = ENVIRONMENT | {"TMPDIR": str(directory), "SEARCH_KEY": server.key}
-        done = subprocess.run(refused, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        url = meilisearch.destination_url(server, "documents")
+        done = check(EXAMPLE, directory, "--search", url, SEARCH_KEY=server.key)
         assert done.returncode == 1
         assert "the index 'documents' is there already" in done.stderr
         assert list(directory.iterdir()) == []
         assert [index["uid"] for index in server.ask("GET", "/indexes")["results"]] == ["documents"]
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """For the example's temporary files."""
-    with temporary_directory() as path:
-        yield path
-
-
-def until_gone(processes: list[int]) -> None:
-    """Wait until they have ended."""
-    deadline = time.monotonic() + 30
-    while alive(processes):
-        assert time.monotonic() < deadline, f"alive: {alive(processes)}"
-        time.sleep(0.05)
-
-
-def another(page: Page, url: str) -> Page:
-    """Somebody else, with a browser."""
+def another(page: Page) -> Page:
     browser = page.context.browser
     assert browser is not None
     other = browser.new_page()
     other.set_default_timeout(PATIENCE)
-    other.goto(url)
+    other.goto(page.url)
     return other
 
 
@@ -210,7 +180,6 @@ def refuse_one(address: str) -> None:
 
 
 def write(page: Page, title: str, body: str) -> None:
-    """Save a new document."""
     form = page.locator("#new")
     form.get_by_label("Title").fill(title)
     form.get_by_label("Text").fill(body)
@@ -218,17 +187,14 @@ def write(page: Page, title: str, body: str) -> None:
 
 
 def open_editor(page: Page, title: str) -> None:
-    """Begin to edit a document."""
     card(page, title).get_by_role("button", name="edit").click()
 
 
 def save(page: Page) -> None:
-    """End the edit."""
     page.locator("#documents form").get_by_role("button", name="Save").click()
 
 
 def edit(page: Page, title: str, body: str) -> None:
-    """Change the text of a document."""
     open_editor(page, title)
     field = page.locator("#documents form").get_by_label("Text")
     field.clear()
@@ -238,15 +204,12 @@ def edit(page: Page, title: str, body: str) -> None:
 
 
 def find(page: Page, words: str) -> None:
-    """Type them into the search box."""
     page.get_by_label("Words to find").fill(words)
 
 
 def hits(page: Page) -> Locator:
-    """What was found."""
     return page.get_by_role("list", name="What was found")
 
 
 def card(page: Page, title: str) -> Locator:
-    """The document of that title."""
     return page.locator("#documents > li").filter(has=page.get_by_role("heading", name=title, exact=True))

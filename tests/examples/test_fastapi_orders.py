@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,24 +12,21 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Locator, Page, expect
 
 from tests.examples.running import (
-    ENVIRONMENT,
     PATIENCE,
-    alive,
     browsing,
-    command,
-    descendants,
-    files,
+    check,
+    checked,
     found,
+    interrupted,
+    killed,
     picture,
     running,
     said,
     shows,
     tell,
-    temporary_directory,
 )
 
 EXAMPLE = "fastapi_orders"
-SECONDS = 240
 SUMMARY = re.compile(r"(\d+) orders, (\d+) events, (\d+) messages in Kafka, (\d+) shipments\.")
 
 # Where no Kafka can be had, there is nothing to run.
@@ -41,17 +34,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kafka_url")]
 
 
 def test_every_paid_order_is_shipped_once_through_kills_and_an_outage(directory: Path) -> None:
-    before = files(EXAMPLE)
-    check = [*command(EXAMPLE), "--check"]
-    environment = ENVIRONMENT | {"TMPDIR": str(directory)}
-    done = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    assert len(re.findall(r"^ok .*", done.stdout, re.MULTILINE)) == 8
-    [(orders, events, messages, shipments)] = [map(int, one) for one in SUMMARY.findall(done.stdout)]
+    printed = checked(EXAMPLE, directory, steps=8)
+    [(orders, events, messages, shipments)] = [map(int, one) for one in SUMMARY.findall(printed)]
     assert (orders, events, shipments) == (51, 102, 51)
     assert messages > events
-    assert list(directory.iterdir()) == []
-    assert files(EXAMPLE) == before
 
 
 def test_a_person_sees_where_each_order_is_and_a_kill_ends_everything(
@@ -73,22 +59,14 @@ def test_a_person_sees_where_each_order_is_and_a_kill_ends_everything(
             said(output, "kafka runs.")
             shows(row(page, "black tea"), "order.paid delivered 1")
             expect(page.get_by_text("Kafka cannot be reached")).to_be_hidden(timeout=PATIENCE)
-        others = descendants(process.pid)
         # PostgreSQL, Kafka, the shop, the relay and the consumer.
-        assert len(others) >= 5
-        process.kill()
-        process.wait()
-        until_gone(others)
+        killed(process, others=5)
 
 
 def test_ctrl_c_ends_everything_and_leaves_nothing(directory: Path) -> None:
     with running(EXAMPLE, directory) as (process, output):
         said(output, "PostgreSQL and Kafka run")
-        others = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        until_gone(others)
-        assert list(directory.iterdir()) == []
+        interrupted(process, directory)
 
 
 def test_a_topic_that_is_there_already_is_left_alone(kafka_url: str, directory: Path) -> None:
@@ -96,37 +74,18 @@ def test_a_topic_that_is_there_already_is_left_alone(kafka_url: str, directory: 
     admin = AdminClient({"bootstrap.servers": address})
     with suppress(KafkaException):
         admin.create_topics([NewTopic("order-events", 1)])["order-events"].result()
-    environment = ENVIRONMENT | {"TMPDIR": str(directory)}
-    refused = [*command(EXAMPLE), "--check", "--kafka", address]
-    done = subprocess.run(refused, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    done = check(EXAMPLE, directory, "--kafka", address)
     assert done.returncode == 1
     assert "Topic 'order-events' already exists" in done.stderr
     assert list(directory.iterdir()) == []
     assert "order-events" in admin.list_topics(timeout=10).topics
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """For the example's temporary files."""
-    with temporary_directory() as path:
-        yield path
-
-
-def until_gone(processes: list[int]) -> None:
-    """Wait until they have ended."""
-    deadline = time.monotonic() + 30
-    while alive(processes):
-        assert time.monotonic() < deadline, f"alive: {alive(processes)}"
-        time.sleep(0.05)
-
-
 def buy(page: Page, item: str) -> None:
-    """Order it, and pay."""
     page.get_by_label("Item").fill(item)
     page.get_by_role("button", name="Order").click()
     row(page, item).get_by_role("button", name="Pay").click()
 
 
 def row(page: Page, item: str) -> Locator:
-    """The order of an item."""
     return page.get_by_role("row").filter(has=page.get_by_role("cell", name=item))

@@ -11,5 +11,4 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("orders/", views.place),
     path("orders/async/", views.aplace),
-    path("orders/refused/", views.refuse),
 ]

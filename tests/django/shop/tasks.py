@@ -10,12 +10,6 @@ from relaybox.contrib.django.celery import OutboxTask
 from tests.django.shop.models import Order
 
 
-@shared_task
-def place_order(total: int) -> int:
-    """Write an order."""
-    return Order.objects.create(total=total).pk
-
-
 @shared_task(base=OutboxTask)
 def ship(order: int, **about: Any) -> None:
     """Write an order, from a transaction's own task."""

@@ -10,10 +10,6 @@ from relaybox.contrib.django import emit_event
 from tests.django.shop.models import Order
 
 
-class Refused(Exception):
-    """The order is refused after all."""
-
-
 @transaction.atomic
 def place(request: HttpRequest) -> HttpResponse:
     """Place an order and say so."""
@@ -25,12 +21,6 @@ async def aplace(request: HttpRequest) -> HttpResponse:
     """The same in an asynchronous view."""
     order = await sync_to_async(transaction.atomic(order_of))(request)
     return HttpResponse(str(order.pk), status=201)
-
-
-@transaction.atomic
-def refuse(request: HttpRequest) -> HttpResponse:
-    """Place an order, say so, and fail."""
-    raise Refused(order_of(request).pk)
 
 
 def order_of(request: HttpRequest) -> Order:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import runpy
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -15,44 +12,35 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from relaybox.signature import parse_keys, sign
-from tests.django.workers import wait_for
 from tests.examples.running import (
-    ENVIRONMENT,
     EXAMPLES,
     PATIENCE,
-    alive,
     browsing,
-    command,
-    descendants,
-    directory_of,
-    files,
+    checked,
     found,
+    interrupted,
+    killed,
     picture,
     running,
     said,
     shows,
     tell,
-    temporary_directory,
 )
+from tests.waiting import wait_for
 
 EXAMPLE = "django_uploads"
-SECONDS = 240
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("broker", "name"), [("redis", "Redis"), ("postgresql", "PostgreSQL")])
-def test_the_example_works_through_an_outage(broker: str, name: str, request: pytest.FixtureRequest) -> None:
+def test_the_example_works_through_an_outage(
+    broker: str, name: str, directory: Path, request: pytest.FixtureRequest
+) -> None:
     if broker == "redis":
         request.getfixturevalue("redis_url")
-    before = files(EXAMPLE)
-    check = [*command(EXAMPLE), "--check", "--broker", broker]
-    done = subprocess.run(check, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    assert f"Celery's broker is {name}." in done.stdout
-    assert len(re.findall(r"^ok .*", done.stdout, re.MULTILINE)) == 4
-    assert not directory_of(done.stdout).exists()
-    assert files(EXAMPLE) == before
+    printed = checked(EXAMPLE, directory, "--broker", broker, steps=4)
+    assert f"Celery's broker is {name}." in printed
 
 
 def test_a_person_sees_where_each_file_is(chromium_path: str, directory: Path, tmp_path: Path) -> None:
@@ -73,31 +61,18 @@ def test_a_person_sees_where_each_file_is(chromium_path: str, directory: Path, t
         expect(page.get_by_text("The runner cannot be reached")).to_be_hidden(timeout=PATIENCE)
         replay(page, "notes.txt")
         shows(row(page, "notes.txt"), "delivered")
-        log = directory_of(text) / "runner.log"
-        # Three that were stored, two that were processed, and the replay, for which nothing is done anew.
-        wait_for(lambda: log.read_text().count('"POST /events') == 6, explain=log.read_text)
+        log = Path(found(r"in (\S+) until the end", text)) / "runner.log"
+        # Three that were stored, two that were processed, and the replay, which nothing is done for.
+        wait_for(lambda: log.read_text().count('"POST /events') == 6, log.read_text)
         assert log.read_text().count("notes.txt: 5 words") == 1
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert list(directory.iterdir()) == []
+        interrupted(process, directory)
 
 
 def test_everything_ends_with_it_even_if_it_is_killed(directory: Path) -> None:
     with running(EXAMPLE, directory) as (process, output):
         said(output, "Ctrl-C ends everything.")
-        others = descendants(process.pid)
         # PostgreSQL, the runner, the web server, the worker and its two, beat; Redis where there is one.
-        assert len(others) >= 7
-        process.kill()
-        process.wait()
-        wait_for(lambda: not alive(others), explain=lambda: f"alive: {alive(others)}")
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """For the example's temporary files."""
-    with temporary_directory() as path:
-        yield path
+        killed(process, others=7)
 
 
 def test_the_runner_takes_only_what_is_signed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
