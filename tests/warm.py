@@ -6,6 +6,7 @@ process with its own directory, environment, signals and exit status, as users h
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -88,24 +89,30 @@ def start(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], out: int,
     """Start a command that writes to these descriptors."""
     status, theirs = os.pipe()
     request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}).encode()
-    server = _server(os.getpid())
+    server, _ = _server(os.getpid())
     socket.send_fds(server, [request], [out, err, theirs])
     os.close(theirs)
     return Process(int(server.recv(16)), status)
 
 
 @cache
-def _server(_owner: int) -> socket.socket:
-    """Return the socket of this process's warm interpreter, which ends together with it."""
+def _server(_owner: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Return this process's warm interpreter and the socket to it; it ends together with this process."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (mine, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
     code = f"from tests.warm import serve; serve({theirs.fileno()})"
-    subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True
     )
     theirs.close()
-    return mine
+    atexit.register(_end, mine, process)
+    return mine, process
+
+
+def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    server.close()
+    process.wait()
 
 
 def serve(descriptor: int) -> None:
@@ -165,7 +172,7 @@ def _become(out: int, err: int, arguments: list[str], cwd: str, env: dict[str, s
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.path[0] = cwd
+    sys.path[:1] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = ["relaybox", *arguments]
     del sys.modules["relaybox.__main__"]
     runpy.run_module("relaybox", run_name="__main__", alter_sys=True)

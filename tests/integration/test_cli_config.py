@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.project import Project
+from tests.integration.project import COMMAND, Project
 from tests.integration.shop import Shop
 
 APP = """
@@ -49,9 +49,9 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def assert_complaint(project: Project, message: str, *arguments: str) -> None:
+def assert_complaint(project: Project, message: str, *arguments: str, command: tuple[str, ...] = ()) -> None:
     """Run a command that complains in one line, without a secret."""
-    said = project.run(*arguments, status=2)
+    said = project.run(*arguments, status=2, command=command)
     assert said.startswith(f"relaybox: {message}")
     assert said.count("\n") == 1
     assert "hush" not in said
@@ -170,7 +170,7 @@ def test_a_missing_extra_is_named_with_its_fix(
 ) -> None:
     migrated.write("relaybox.toml", TOML.format(settings=f'sink = "{sink}"'))
     migrated.write(f"{package}.py", f"raise ModuleNotFoundError('none', name='{package}')\n")
-    assert_complaint(migrated, message, "relay", "--database", database)
+    assert_complaint(migrated, message, "relay", "--database", database, command=COMMAND)
 
 
 @pytest.mark.parametrize("kind", ["postgresql-18", "sqlite"])

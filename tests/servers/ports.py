@@ -10,7 +10,6 @@ import fcntl
 import os
 import socket
 import tempfile
-from io import TextIOWrapper
 from pathlib import Path
 
 FIRST = 10_000
@@ -21,10 +20,9 @@ SIZE = 300
 class Range:
     """The ports of one process; ``number`` is unique among the processes that run now."""
 
-    def __init__(self, number: int, lock: TextIOWrapper) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
         self.process = os.getpid()
-        self._lock = lock
         self._next = 0
 
     def take(self) -> int:
@@ -54,13 +52,14 @@ def _claim() -> Range:
     directory = Path(tempfile.gettempdir(), f"relaybox-ports-{os.getuid()}")
     directory.mkdir(exist_ok=True)
     for number in range(RANGES):
-        lock = (directory / str(number)).open("w")
+        # Closed when the process ends.
+        lock = os.open(directory / str(number), os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.close()
+            os.close(lock)
         else:
-            return Range(number, lock)
+            return Range(number)
     raise RuntimeError(f"all {RANGES} ranges of ports are taken: end the test processes of earlier runs")
 
 
