@@ -176,16 +176,6 @@ def test_a_quota_of_records_counts_every_index(server: Server) -> None:
     assert records(server, "a", "1") == [None]
 
 
-def test_faults_of_the_next_requests(server: Server) -> None:
-    server.faults(status=429, times=2, message="Too many jobs", retry_after="3")
-    for _ in range(2):
-        answer = ask(server, "GET", "")
-        assert (answer["code"], answer["message"], answer["after"]) == (429, "Too many jobs", "3")
-    assert "code" not in ask(server, "GET", "")
-    server.faults(body_limit=10)
-    assert ask(server, "POST", "/i/batch", batch())["code"] == 413
-
-
 def test_the_list_of_indexes(server: Server) -> None:
     write(server, "a", ("updateObject", {"objectID": "1"}))
     done(server, "PUT", "/b/settings", {"hitsPerPage": 5})
@@ -250,11 +240,3 @@ def test_what_was_accepted_outlives_the_process(server: Server) -> None:
     assert ask(server, "GET", f"/i/task/{accepted['taskID']}")["status"] == "published"
     assert records(server, "i", "1") == [{"objectID": "1"}]
     assert ask(server, "GET", "/i/settings")["hitsPerPage"] == 3
-
-
-def test_a_task_that_gets_lost_is_never_published(server: Server) -> None:
-    server.faults(lose=1)
-    lost = ask(server, "POST", "/i/batch", batch(("updateObject", {"objectID": "1"})))
-    write(server, "i", ("updateObject", {"objectID": "2"}))
-    assert ask(server, "GET", f"/i/task/{lost['taskID']}")["status"] == "notPublished"
-    assert records(server, "i", "1", "2") == [None, {"objectID": "2"}]
