@@ -320,7 +320,7 @@ def test_memory_does_not_grow_with_the_documents(
     project = Project(tmp_path)
     project.write("measure.py", MEASURE)
     peaks = []
-    for count in (5_000, 50_000):
+    for count in (2_000, 20_000):
         url = migrated_database("sqlite")
         Archive(url, count)
         peaks.append(int(project.run(url, str(count), command=(sys.executable, "measure.py"))))
