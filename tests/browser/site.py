@@ -80,6 +80,8 @@ async def serving(app: Any, web: Any = None) -> AsyncIterator[str]:
     live_of(web or app).close()
     server.should_exit = True
     await task
+    # What is mounted is not told of the end.
+    await (web or app).close()
 
 
 @contextmanager
