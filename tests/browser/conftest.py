@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from relaybox.web import live
 from tests.browser import site as sites
@@ -53,9 +53,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
         def opened(**options: Any) -> Page:
             expected = options.pop("expected", ())
-            context: BrowserContext = browser.new_context(
-                **{"viewport": {"width": 1280, "height": 860}, **options}
-            )
+            context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
             contexts.callback(context.close)
             context.set_default_timeout(PATIENCE)
             page = context.new_page()

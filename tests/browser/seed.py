@@ -96,14 +96,8 @@ def delivered(moment: datetime) -> dict[str, Any]:
 
 def failed(moment: datetime, error: str, attempts: int = 1) -> dict[str, Any]:
     """What makes a row failed."""
-    times = dict.fromkeys(("updated_at", "last_attempt_at"), moment + timedelta(seconds=40))
-    return {
-        "status": "failed",
-        "attempts": attempts,
-        "next_attempt_at": None,
-        "error_message": error,
-        **times,
-    }
+    at = dict.fromkeys(("updated_at", "last_attempt_at"), moment + timedelta(seconds=40))
+    return {"status": "failed", "attempts": attempts, "next_attempt_at": None, "error_message": error, **at}
 
 
 def events(now: datetime, chance: random.Random) -> Iterator[dict[str, Any]]:
@@ -227,15 +221,9 @@ def _people(connection: sa.Connection, outbox: Outbox, now: datetime, rows: list
     done = {"id": ident(began, chance), "action": "retry", "actor": "ada", "details": chosen}
     done |= {"state": "done", "total": 1412, "done": 1412}
     done |= {"started_at": began, "finished_at": began + timedelta(minutes=1)}
-    runs = {
-        "id": ident(now, chance),
-        "action": "replay",
-        "actor": "grace",
-        "state": "running",
-        "total": 10_000,
-    }
+    runs = {"id": ident(now, chance), "action": "replay", "actor": "grace", "state": "running"}
     runs |= {"details": {"filter": since, "rate": 50}, "started_at": now - timedelta(seconds=73)}
-    runs |= {"capped": 1, "done": 3_650, "skipped": 12}
+    runs |= {"total": 10_000, "capped": 1, "done": 3_650, "skipped": 12}
     for values in (done, runs):
         connection.execute(outbox.tables.operation.insert().values(**values))
 

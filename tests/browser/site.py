@@ -26,17 +26,11 @@ QUICK: dict[str, Any] = {"allow": ["127.0.0.0/8"], "backoff": {"base": "50ms", "
 T = TypeVar("T")
 PAGES = {
     "overview": "/?period=24h",
-    "destinations": "/destinations",
     "destination": "/destinations/warehouse?period=24h",
-    "events": "/events",
     "event": "/events?status=failed&destination=analytics",
-    "failures": "/failures",
     "confirm": "/failures",
-    "dead-letters": "/dead-letters",
-    "operations": "/operations",
-    "relays": "/relays",
-    "audit": "/audit",
-    "system": "/system",
+    **{name: f"/{name}" for name in ("destinations", "events", "failures", "dead-letters", "operations")},
+    **{name: f"/{name}" for name in ("relays", "audit", "system")},
 }
 
 
@@ -86,6 +80,8 @@ async def serving(app: Any, web: Any = None) -> AsyncIterator[str]:
     live_of(web or app).close()
     server.should_exit = True
     await task
+    # What is mounted is not told of the end.
+    await (web or app).close()
 
 
 @contextmanager

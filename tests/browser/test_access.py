@@ -75,9 +75,7 @@ def test_a_form_of_another_site_is_refused(guarded_site: Site, open_page: OpenPa
     assert guarded_site.rows("SELECT * FROM outbox_destination WHERE paused_at IS NOT NULL") == []
 
 
-def test_everything_works_under_a_prefix(
-    migrated_database: Callable[[str], str], open_page: OpenPage
-) -> None:
+def test_everything_works_with_a_prefix(migrated_database: Callable[[str], str], open_page: OpenPage) -> None:
     outbox = Outbox(migrated_database("postgresql-18"), destinations=[Destination("a/b ü", "memory:")])
     web = dashboard(outbox, users=USERS)
     page = open_page()

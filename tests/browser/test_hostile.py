@@ -15,13 +15,12 @@ from relaybox.web import dashboard
 from tests.browser.site import served
 from tests.databases import engine as engine_of
 
+OpenPage = Callable[..., Page]
 EVIL = "<img src=x onerror=alert(1)>"
 QUOTES = "\"'><script>alert(2)</script>{{7*7}}`</code>"
 
 
-def test_evil_in_every_field_is_inert(
-    migrated_database: Callable[[str], str], open_page: Callable[..., Page]
-) -> None:
+def test_evil_in_every_field_is_inert(migrated_database: Callable[[str], str], open_page: OpenPage) -> None:
     database = migrated_database("postgresql-18")
     outbox = Outbox(
         database,
@@ -53,11 +52,8 @@ def write(outbox: Outbox, engine: sa.Engine) -> list[dict[str, Any]]:
     """Rows that say it everywhere."""
     now, tables = datetime.now(UTC), outbox.tables
     said = ("aggregate_type", "event_type", "ordering_key", "idempotency_key")
-    common: dict[str, Any] = {
-        **dict.fromkeys(said, EVIL),
-        "aggregate_id": QUOTES,
-        "error_message": EVIL + QUOTES,
-    }
+    common: dict[str, Any] = {**dict.fromkeys(said, EVIL), "aggregate_id": QUOTES}
+    common |= {"error_message": EVIL + QUOTES}
     common |= dict.fromkeys(("created_at", "updated_at", "last_attempt_at"), now)
     common |= {"attempts": 1, "max_attempts": 1, "payload": {EVIL: QUOTES, "list": [EVIL]}}
     dead = {"relaybox-dead-letter-from": EVIL, "relaybox-dead-letter-reason": QUOTES}

@@ -27,10 +27,11 @@ PATHS = [
         "/destinations",
         "/destinations/billing",
         "/failures",
-        "/failures?destination=billing",
+        "/dead-letters",
+        "/operations",
     ),
-    *("/events", "/events?status=failed", "/events?status=failed&destination=billing", "/dead-letters"),
-    *("/operations", "/relays", "/audit", "/system"),
+    *("/events", "/events?status=failed", "/events?status=failed&destination=billing", "/relays", "/audit"),
+    *("/failures?destination=billing", "/system"),
     "/actions/confirm?action=retry&status=failed&destination=billing",
 ]
 MOST = 40
@@ -125,12 +126,8 @@ def test_forms(client: TestClient, action: str) -> None:
     csrf = re.search(r'name="csrf" value="(\w+)"', client.get("/destinations/billing").text)
     assert csrf is not None
     fields = ("destination", "reason", "for", "to", "id", "rate", "status", "since", "back")
-    bodies = [
-        "",
-        *(f"{name}={text}" for text in TEXTS for name in fields),
-        f"id={NOBODY}",
-        "rate=0&status=failed",
-    ]
+    bodies = ["", *(f"{name}={text}" for text in TEXTS for name in fields)]
+    bodies += [f"id={NOBODY}", "rate=0&status=failed"]
     bodies += ["destination=billing&reason=x&for=99999999d", "id=&status=due", "back=//evil.example&id=x"]
     for body in bodies:
         headers = {"content-type": "application/x-www-form-urlencoded"}

@@ -218,7 +218,7 @@ async def test_a_wrong_key_is_told_and_not_shown(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"stuck": True}, {"lose": 1}])
-async def test_a_task_that_is_not_published_is_not_delivered(
+async def test_an_unpublished_task_is_not_delivered(
     place: Place, server: Server, fault: dict[str, Any]
 ) -> None:
     server.faults(**fault)
@@ -454,8 +454,6 @@ def test_the_hosts_of_an_application() -> None:
         ("algolia://APP/x", None, {}, "auth"),
     ],
 )
-def test_what_is_configured_wrongly_is_told(
-    sink: str, auth: str | None, options: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_setting_is_told(sink: str, auth: str | None, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_engine(Destination("search", sink, auth=auth, options=options))

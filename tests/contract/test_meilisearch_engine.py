@@ -231,25 +231,18 @@ async def test_one_look_is_for_all_tasks(server: Server, place: Place) -> None:
     assert await written_at_once(server, place, 20) < 20
 
 
-async def test_many_tasks_are_looked_at_in_parts(
-    server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tasks_are_seen_in_parts(server: Server, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meilisearch_tasks, "AT_A_TIME", 3)
     assert await written_at_once(server, place, 10)
 
 
+PLAIN = "<html>The plain HTTP request was sent to HTTPS port</html>"
 OTHERS: list[tuple[int, str, str, type[Answer], str]] = [
     (200, '{"results": []}', "GET /tasks", Retry, "knows nothing of its task"),
     (200, "<html>Welcome</html>", "GET /tasks", Unavailable, "is it Meilisearch?"),
     (200, "<html>Welcome</html>", "POST /indexes", Unavailable, "is it Meilisearch?"),
-    (400, "<html>The plain HTTP request was sent to HTTPS port</html>", "GET /tasks", Unavailable, "400 Bad"),
-    (
-        400,
-        "<html>The plain HTTP request was sent to HTTPS port</html>",
-        "POST /indexes",
-        Unavailable,
-        "400 Bad",
-    ),
+    (400, PLAIN, "GET /tasks", Unavailable, "400 Bad"),
+    (400, PLAIN, "POST /indexes", Unavailable, "400 Bad"),
     (500, "{}", "GET /tasks", Unavailable, "500"),
 ]
 

@@ -140,9 +140,7 @@ async def test_any_other_id_is_written_and_read(strict: Place, key: str) -> None
     assert await strict.get([key]) == {key: document(key, 1)}
 
 
-async def test_with_refresh_what_is_delivered_is_found_by_a_search(
-    opensearch_url: str, api: Api, strict: Place
-) -> None:
+async def test_with_refresh_what_is_delivered_is_found(opensearch_url: str, api: Api, strict: Place) -> None:
     async with opened(opensearch_url, refresh=True) as engine:
         await engine.write(strict.index, [index("a", 7)])
     found = api("POST", f"/{strict.index}/_search", {"query": {"match": {"n": 7}}})
@@ -188,9 +186,7 @@ async def test_a_document_that_is_too_large_alone_is_refused_alone(api: Api, bla
     assert "http.max_content_length" in reason(answers[1])
 
 
-async def test_requests_are_cut_by_their_bytes(
-    api: Api, blank: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_are_cut_by_bytes(api: Api, blank: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opensearch_bulk, "LARGEST_BODY", 1000)
     lines = {at: opensearch_bulk.line_of(index(f"k{at}", "x" * 300)) for at in range(7)}
     parts = list(opensearch_bulk.parts_of(lines))

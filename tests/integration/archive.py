@@ -106,11 +106,8 @@ class Archive:
     def attempted(self, said: str) -> list[str]:
         """What went wrong so far in attempts, or with the destination, and says this."""
         tables = self.outbox.tables
-        texts = (
-            tables.event.c.error_message,
-            tables.attempt.c.error_message,
-            tables.destination.c.circuit_reason,
-        )
+        texts = [table.c.error_message for table in (tables.event, tables.attempt)]
+        texts.append(tables.destination.c.circuit_reason)
         with self.engine.connect() as connection:
             found = [one for text in texts for one in connection.scalars(sa.select(text).distinct())]
         return [one for one in found if one is not None and said in one.lower()]

@@ -84,9 +84,8 @@ class Library:
         self.destination = Destination(
             "search", sink, **{"backoff": {"base": 0.05, "cap": 0.2}, "poll_interval": 0.05, **options}
         )
-        self.outbox = Outbox(
-            database, destinations=[self.destination], routes=[Route("document.*", to="search")]
-        )
+        routes = [Route("document.*", to="search")]
+        self.outbox = Outbox(database, destinations=[self.destination], routes=routes)
         self.database = engine(database)
         Base.metadata.create_all(self.database)
         self.ask(lambda engine: engine.create(self.index))

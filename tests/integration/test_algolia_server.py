@@ -16,6 +16,7 @@ from tests.servers import algolia
 from tests.servers.algolia import Server
 from tests.waiting import wait_for
 
+JSON = {"Content-Type": "application/json"}
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
@@ -37,11 +38,7 @@ def ask(server: Server, method: str, path: str, body: Any = None, key: str = alg
     request = Request(
         f"http://127.0.0.1:{server.port}/1/indexes{path}",
         None if body is None else json.dumps(body).encode(),
-        {
-            "X-Algolia-Application-Id": algolia.APPLICATION,
-            "X-Algolia-API-Key": key,
-            "Content-Type": "application/json",
-        },
+        {**JSON, "X-Algolia-Application-Id": algolia.APPLICATION, "X-Algolia-API-Key": key},
         method=method,
     )
     try:
@@ -102,11 +99,8 @@ def test_replace_partial_update_and_delete(server: Server) -> None:
     write(server, "i", ("updateObject", {"objectID": "1", "a": 1, "b": 2}))
     write(server, "i", ("partialUpdateObject", {"objectID": "1", "b": 3}))
     assert records(server, "i", "1") == [{"objectID": "1", "a": 1, "b": 3}]
-    changes = [
-        ("updateObject", {"objectID": "1", "b": 4}),
-        ("partialUpdateObject", {"objectID": "2", "a": 1}),
-    ]
-    write(server, "i", *changes, ("partialUpdateObjectNoCreate", {"objectID": "3", "a": 1}))
+    edits = [("updateObject", {"objectID": "1", "b": 4}), ("partialUpdateObject", {"objectID": "2", "a": 1})]
+    write(server, "i", *edits, ("partialUpdateObjectNoCreate", {"objectID": "3", "a": 1}))
     assert records(server, "i", "1", "2", "3") == [{"objectID": "1", "b": 4}, {"objectID": "2", "a": 1}, None]
     write(server, "i", ("deleteObject", {"objectID": "1"}))
     assert records(server, "i", "1") == [None]
@@ -176,26 +170,14 @@ def test_a_quota_of_records_counts_every_index(server: Server) -> None:
     assert records(server, "a", "1") == [None]
 
 
-def test_faults_of_the_next_requests(server: Server) -> None:
-    server.faults(status=429, times=2, message="Too many jobs", retry_after="3")
-    for _ in range(2):
-        answer = ask(server, "GET", "")
-        assert (answer["code"], answer["message"], answer["after"]) == (429, "Too many jobs", "3")
-    assert "code" not in ask(server, "GET", "")
-    server.faults(body_limit=10)
-    assert ask(server, "POST", "/i/batch", batch())["code"] == 413
-
-
 def test_the_list_of_indexes(server: Server) -> None:
     write(server, "a", ("updateObject", {"objectID": "1"}))
     done(server, "PUT", "/b/settings", {"hitsPerPage": 5})
     listed = ask(server, "GET", "")
     assert listed["nbPages"] == 1
     full, empty = listed["items"]
-    fields = (
-        "name createdAt updatedAt entries dataSize fileSize lastBuildTimeS numberOfPendingTasks pendingTask"
-    )
-    assert set(full) == set(fields.split())
+    fields = "name createdAt updatedAt entries dataSize fileSize lastBuildTimeS numberOfPendingTasks"
+    assert set(full) == {*fields.split(), "pendingTask"}
     assert (full["name"], full["entries"], full["pendingTask"]) == ("a", 1, False)
     assert DATE.fullmatch(full["createdAt"])
     assert (empty["name"], empty["entries"], empty["createdAt"]) == ("b", 0, "")
@@ -250,11 +232,3 @@ def test_what_was_accepted_outlives_the_process(server: Server) -> None:
     assert ask(server, "GET", f"/i/task/{accepted['taskID']}")["status"] == "published"
     assert records(server, "i", "1") == [{"objectID": "1"}]
     assert ask(server, "GET", "/i/settings")["hitsPerPage"] == 3
-
-
-def test_a_task_that_gets_lost_is_never_published(server: Server) -> None:
-    server.faults(lose=1)
-    lost = ask(server, "POST", "/i/batch", batch(("updateObject", {"objectID": "1"})))
-    write(server, "i", ("updateObject", {"objectID": "2"}))
-    assert ask(server, "GET", f"/i/task/{lost['taskID']}")["status"] == "notPublished"
-    assert records(server, "i", "1", "2") == [None, {"objectID": "2"}]

@@ -314,13 +314,11 @@ def test_a_document_that_cannot_be_an_event_is_passed_over_and_named(archive: Ar
     assert archive.ids() == [number for number in range(1, 121) if number not in (3, 60)]
 
 
-def test_memory_does_not_grow_with_the_documents(
-    tmp_path: Path, migrated_database: Callable[[str], str]
-) -> None:
+def test_memory_does_not_grow_with_documents(tmp_path: Path, migrated_database: Callable[[str], str]) -> None:
     project = Project(tmp_path)
     project.write("measure.py", MEASURE)
     peaks = []
-    for count in (5_000, 50_000):
+    for count in (2_000, 20_000):
         url = migrated_database("sqlite")
         Archive(url, count)
         peaks.append(int(project.run(url, str(count), command=(sys.executable, "measure.py"))))

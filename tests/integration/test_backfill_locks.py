@@ -90,7 +90,7 @@ def repaired(archive: Archive) -> int:
 
 
 @pytest.mark.parametrize("work", [backfilled, repaired])
-def test_a_writer_in_the_other_order_never_breaks_a_deadlock(
+def test_a_writer_in_the_other_order_breaks_no_deadlock(
     archive: Archive, work: Callable[[Archive], int]
 ) -> None:
     with backwards(archive) as errors:

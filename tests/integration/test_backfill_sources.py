@@ -156,7 +156,7 @@ def test_the_command_tells_what_it_does(tmp_path: Path, small: Archive) -> None:
         (("shop:documents", "--rate", "fast"), "--rate = 'fast'"),
     ],
 )
-def test_the_command_says_what_is_wrong(
+def test_the_command_names_mistakes(
     tmp_path: Path, small: Archive, words: tuple[str, ...], told: str
 ) -> None:
     project = make_project(tmp_path, small)

@@ -184,17 +184,15 @@ async def test_a_key_that_is_wrong_is_told_without_it(place: Place) -> None:
 async def test_an_index_that_is_not_there_is_told_and_not_made(place: Place) -> None:
     async with sink_to(place.url) as sink:
         await sink.check()
-    missing = place.another()
-    async with sink_to(missing.url) as sink:
-        with pytest.raises(
-            Unavailable, match=f"the index '{missing.index}' does not exist on .*create_index"
-        ):
+    absent = place.another()
+    async with sink_to(absent.url) as sink:
+        with pytest.raises(Unavailable, match=f"the index '{absent.index}' does not exist on .*create_index"):
             await sink.check()
         for one in (event("1", "x"), event("1")):
             [answer] = await sink.send([one])
             assert isinstance(answer, Unavailable)
             assert "set create_index = true" in answer.reason
-    assert await missing.ask(lambda engine: engine.present([missing.index])) == {}
+    assert await absent.ask(lambda engine: engine.present([absent.index])) == {}
 
 
 async def test_an_index_is_created_where_that_is_wanted(place: Place) -> None:
