@@ -193,9 +193,7 @@ class OutageContract(RelayContract):
         [answer] = await send(f"{place.scheme}://127.0.0.1:{port}", make_delivery(), timeout="1s")
         assert isinstance(answer, Unavailable)
 
-    async def test_a_silent_server_is_unavailable_and_takes_events_when_it_is_back(
-        self, place: Place
-    ) -> None:
+    async def test_a_silent_server_is_unavailable_and_takes_events_once_back(self, place: Place) -> None:
         await place.declare()
         async with sink_to(place.url, timeout="500ms") as sink:
             await deliver(sink)
@@ -210,9 +208,7 @@ class OutageContract(RelayContract):
         assert list(dict.fromkeys(ids)) == wanted
         assert len(ids) == 3 or place.duplicates
 
-    async def test_large_messages_to_a_silent_server_time_out_and_the_sink_can_be_closed(
-        self, place: Place
-    ) -> None:
+    async def test_large_messages_to_a_silent_server_time_out_and_it_can_close(self, place: Place) -> None:
         await place.declare()
         async with sink_to(place.url, timeout="500ms") as sink:
             await deliver(sink)
