@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Route
+from relaybox import Destination, Route, circuit
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Retry, Unavailable, Unreachable
 from relaybox.sink import Answer, Sink
@@ -148,8 +148,10 @@ class RelayContract:
 
     @pytest.mark.slow
     async def test_each_key_arrives_in_order_where_the_server_is_restarted_in_the_middle(
-        self, place: Place, database: str
+        self, place: Place, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # The longer a server takes to start, the longer the circuit would wait for the next probe.
+        monkeypatch.setattr(circuit, "LONGEST_PAUSE", 1.0)
         await place.declare()
         shop, half = shop_to(place.url, database), MANY // 2
         shop.emit(half, keys=500)
