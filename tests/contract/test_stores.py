@@ -226,9 +226,7 @@ class SqlContract(StoreContract):
 class ServerContract(SqlContract):
     """The contract on a database that has a server."""
 
-    async def test_the_database_ends_a_transaction_of_a_process_that_stopped(
-        self, harness: SqlHarness
-    ) -> None:
+    async def test_the_database_ends_a_transaction_that_is_left_alone(self, harness: SqlHarness) -> None:
         def look() -> Generator[Any, Any, Any]:
             [[[value]]] = yield [Query(question, ())]
             return value

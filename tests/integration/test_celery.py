@@ -165,8 +165,7 @@ async def test_without_an_application_nothing_is_sent_to_one_that_is_made_up(
 
 
 async def test_where_tasks_are_eager_the_sink_runs_them(app: Celery) -> None:
-    app.conf.task_always_eager = True
-    app.conf.task_eager_propagates = True
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
     got, ids = [], []
 
     @app.task(name="shop.tasks.index", shared=False)
