@@ -313,7 +313,7 @@ async def test_after_a_send_is_cancelled_nothing_more_is_tried() -> None:
         await asyncio.Event().wait()
 
     async with sink_for(handler, concurrency=1) as sink:
-        sending = asyncio.ensure_future(sink.send(deliveries(3)))  # noqa: RUF006
+        sending = asyncio.ensure_future(sink.send(deliveries(3)))
         await begun.wait()
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
