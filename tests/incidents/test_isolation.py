@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Retry
 from relaybox.envelope import event_of
-from relaybox.observe import Observer
 from relaybox.outcome import Outcome
 from relaybox.relay.batch import Batch
 from relaybox.relay.decide import Opening, Policy
@@ -22,6 +21,7 @@ from relaybox.stores import statements
 from tests.incidents.conftest import Case, variants
 from tests.integration.runner import Runner, running
 from tests.integration.shop import QUICK, Shop, shop_for
+from tests.integration.test_outages import Circuits
 from tests.waiting import await_for
 
 
@@ -59,15 +59,6 @@ async def test_one_bad_sink_stops_all_the_others(case: Case) -> None:
             await await_for(lambda: taken == expected, "the other destinations", case.seconds)
 
 
-class Probes(Observer):
-    """Counts the probes of a destination that is down."""
-
-    count = 0
-
-    def circuit(self, destination: str, state: str, reason: str) -> None:
-        self.count += state == "half_open"
-
-
 @pytest.fixture
 async def runner() -> AsyncIterator[Runner]:
     async with running() as runner:
@@ -87,10 +78,12 @@ async def test_an_outage_burns_all_attempts(case: Case, runner: Runner) -> None:
     shop = shop_for(case.database("postgresql-18"), place)
     runner.down = "503"
     shop.emit(10)
-    probes = Probes()
-    async with shop.outbox.relay(observers=[probes]):
+    seen = Circuits()
+    async with shop.outbox.relay(observers=[seen]):
         # Four more times than an event has attempts, or as long as it takes to use them up.
-        await await_for(lambda: probes.count >= 4 or "failed" in shop.states(), "a long outage")
+        await await_for(
+            lambda: seen.changes.count("half_open") >= 4 or "failed" in shop.states(), "a long outage"
+        )
         runner.down = None
         await await_for(lambda: "pending" not in shop.states(), "the end of the backlog")
     with case.check("the outage failed events"):

@@ -401,7 +401,7 @@ class Drained(Shop):
     ids=["kept", "deleted", "ordered"],
 )
 async def test_an_event_takes_few_calls_and_leaves_nothing_behind(
-    options: dict[str, Any], measured: int, url: str, record_property: Callable[[str, object], None]
+    options: dict[str, Any], measured: int, url: str
 ) -> None:
     shop = Drained(url, **options)
     await shop.drain(EVENTS // 4)
@@ -412,15 +412,11 @@ async def test_an_event_takes_few_calls_and_leaves_nothing_behind(
         kept.append((more[1] - less[1]) / EVENTS)
         if calls[-1] <= 1.2 * measured and kept[-1] < 0.1:
             break
-    record_property("calls per event", calls)
-    record_property("objects kept per event", kept)
     assert min(calls) <= 1.2 * measured, f"{calls} calls an event; they were {measured}"
     assert min(kept) < 0.1, f"{kept} objects of each event are still there"
 
 
-async def test_a_claimed_event_is_few_objects(
-    url: str, record_property: Callable[[str, object], None]
-) -> None:
+async def test_a_claimed_event_is_few_objects(url: str) -> None:
     shop = Drained(url)
     shop.emit(4 * EVENTS)
     blocks = []
@@ -435,5 +431,4 @@ async def test_a_claimed_event_is_few_objects(
             assert len(claim.deliveries) == limit
             del claim
     objects = (blocks[1] - blocks[0]) / (EVENTS // 2)
-    record_property("objects per claimed event", objects)
     assert objects <= 14, f"{objects} objects; they were 12.4"

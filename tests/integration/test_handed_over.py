@@ -117,17 +117,8 @@ async def test_what_would_never_be_read_is_refused(url: str, outbox: Outbox) -> 
 
 def test_the_command_says_what_is_known(url: str, outbox: Outbox, tmp_path: Path) -> None:
     project = Project(tmp_path)
-    project.write(
-        "relaybox.toml",
-        f"""
-        [relaybox]
-        database = "{url}"
-        [destinations.cdc]
-        sink = "debezium:"
-        [destinations.mail]
-        sink = "memory:"
-        """,
-    )
+    destinations = '[destinations.cdc]\nsink = "debezium:"\n[destinations.mail]\nsink = "memory:"\n'
+    project.write("relaybox.toml", f'[relaybox]\ndatabase = "{url}"\n{destinations}')
     with psycopg.connect(url) as connection:
         emitted = outbox.emit(connection, "Order", 1, "order.paid", {})
     assert "handed to Debezium's reader of the log at" in project.run("why", str(emitted.event_id))
