@@ -73,9 +73,6 @@ def test_what_was_emitted_is_how_far_the_position_has_come() -> None:
     levels = (level(-5, 100), level(-4, 220), level(-1, 400), level(0, 390))
     points = make_series(history(levels=levels), 1, 60).points[-6:]
     assert [point.emitted for point in points] == [None, 2.0, None, None, 1.0, 0.0]
-
-
-def test_what_was_sampled_is_shown_where_it_was() -> None:
     point = make_series(history(levels=(level(-1, 1, pending=7, oldest=3.5),)), 1, 60).points[-2]
     assert (point.pending, point.oldest_seconds) == (7, 3.5)
 
@@ -108,9 +105,6 @@ def test_nothing_at_all_is_said() -> None:
     assert empty.empty
     assert empty.description == "Over the last 1\N{NO-BREAK SPACE}h nothing was recorded."
     assert empty.lines[0].path == ""
-
-
-def test_a_description_says_newest_highest_and_lowest() -> None:
     text = chart("backlog", series(7, 1_200, 3)).description
     assert text == "Over the last 1\N{NO-BREAK SPACE}h, pending: newest 3, highest 1,200, lowest 3."
 
@@ -143,10 +137,8 @@ def test_times_stand_at_round_moments() -> None:
     assert [tick.text for tick in ticks] == ["12:15", "12:30", "12:45"]
     week = chart("backlog", series(*[1] * 167, step=3600), 168)
     assert week.times[0].text == "01 Feb"
-
-
-def test_the_minute_that_has_just_begun_is_left_out() -> None:
-    assert chart("rates", series(1, 2, 3)).lines[0].path.count("L") == 2
+    path = chart("rates", series(1, 2, 3)).lines[0].path
+    assert path.count("L") == 2, "the minute that has just begun is left out"
 
 
 def test_of_one_destination_nothing_is_said_of_what_was_emitted() -> None:

@@ -157,18 +157,15 @@ def test_unusual_database_urls_are_left_to_the_driver(url: str) -> None:
     assert normalize_url(url) == url
 
 
-def test_the_name_of_a_file_is_answered_with_its_url() -> None:
+def test_the_name_of_a_file_and_an_engine_are_answered_with_a_url() -> None:
     assert refusal(lambda: normalize_url("shop.db")).endswith("; for a file: sqlite:///shop.db")
     assert refusal(lambda: normalize_url("/var/shop.sqlite3")).endswith(": sqlite:////var/shop.sqlite3")
     assert "for a file" not in refusal(lambda: normalize_url("u:p@h/x.db"))
-
-
-def test_an_engine_is_answered_with_a_url() -> None:
+    engine: Any = object()
     message = "database is of type object; write a URL such as postgresql://user@host/db, env:NAME or file:"
-    assert refusal(lambda: Settings.load(None, {}, object())).startswith(message)  # type: ignore[arg-type]
-    assert refusal(lambda: Settings(object())).startswith(  # type: ignore[arg-type]
-        "database is of type object: write one of postgresql://"
-    )
+    assert refusal(lambda: Settings.load(None, {}, engine)).startswith(message)
+    told = refusal(lambda: Settings(engine))
+    assert told.startswith("database is of type object: write one of postgresql://")
 
 
 def test_a_masked_url_still_says_where_it_points() -> None:

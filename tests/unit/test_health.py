@@ -37,11 +37,8 @@ def reasons(
     return [problem.reason for problem in health.problems]
 
 
-def test_nothing_to_do_is_well_even_without_a_relay() -> None:
-    assert reasons(IDLE, relays=()) == []
-
-
 def test_work_that_is_due_while_nothing_settles_is_not() -> None:
+    assert reasons(IDLE, relays=()) == []
     assert reasons(STUCK) == ["work is due and nothing settles"]
     assert reasons(Flow(True, 90.0, settles=True)) == []
     assert reasons(Flow(True, 59.0, settles=False)) == []
@@ -53,14 +50,9 @@ def test_a_destination_that_may_send_only_now_and_then_waits_because_it_is_meant
     assert reasons(STUCK, rate=50.0) == ["work is due and nothing settles"]
 
 
-def test_work_that_is_due_while_no_relay_is_alive_is_not() -> None:
-    assert reasons(Flow(True, 1.0, settles=True), relays=(relay(16.0),)) == [
-        "no relay is alive, and work is due"
-    ]
-
-
 def test_a_relay_is_gone_when_every_page_says_so() -> None:
     work = Flow(True, 1.0, settles=True)
+    assert reasons(work, relays=(relay(16.0),)) == ["no relay is alive, and work is due"]
     for ago in (1.0, 14.0, 16.0, 29.0, 31.0):
         assert bool(reasons(work, relays=(relay(ago),))) is not is_alive(relay(ago)), ago
 

@@ -159,6 +159,9 @@ def test_trouble_that_is_never_the_same_does_not_flood_the_log(relay: Relay) -> 
     for number in range(1000):
         relay.observer.trouble("runner", "claim", StoreError(f"connection {number} refused"))
     assert len(relay.said()) == TEXTS
+    relay.settle(RETRIED, destination="a long name")
+    relay.settle(RETRIED, destination="short")
+    assert relay.said()[1].startswith("short        again in"), "names are aligned"
 
 
 def test_a_defect_is_told_with_its_traceback_once_a_minute(relay: Relay) -> None:
@@ -194,12 +197,6 @@ def test_records_carry_their_values(relay: Relay) -> None:
     assert delivered == {**of_both, "event": "delivered"}
     assert summary.pop("lag_p50") == summary.pop("lag_p99") >= 0
     assert summary == {"destination": "runner", "event": "summary", "delivered": 1, "retried": 0, "failed": 1}
-
-
-def test_names_are_aligned(relay: Relay) -> None:
-    relay.settle(RETRIED, destination="a long name")
-    relay.settle(RETRIED, destination="short")
-    assert relay.said()[1].startswith("short        again in")
 
 
 def test_a_span_is_written_in_two_units_at_most() -> None:

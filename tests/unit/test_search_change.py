@@ -63,17 +63,10 @@ def test_a_type_that_nothing_maps_is_refused_and_the_option_named(event_type: st
 def test_own_patterns_go_before_the_default_ones_in_their_order() -> None:
     actions = {"draft.*": "ignore", "document.archived": "delete", "*.updated": "delete", "*": "index"}
     found = changes(actions=actions).action_of
-    assert [found(name) for name in ("draft.updated", "document.archived.v3", "x.updated", "x.y")] == [
-        "ignore",
-        "delete",
-        "delete",
-        "index",
-    ]
+    names = ("draft.updated", "document.archived.v3", "x.updated", "x.y")
+    assert [found(name) for name in names] == ["ignore", "delete", "delete", "index"]
     # The default's turn comes after all of the given ones.
     assert found("x.deleted") == "index"
-
-
-def test_a_version_can_have_an_action_of_its_own() -> None:
     found = changes(actions={"document.updated.v1": "ignore"}).action_of
     assert (found("document.updated.v1"), found("document.updated.v2")) == ("ignore", "index")
 
@@ -126,9 +119,6 @@ async def test_the_id_may_stand_in_another_field() -> None:
 async def test_a_payload_that_is_no_object_is_refused(payload: str, told: str) -> None:
     with pytest.raises(Reject, match=f"the payload is {told}; a document is a JSON object"):
         await changes().change_of(event("7", "x", payload=payload))
-
-
-async def test_a_payload_of_bytes_is_refused() -> None:
     binary: dict[str, Any] = {"payload": None, "payload_data": b"x", "payload_encoding": "binary"}
     with pytest.raises(Reject, match="the payload is bytes"):
         await changes().change_of(event("7", "x", **binary))
@@ -232,9 +222,6 @@ async def test_a_timeout_of_the_functions_own_is_its_error() -> None:
 async def test_what_is_no_document_is_refused(made: Any, told: str) -> None:
     with pytest.raises(Reject, match=f"the document function returned {told}; return a mapping"):
         await changes(document=lambda event: made).change_of(event("7", "x"))
-
-
-async def test_what_json_cannot_hold_is_refused() -> None:
     with pytest.raises(Exception, match=r"\$.*title") as raised:
         await changes(document=lambda event: {"title": object()}).change_of(event("7", "x"))
     assert isinstance(answer_of(raised.value), Reject)

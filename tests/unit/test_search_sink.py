@@ -122,9 +122,7 @@ async def test_what_may_not_begin_is_left_with_all_that_follows(engine: Double) 
     assert await sink(engine).send(batch, told) == [Delivered(), Released(), Released(), Delivered()]
     assert engine.written() == [["a", "d"]]
     assert set(told.answers) == {batch[0].event_id, batch[3].event_id}
-
-
-async def test_what_waits_for_one_that_may_not_begin_is_left(engine: Double) -> None:
+    engine.requests.clear()
     batch = [event("1", "a", key="k"), event("2", "b", key="k"), event("2", "c", key="other")]
     assert await sink(engine).send(batch, Told(refused=[batch[0]])) == [Released()] * 3
     assert engine.requests == []
@@ -248,9 +246,6 @@ async def test_a_check_reaches_the_engine_and_sees_the_index(engine: Double) -> 
     engine.raised = Unavailable("refuses the key")
     with pytest.raises(Unavailable, match="refuses the key"):
         await sink(engine, options={"create_index": True}).check()
-
-
-async def test_closing_it_closes_the_engine(engine: Double) -> None:
     await sink(engine).close()
     assert engine.closed
 
