@@ -196,14 +196,10 @@ def test_a_template_is_filled_with_the_fields_of_an_event() -> None:
     [
         ("{tenat}", "names 'tenat'; did you mean 'tenant'?"),
         ("{payload}", "known: aggregate_id, aggregate_type, destination, event_type, tenant"),
-        ("{}", "names ''"),
-        ("{0}", "names '0'"),
-        ("{tenant.upper}", "names 'tenant.upper'"),
-        ("{tenant[0]}", "names 'tenant[0]'"),
-        ("{tenant!r}", "write the fields plainly"),
+        *(("{}", "names ''"), ("{0}", "names '0'"), ("{tenant.upper}", "names 'tenant.upper'")),
+        *(("{tenant[0]}", "names 'tenant[0]'"), ("{tenant!r}", "write the fields plainly")),
         ("{tenant:>10}", "write the fields plainly"),
-        ("{tenant:{event_type}}", "write the fields plainly"),
-        ("{tenant", "expected '}'"),
+        *(("{tenant:{event_type}}", "write the fields plainly"), ("{tenant", "expected '}'")),
         ("tenant}", "Single '}'"),
     ],
 )

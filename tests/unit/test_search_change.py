@@ -40,11 +40,8 @@ def module_function(event: Event) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("event_type", "action"),
     [
-        ("document.created", "index"),
-        ("document.updated", "index"),
-        ("document.updated.v2", "index"),
-        ("document.deleted", "delete"),
-        ("document.deleted.v13", "delete"),
+        *(("document.created", "index"), ("document.updated", "index"), ("document.updated.v2", "index")),
+        *(("document.deleted", "delete"), ("document.deleted.v13", "delete")),
         ("shop.order.line.created", "index"),
     ],
 )

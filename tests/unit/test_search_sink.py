@@ -131,11 +131,8 @@ async def test_what_may_not_begin_is_left_with_all_that_follows(engine: Double) 
 async def test_what_is_ignored_is_delivered_in_its_place(engine: Double) -> None:
     refusal = engine.refused["bad"] = Reject("bad")
     batch = [
-        event("1", "a"),
-        event("1", type_="document.viewed"),
-        event("1", "bad"),
-        event("1", type_="document.viewed"),
-        event("2", type_="document.viewed"),
+        *(event("1", "a"), event("1", type_="document.viewed"), event("1", "bad")),
+        *(event("1", type_="document.viewed"), event("2", type_="document.viewed")),
     ]
     one = sink(engine, options={"actions": {"*.viewed": "ignore"}})
     answers = await one.send(batch)
