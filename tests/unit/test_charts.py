@@ -50,20 +50,14 @@ def test_an_hour_a_day_and_a_week(hours: float, minutes: int, count: int) -> Non
     assert series.points[-1].at <= NOW < series.points[-1].at + series.step
 
 
-def test_a_minute_in_which_nothing_happened_is_there_and_says_so() -> None:
+def test_a_minute_has_rates_by_the_second_and_lags_also_while_it_goes_on() -> None:
     [*_, point] = make_series(history(), 1, 60).points
     assert (point.delivered, point.retried, point.failed) == (0.0, 0, 0)
     assert (point.emitted, point.pending, point.oldest_seconds, point.p50, point.p99) == (None,) * 5
-
-
-def test_rates_are_by_the_second_also_in_the_minute_that_goes_on() -> None:
     settled = (Settled(LAST - 1, 120, 1, 2, {}), Settled(LAST, 60, 0, 0, {}))
     before, last = make_series(history(settled=settled), 1, 60).points[-2:]
     assert (before.delivered, before.retried, before.failed) == (2.0, 1, 2)
     assert last.delivered == 2.0
-
-
-def test_lag_is_read_from_the_buckets() -> None:
     settled = (Settled(LAST, 100, 0, 0, {0: 50, 10: 45, 20: 5}),)
     point = make_series(history(settled=settled), 1, 60).points[-1]
     assert (point.p50, point.p95, point.p99) == pytest.approx((0.001, 0.032, 1.024))

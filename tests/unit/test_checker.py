@@ -114,10 +114,14 @@ def test_what_is_lost_tells_what_its_row_says_only_where_there_is_one(
     assert lost == Finding("lost", "shop", C, words)
 
 
-def test_an_unknown_policy_is_refused() -> None:
+def test_an_unknown_policy_and_rows_out_of_order_are_refused() -> None:
     wrong: Any = "skipp"
     with pytest.raises(ValueError, match="on_failed = 'skipp'; expected one of 'block', 'skip'"):
         check(ROWS, received(A, B, C), on_failed=wrong)
+    with pytest.raises(ValueError, match="position 1 stands after 2; give the rows in order of position"):
+        check([ROWS[1], ROWS[0]], [])
+    by_destination = [*ROWS, Committed("mail", A, None, 2)]
+    assert check(by_destination, [*received(A, B, C), Received("mail", A)]).ok
 
 
 @pytest.mark.parametrize("argument", ["committed", "received", "status", "in_flight"])
@@ -134,9 +138,11 @@ def test_an_id_that_is_a_text_is_refused_with_what_is_expected(argument: str) ->
         check(**({"committed": ROWS, "received": received(A, B, C)} | {argument: arguments[argument]}))
 
 
-def test_what_came_to_the_wrong_destination_says_where_it_belongs() -> None:
+def test_what_came_to_the_wrong_destination_says_where_it_belongs_and_signatures_hold() -> None:
     [phantom] = check(ROWS, [*received(A, B, C), Received("mail", A)]).findings
     assert phantom == Finding("phantom", "mail", A, "was received, but was committed only for shop")
+    assert check(ROWS, received(A, B, C, signed=True)).ok
+    assert found(check(ROWS[:1], received(A, signed=False))) == [("unsigned", A)]
 
 
 def test_keys_and_destinations_have_no_order_among_each_other_and_no_key_means_none() -> None:
@@ -182,18 +188,6 @@ def test_other_bytes_are_altered_in_every_delivery_that_has_them() -> None:
     assert found(report) == [("altered", A), ("altered", A)]
     assert "13 bytes instead of 13, different from byte 12 on" in report.findings[0].text
     assert found(check([Committed("shop", A, None, 1, b"x")], received(A, payload=b""))) == [("altered", A)]
-
-
-def test_a_signature_that_does_not_hold_is_unsigned() -> None:
-    assert check(ROWS, received(A, B, C, signed=True)).ok
-    assert found(check(ROWS[:1], received(A, signed=False))) == [("unsigned", A)]
-
-
-def test_rows_that_are_not_in_order_of_position_are_refused() -> None:
-    with pytest.raises(ValueError, match="position 1 stands after 2; give the rows in order of position"):
-        check([ROWS[1], ROWS[0]], [])
-    by_destination = [*ROWS, Committed("mail", A, None, 2)]
-    assert check(by_destination, [*received(A, B, C), Received("mail", A)]).ok
 
 
 def test_a_report_is_a_table_and_the_first_findings_in_words() -> None:

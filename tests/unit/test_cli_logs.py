@@ -52,7 +52,7 @@ def test_on_a_terminal_levels_are_coloured_unless_NO_COLOR_says_no(monkeypatch: 
     assert not colours(Terminal())
 
 
-def test_an_object_for_programs_has_the_values_of_the_record() -> None:
+def test_an_object_for_programs_has_the_values_of_the_record_and_its_traceback() -> None:
     made = record(logging.INFO, "runner  delivered 1", relay={"event": "summary", "delivered": 1})
     assert json.loads(JsonFormatter().format(made)) == {
         "time": "2025-11-15T07:00:00.250+00:00",
@@ -62,9 +62,6 @@ def test_an_object_for_programs_has_the_values_of_the_record() -> None:
         "event": "summary",
         "delivered": 1,
     }
-
-
-def test_a_traceback_stands_below_the_line_or_in_the_object() -> None:
     made = record(logging.WARNING, "x", exc_info=raised())
     assert TextFormatter(colour=False).format(made).endswith("\nValueError: x")
     text = JsonFormatter().format(made)

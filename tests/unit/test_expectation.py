@@ -122,7 +122,7 @@ def test_a_failure_tells_what_was_wanted_what_is_near_and_what_there_is() -> Non
     ]
 
 
-def test_a_wrong_count_shows_what_was_found() -> None:
+def test_a_wrong_count_shows_what_was_found_and_long_lists_and_payloads_are_cut() -> None:
     found = [event(payload=b"raw")]
     assert not_found(Expectation("order.*"), found, found, 2).splitlines() == [
         "1 event of 2 expected: order.*",
@@ -130,9 +130,6 @@ def test_a_wrong_count_shows_what_was_found() -> None:
         "  order.paid  Order 1    search        b'raw'",
     ]
     assert found_instead(Expectation("*"), found).startswith("1 event emitted that should not be: *\n")
-
-
-def test_long_lists_and_long_payloads_are_cut() -> None:
     lines = table([event(payload={"text": "x" * 500}) for _ in range(25)])
     assert lines[-1] == "  … and 5 more"
     assert len(lines) == 22

@@ -37,14 +37,11 @@ def reasons(
     return [problem.reason for problem in health.problems]
 
 
-def test_work_that_is_due_while_nothing_settles_is_not() -> None:
+def test_work_that_is_due_while_nothing_settles_is_not_unless_it_is_meant_to_wait() -> None:
     assert reasons(IDLE, relays=()) == []
     assert reasons(STUCK) == ["work is due and nothing settles"]
     assert reasons(Flow(True, 90.0, settles=True)) == []
     assert reasons(Flow(True, 59.0, settles=False)) == []
-
-
-def test_a_destination_that_may_send_only_now_and_then_waits_because_it_is_meant_to() -> None:
     assert reasons(STUCK, rate=1 / 100) == []
     assert reasons(Flow(True, 201.0, settles=False), rate=1 / 100) == ["work is due and nothing settles"]
     assert reasons(STUCK, rate=50.0) == ["work is due and nothing settles"]

@@ -199,13 +199,10 @@ def test_records_carry_their_values(relay: Relay) -> None:
     assert summary == {"destination": "runner", "event": "summary", "delivered": 1, "retried": 0, "failed": 1}
 
 
-def test_a_span_is_written_in_two_units_at_most() -> None:
+def test_spans_have_two_units_at_most_and_a_text_from_outside_stays_on_its_line() -> None:
     spans = {-1.0: "0 ms", 0.0124: "12 ms", 0.9996: "1.0 s", 1.25: "1.2 s", 30: "30 s", 59.7: "1 min"}
     spans |= {90: "1 min 30 s", 3600: "1 h", 3725: "1 h 2 min", 90_061: "1 d 1 h", 86_400 + 59: "1 d"}
     assert {seconds: span(seconds) for seconds in spans} == spans
-
-
-def test_a_text_from_outside_stays_on_its_line() -> None:
     assert one_line(" a\r\nb\x1b]0;x\x07 ") == "a b ]0;x"
     assert len(one_line("x" * 100_000)) == 301
 

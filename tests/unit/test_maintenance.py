@@ -51,13 +51,10 @@ def test_a_lag_is_in_the_bucket_that_it_fits(seconds: float) -> None:
     assert index == 0 or seconds >= ends(index - 1) * 0.999999
 
 
-def test_the_end_of_a_bucket_is_in_it_and_a_lag_before_its_time_in_the_first() -> None:
+def test_the_end_of_a_bucket_is_in_it_and_percentiles_are_read_from_the_counts() -> None:
     assert [bucket(ends(index)) for index in range(LAST)] == list(range(LAST))
     assert bucket(-5.0) == 0
     assert bucket(1e12) == LAST
-
-
-def test_percentiles_are_read_from_the_counts() -> None:
     counts = {0: 90, 4: 8, 20: 2}
     assert percentile(counts, 0.5) == percentile(counts, 0.9) == ends(0)
     assert percentile(counts, 0.95) == ends(4)

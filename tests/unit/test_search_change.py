@@ -93,21 +93,20 @@ def test_the_index_is_the_path_or_the_aggregate_type_in_lower_case() -> None:
     assert index_of(destination("opensearch://engine/x-{aggregate_type}"))(one) == "x-Document"
 
 
-async def test_an_update_writes_the_payload_with_the_aggregates_id_and_a_delete_needs_none() -> None:
+async def test_an_update_writes_the_payload_and_a_delete_or_none_of_a_function_deletes() -> None:
     one, gone = event("7", "Seven"), event("7", payload='"whatever"')
     assert await changes().change_of(one) == Change("7", {"title": "Seven", "id": "7"}, one.position)
     assert await changes().change_of(gone) == Change("7", None, gone.position)
     assert await changes(actions={"*": "ignore"}).change_of(event("7", "x")) is None
+    one = event("7", "x")
+    assert await changes(document=lambda event: None).change_of(one) == Change("7", None, one.position)
 
 
-async def test_an_id_of_the_payload_has_to_be_the_aggregates() -> None:
+async def test_an_id_of_the_payload_has_to_be_the_aggregates_and_may_stand_in_another_field() -> None:
     assert await document_of(event("7", payload='{"id": 7}', type_="document.created")) == {"id": 7}
     for other in ('"8"', "8", "true", "7.0", "null", '"07"'):
         with pytest.raises(Reject, match="'7'; they have to be the same"):
             await changes().change_of(event("7", payload=f'{{"id": {other}}}', type_="document.created"))
-
-
-async def test_the_id_may_stand_in_another_field() -> None:
     one = event("7", "x", payload='{"id": "other", "key": "7"}')
     assert await document_of(one, id_field="key") == {"id": "other", "key": "7"}
 
@@ -153,11 +152,6 @@ async def test_a_function_can_be_named_and_may_return_whatever_is_a_mapping_to_j
     named = await document_of(event("7", "x"), document=f"{__name__}:module_function")
     assert named == {"title": "document.updated by name", "id": "7"}
     assert await document_of(event("7", "x"), document=lambda event: Made("x")) == {"title": "x", "id": "7"}
-
-
-async def test_none_of_a_function_deletes_the_document() -> None:
-    one = event("7", "x")
-    assert await changes(document=lambda event: None).change_of(one) == Change("7", None, one.position)
 
 
 async def test_only_with_reread_a_delete_asks_the_function_for_the_newest_state() -> None:

@@ -83,11 +83,14 @@ async def test_which_changes_are_written_and_what_each_is_answered(
     assert engine.titles() == {id_: title for id_, title in left.items() if title != "-"}
 
 
-async def test_a_change_carries_the_position_of_its_event(engine: Double) -> None:
+async def test_a_change_carries_its_position_and_is_one_run_also_without_order(engine: Double) -> None:
     batch = [event("1", "a"), event("1", "b")]
     await sink(engine).send(batch)
     [(_, [change])] = engine.requests
     assert change.version == batch[1].position
+    batch = [event("1", "a", key=None), event("2", "b", key=None), event("1", "c", key=None)]
+    assert await sink(engine, ordered=False).send(batch) == [Delivered()] * 3
+    assert engine.written()[1:] == [["c", "b"]]
 
 
 async def test_what_an_engine_raises_is_the_answer_of_each_document(engine: Double) -> None:
@@ -108,12 +111,6 @@ async def test_three_bad_ones_of_many_fail_alone(engine: Double) -> None:
     answers = await sink(engine).send([event(str(n), f"t{n}") for n in range(500)])
     assert {n for n, answer in enumerate(answers) if answer != Delivered()} == {7, 250, 499}
     assert len(engine.titles()) == 497
-
-
-async def test_without_order_the_changes_of_a_document_are_still_one_run(engine: Double) -> None:
-    batch = [event("1", "a", key=None), event("2", "b", key=None), event("1", "c", key=None)]
-    assert await sink(engine, ordered=False).send(batch) == [Delivered()] * 3
-    assert engine.written() == [["c", "b"]]
 
 
 async def test_what_may_not_begin_is_left_with_all_that_follows(engine: Double) -> None:

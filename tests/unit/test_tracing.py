@@ -58,7 +58,9 @@ def of(context: Any) -> tuple[str, str]:
     return trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id)
 
 
-def test_the_current_context_is_stored_with_the_event(spans: InMemorySpanExporter) -> None:
+def test_the_current_context_is_stored_with_the_event_unless_the_caller_gave_one(
+    spans: InMemorySpanExporter,
+) -> None:
     assert headers_of() == {}
     with trace.get_tracer("shop").start_as_current_span("checkout"):
         assert headers_of() == current()
@@ -66,9 +68,6 @@ def test_the_current_context_is_stored_with_the_event(spans: InMemorySpanExporte
     [span] = named(spans, "checkout")
     assert span.context is not None
     assert current() == {}
-
-
-def test_what_the_caller_gave_is_not_overwritten(spans: InMemorySpanExporter) -> None:
     with trace.get_tracer("shop").start_as_current_span("checkout"):
         assert headers_of(headers={"traceparent": TRACEPARENT}) == {"traceparent": TRACEPARENT}
         assert headers_of(headers={"tracestate": "a=b"})["tracestate"] == "a=b"
