@@ -117,16 +117,13 @@ def test_an_axis_of_time_reaches_the_highest(highest: float) -> None:
     assert nice_step(highest, of_time=True) * 4 >= highest
 
 
-def test_every_place_is_inside_of_the_plot() -> None:
+def test_every_place_is_inside_of_the_plot_and_times_stand_at_round_moments() -> None:
     for one in charts(series(*range(0, 59_000, 1000)), 1):
         for line in one.lines:
             for x, y in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", line.path):
                 assert 0 <= float(x) <= 1000
                 assert 0 <= float(y) <= 100
         assert all(0 <= tick.at <= 100 for tick in (*one.values, *one.times))
-
-
-def test_times_stand_at_round_moments() -> None:
     ticks = chart("backlog", series(*[1] * 59)).times
     assert [tick.text for tick in ticks] == ["12:15", "12:30", "12:45"]
     week = chart("backlog", series(*[1] * 167, step=3600), 168)

@@ -29,7 +29,7 @@ def body(envelope: Envelope) -> Any:
     return json.loads(envelope.body)
 
 
-def test_json_wraps_the_payload() -> None:
+def test_json_wraps_the_payload_and_flat_puts_it_beside_the_id() -> None:
     delivery = make_delivery()
     envelope = packer("json")(delivery)
     assert body(envelope) == {
@@ -41,9 +41,6 @@ def test_json_wraps_the_payload() -> None:
         "data": {"total": 42},
     }
     assert (envelope.content_type, envelope.headers) == ("application/json", {})
-
-
-def test_flat_puts_the_payload_beside_the_id() -> None:
     delivery = make_delivery('{"total": 42, "lines": [1, 2]}')
     assert body(packer("flat")(delivery)) == {
         "id": str(delivery.event_id),

@@ -54,14 +54,11 @@ def test_a_relay_is_gone_when_every_page_says_so() -> None:
         assert bool(reasons(work, relays=(relay(ago),))) is not is_alive(relay(ago)), ago
 
 
-def test_an_open_circuit_is_not_though_what_waits_is_not_due() -> None:
+def test_an_open_circuit_is_not_well_and_a_pause_is_meant() -> None:
     waits = Flow(pending=True, due_seconds=None, settles=True)
     assert reasons(waits, place(circuit="open", circuit_reason="refused")) == ["its circuit is open: refused"]
     assert reasons(waits, place(circuit="half_open")) == ["its circuit is half-open: no reason given"]
     assert reasons(IDLE, place(circuit="open", circuit_reason="refused")) == []
-
-
-def test_a_pause_is_meant() -> None:
     assert reasons(STUCK, place(paused_at=NOW, circuit="open")) == []
     over = place(paused_at=NOW, paused_until=NOW - timedelta(seconds=1))
     assert reasons(STUCK, over) == ["work is due and nothing settles"]

@@ -58,7 +58,7 @@ def of(context: Any) -> tuple[str, str]:
     return trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id)
 
 
-def test_the_current_context_is_stored_with_the_event_unless_the_caller_gave_one(
+def test_the_current_context_is_stored_unless_the_caller_gave_one(
     spans: InMemorySpanExporter,
 ) -> None:
     assert headers_of() == {}
