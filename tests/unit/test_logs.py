@@ -262,14 +262,9 @@ def raised() -> object:
         return sys.exc_info()
 
 
-def test_a_line_for_people_has_the_time_the_level_and_the_message() -> None:
-    line = TextFormatter(colour=False).format(record(logging.WARNING, "runner  paused"))
-    assert line[4] == line[7] == "-"
-    assert line[19:] == ".250 warning runner  paused"
-    assert TextFormatter(colour=False).format(record(logging.CRITICAL, "x")).endswith(" error   x")
-
-
-def test_on_a_terminal_levels_are_coloured_unless_NO_COLOR_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_for_people_is_coloured_on_a_terminal_unless_NO_COLOR_says_no(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert colours(Terminal())
@@ -280,6 +275,10 @@ def test_on_a_terminal_levels_are_coloured_unless_NO_COLOR_says_no(monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not colours(Terminal())
+    line = TextFormatter(colour=False).format(record(logging.WARNING, "runner  paused"))
+    assert line[4] == line[7] == "-"
+    assert line[19:] == ".250 warning runner  paused"
+    assert TextFormatter(colour=False).format(record(logging.CRITICAL, "x")).endswith(" error   x")
 
 
 def test_an_object_for_programs_has_the_values_of_the_record_and_its_traceback() -> None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaybox import parts
+from relaybox import Outbox, parts
 from relaybox.config import Destination, Settings
 from relaybox.errors import ConfigError, StoreError
 from relaybox.event import Delivery
@@ -570,8 +570,6 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, str], problem:
 
 
 def test_a_canary_for_nobody_is_refused_before_anything_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from relaybox import Outbox
-
     outbox = Outbox("postgresql://localhost/shop", canary="60s", canary_destination="runer")
     outbox.handler("*", name="runner")(print)
     opened: list[object] = []

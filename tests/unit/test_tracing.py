@@ -162,9 +162,7 @@ def test_a_send_is_a_span_below_the_emitters_with_a_link_to_it(spans: InMemorySp
     assert span.end_time == pytest.approx(time.time_ns(), abs=60e9)
 
 
-def test_a_send_that_went_wrong_says_why_and_what_was_not_sampled_has_no_span(
-    spans: InMemorySpanExporter,
-) -> None:
+def test_a_send_that_failed_says_why_and_an_unsampled_one_has_no_span(spans: InMemorySpanExporter) -> None:
     answer, unsampled = Unavailable("503 Service Unavailable"), make(headers=STORED.replace("-01", "-00"))
     sends = Sends([make(headers=STORED), unsampled], [answer, Delivered()], [1.0] * 2, [2.0] * 2)
     TracesObserver().sent("runner", sends)
