@@ -79,13 +79,7 @@ def _aggregate_id(r: Random, wrong: bool) -> Pair:
         return r.choice(odd)(), REFUSED
     return r.choice(
         (
-            7,
-            -1,
-            10**200,
-            values.Size.SMALL,
-            values.Both.ONE,
-            values.HostileInt(3),
-            UUID(int=5),
+            *(7, -1, 10**200, values.Size.SMALL, values.Both.ONE, values.HostileInt(3), UUID(int=5)),
             values.text(r, 255),
         )
     ), None

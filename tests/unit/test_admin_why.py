@@ -56,9 +56,6 @@ def test_a_pause_comes_before_a_circuit_before_an_unknown_name_before_the_key_be
     assert kind(waiting, CLOSED, HEAD) == "parked"
     assert kind(waiting, CLOSED, waiting) == "scheduled"
     assert kind(ENTRY, CLOSED, ENTRY) == "due"
-
-
-def test_a_pause_that_is_over_holds_nothing() -> None:
     assert kind(ENTRY, replace(PAUSED, paused_until=NOW)) == "due"
     assert kind(ENTRY, replace(PAUSED, paused_until=LATER)) == "paused"
 
@@ -66,6 +63,8 @@ def test_a_pause_that_is_over_holds_nothing() -> None:
 def test_what_is_held_and_not_due_says_both() -> None:
     told = text(replace(ENTRY, next_attempt_at=LATER), PAUSED)
     assert told.endswith("`relaybox resume shop`; it is not due before 2026-01-01 13:00:00 UTC either")
+    assert "the next probe is due now" in text(ENTRY, replace(OPEN, circuit_until=EARLIER))
+    assert "the next probe comes at 2026-01-01 13:00:00 UTC" in text(ENTRY, OPEN)
 
 
 def test_a_parked_row_with_nothing_before_it_waits_for_the_sweep() -> None:
@@ -76,18 +75,10 @@ def test_a_parked_row_with_nothing_before_it_waits_for_the_sweep() -> None:
     assert "will be made due by a relay's next sweep" in reason.text
 
 
-def test_an_open_circuit_whose_time_is_over_waits_for_its_probe() -> None:
-    assert "the next probe is due now" in text(ENTRY, replace(OPEN, circuit_until=EARLIER))
-    assert "the next probe comes at 2026-01-01 13:00:00 UTC" in text(ENTRY, OPEN)
-
-
-def test_an_event_without_a_route_says_so() -> None:
+def test_an_event_without_a_route_and_a_lease_that_ran_out_say_so() -> None:
     reason = explain(replace(ENTRY, destination=""), {}, {"shop"}, [RELAY])
     assert reason.kind == "unrouted"
     assert "no route takes its event type" in reason.text
-
-
-def test_a_lease_that_ran_out_is_told_with_who_held_it() -> None:
     reason = explain(replace(ENTRY, leased_until=EARLIER, lease_owner="r"), {}, {"shop"}, [RELAY])
     assert reason.kind == "lease_expired"
     assert "was held by r until its lease ran out at 2026-01-01 11:00:00 UTC" in reason.text

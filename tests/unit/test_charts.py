@@ -50,20 +50,14 @@ def test_an_hour_a_day_and_a_week(hours: float, minutes: int, count: int) -> Non
     assert series.points[-1].at <= NOW < series.points[-1].at + series.step
 
 
-def test_a_minute_in_which_nothing_happened_is_there_and_says_so() -> None:
+def test_a_minute_has_rates_by_the_second_and_lags_also_while_it_goes_on() -> None:
     [*_, point] = make_series(history(), 1, 60).points
     assert (point.delivered, point.retried, point.failed) == (0.0, 0, 0)
     assert (point.emitted, point.pending, point.oldest_seconds, point.p50, point.p99) == (None,) * 5
-
-
-def test_rates_are_by_the_second_also_in_the_minute_that_goes_on() -> None:
     settled = (Settled(LAST - 1, 120, 1, 2, {}), Settled(LAST, 60, 0, 0, {}))
     before, last = make_series(history(settled=settled), 1, 60).points[-2:]
     assert (before.delivered, before.retried, before.failed) == (2.0, 1, 2)
     assert last.delivered == 2.0
-
-
-def test_lag_is_read_from_the_buckets() -> None:
     settled = (Settled(LAST, 100, 0, 0, {0: 50, 10: 45, 20: 5}),)
     point = make_series(history(settled=settled), 1, 60).points[-1]
     assert (point.p50, point.p95, point.p99) == pytest.approx((0.001, 0.032, 1.024))
@@ -73,9 +67,6 @@ def test_what_was_emitted_is_how_far_the_position_has_come() -> None:
     levels = (level(-5, 100), level(-4, 220), level(-1, 400), level(0, 390))
     points = make_series(history(levels=levels), 1, 60).points[-6:]
     assert [point.emitted for point in points] == [None, 2.0, None, None, 1.0, 0.0]
-
-
-def test_what_was_sampled_is_shown_where_it_was() -> None:
     point = make_series(history(levels=(level(-1, 1, pending=7, oldest=3.5),)), 1, 60).points[-2]
     assert (point.pending, point.oldest_seconds) == (7, 3.5)
 
@@ -108,9 +99,6 @@ def test_nothing_at_all_is_said() -> None:
     assert empty.empty
     assert empty.description == "Over the last 1\N{NO-BREAK SPACE}h nothing was recorded."
     assert empty.lines[0].path == ""
-
-
-def test_a_description_says_newest_highest_and_lowest() -> None:
     text = chart("backlog", series(7, 1_200, 3)).description
     assert text == "Over the last 1\N{NO-BREAK SPACE}h, pending: newest 3, highest 1,200, lowest 3."
 
@@ -129,24 +117,19 @@ def test_an_axis_of_time_reaches_the_highest(highest: float) -> None:
     assert nice_step(highest, of_time=True) * 4 >= highest
 
 
-def test_every_place_is_inside_of_the_plot() -> None:
+def test_every_place_is_inside_of_the_plot_and_times_stand_at_round_moments() -> None:
     for one in charts(series(*range(0, 59_000, 1000)), 1):
         for line in one.lines:
             for x, y in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", line.path):
                 assert 0 <= float(x) <= 1000
                 assert 0 <= float(y) <= 100
         assert all(0 <= tick.at <= 100 for tick in (*one.values, *one.times))
-
-
-def test_times_stand_at_round_moments() -> None:
     ticks = chart("backlog", series(*[1] * 59)).times
     assert [tick.text for tick in ticks] == ["12:15", "12:30", "12:45"]
     week = chart("backlog", series(*[1] * 167, step=3600), 168)
     assert week.times[0].text == "01 Feb"
-
-
-def test_the_minute_that_has_just_begun_is_left_out() -> None:
-    assert chart("rates", series(1, 2, 3)).lines[0].path.count("L") == 2
+    path = chart("rates", series(1, 2, 3)).lines[0].path
+    assert path.count("L") == 2, "the minute that has just begun is left out"
 
 
 def test_of_one_destination_nothing_is_said_of_what_was_emitted() -> None:

@@ -157,18 +157,15 @@ def test_unusual_database_urls_are_left_to_the_driver(url: str) -> None:
     assert normalize_url(url) == url
 
 
-def test_the_name_of_a_file_is_answered_with_its_url() -> None:
+def test_the_name_of_a_file_and_an_engine_are_answered_with_a_url() -> None:
     assert refusal(lambda: normalize_url("shop.db")).endswith("; for a file: sqlite:///shop.db")
     assert refusal(lambda: normalize_url("/var/shop.sqlite3")).endswith(": sqlite:////var/shop.sqlite3")
     assert "for a file" not in refusal(lambda: normalize_url("u:p@h/x.db"))
-
-
-def test_an_engine_is_answered_with_a_url() -> None:
+    engine: Any = object()
     message = "database is of type object; write a URL such as postgresql://user@host/db, env:NAME or file:"
-    assert refusal(lambda: Settings.load(None, {}, object())).startswith(message)  # type: ignore[arg-type]
-    assert refusal(lambda: Settings(object())).startswith(  # type: ignore[arg-type]
-        "database is of type object: write one of postgresql://"
-    )
+    assert refusal(lambda: Settings.load(None, {}, engine)).startswith(message)
+    told = refusal(lambda: Settings(engine))
+    assert told.startswith("database is of type object: write one of postgresql://")
 
 
 def test_a_masked_url_still_says_where_it_points() -> None:
@@ -236,11 +233,14 @@ def test_a_secret_file_that_is_no_text_does_not_leak_into_the_traceback(tmp_path
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_backoff_takes_durations() -> None:
+def test_a_backoff_takes_durations_and_a_route_one_name_or_several() -> None:
     assert Backoff() == Backoff(1.0, 3600.0, 2.0, 0.1)
     backoff = Backoff.from_mapping({"base": "60s", "cap": "1h", "factor": 3, "jitter": "full"})
     assert (backoff.base, backoff.cap, backoff.factor, backoff.jitter) == (60.0, 3600.0, 3.0, "full")
     assert Backoff(jitter=0).jitter == 0
+    assert Route("file.*", to="runner") == Route(["file.*"], ["runner"])
+    assert Route(["a", "b"], to=("x", "y")).events == ("a", "b")
+    assert Route.from_mapping({"events": "a", "to": ["x", "y"]}).to == ("x", "y")
 
 
 @pytest.mark.parametrize(
@@ -391,12 +391,6 @@ def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
     assert "destination 'a' is a str; write a table" in refusal(
         lambda: Destination.from_mapping("a", URL)  # type: ignore[arg-type]
     )
-
-
-def test_a_route_takes_one_name_or_several() -> None:
-    assert Route("file.*", to="runner") == Route(["file.*"], ["runner"])
-    assert Route(["a", "b"], to=("x", "y")).events == ("a", "b")
-    assert Route.from_mapping({"events": "a", "to": ["x", "y"]}).to == ("x", "y")
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_without_a_schema_the_publication_knows_the_table_and_a_tls_mode_goes_al
     assert config["database.sslmode"] == "verify-full"
 
 
-def test_the_sql_quotes_what_it_names() -> None:
+def test_the_sql_quotes_what_it_names_and_two_destinations_never_share_a_slot() -> None:
     given = settings(Destination("o'Neil", "debezium:"), schema="Shop", prefix="x_")
     *_, publication, slot = statements(given, find(given))
     table = """FOR TABLE "Shop"."x_outbox_event" WHERE (destination = 'o''Neil')"""
@@ -161,9 +161,6 @@ def test_the_sql_quotes_what_it_names() -> None:
     assert publication.endswith("WITH (publish = 'insert')")
     assert slot.startswith("SELECT pg_create_logical_replication_slot('relaybox_shop_x__o_neil_")
     assert """GRANT USAGE ON SCHEMA "Shop" TO "relaybox_debezium\"""" in statements(given, find(given))
-
-
-def test_two_destinations_never_share_a_slot() -> None:
     names = ["a-b", "a_b", "A_b", "a.b", "n" * 90, "n" * 91]
     given = settings(*(Destination(name, "debezium:") for name in names))
     slots = {connector(given, find(given, name))["config"]["slot.name"] for name in names}

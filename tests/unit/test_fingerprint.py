@@ -74,7 +74,7 @@ def test_the_class_is_read_from_how_the_error_begins(kind: str, errors: list[str
     assert {fingerprint("shop", error).error_class for error in errors} == {kind}
 
 
-def test_destination_class_and_text_make_a_difference() -> None:
+def test_destination_class_and_text_differ_and_the_message_says_what_is_common() -> None:
     found = [
         fingerprint("shop", "ValueError: no such order 1"),
         fingerprint("mail", "ValueError: no such order 1"),
@@ -85,16 +85,10 @@ def test_destination_class_and_text_make_a_difference() -> None:
         fingerprint("shop", None),
     ]
     assert len({one.hash for one in found}) == len(found)
-
-
-def test_the_message_says_what_they_have_in_common() -> None:
     order = "0197f3c5-5d0e-7bb2-a8a6-4f1f5a4e2a11"
     error = f"ValueError: order {order} of 'Ann' at https://x.example/a?b=c  is not paid"
     message = "ValueError: order # of '…' at https://x.example/a is not paid"
     assert fingerprint("shop", error).message == message
-
-
-def test_the_message_keeps_the_status_of_an_answer_and_nothing_else_that_varies() -> None:
     assert fingerprint("shop", "409 Conflict: order 17").message == "409 Conflict: order #"
     assert fingerprint("shop", "HTTP 503").message == "503"
     assert fingerprint("shop", "4221 rows").message == "# rows"

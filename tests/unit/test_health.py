@@ -37,42 +37,28 @@ def reasons(
     return [problem.reason for problem in health.problems]
 
 
-def test_nothing_to_do_is_well_even_without_a_relay() -> None:
+def test_work_that_is_due_while_nothing_settles_is_not_unless_it_is_meant_to_wait() -> None:
     assert reasons(IDLE, relays=()) == []
-
-
-def test_work_that_is_due_while_nothing_settles_is_not() -> None:
     assert reasons(STUCK) == ["work is due and nothing settles"]
     assert reasons(Flow(True, 90.0, settles=True)) == []
     assert reasons(Flow(True, 59.0, settles=False)) == []
-
-
-def test_a_destination_that_may_send_only_now_and_then_waits_because_it_is_meant_to() -> None:
     assert reasons(STUCK, rate=1 / 100) == []
     assert reasons(Flow(True, 201.0, settles=False), rate=1 / 100) == ["work is due and nothing settles"]
     assert reasons(STUCK, rate=50.0) == ["work is due and nothing settles"]
 
 
-def test_work_that_is_due_while_no_relay_is_alive_is_not() -> None:
-    assert reasons(Flow(True, 1.0, settles=True), relays=(relay(16.0),)) == [
-        "no relay is alive, and work is due"
-    ]
-
-
 def test_a_relay_is_gone_when_every_page_says_so() -> None:
     work = Flow(True, 1.0, settles=True)
+    assert reasons(work, relays=(relay(16.0),)) == ["no relay is alive, and work is due"]
     for ago in (1.0, 14.0, 16.0, 29.0, 31.0):
         assert bool(reasons(work, relays=(relay(ago),))) is not is_alive(relay(ago)), ago
 
 
-def test_an_open_circuit_is_not_though_what_waits_is_not_due() -> None:
+def test_an_open_circuit_is_not_well_and_a_pause_is_meant() -> None:
     waits = Flow(pending=True, due_seconds=None, settles=True)
     assert reasons(waits, place(circuit="open", circuit_reason="refused")) == ["its circuit is open: refused"]
     assert reasons(waits, place(circuit="half_open")) == ["its circuit is half-open: no reason given"]
     assert reasons(IDLE, place(circuit="open", circuit_reason="refused")) == []
-
-
-def test_a_pause_is_meant() -> None:
     assert reasons(STUCK, place(paused_at=NOW, circuit="open")) == []
     over = place(paused_at=NOW, paused_until=NOW - timedelta(seconds=1))
     assert reasons(STUCK, over) == ["work is due and nothing settles"]

@@ -71,16 +71,13 @@ def test_the_types_follow_from_the_class(source: Source, entity: str | None, typ
     assert source.types(entity) == types
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_wrong_settings_and_documents_that_cannot_be_made_are_refused() -> None:
     with pytest.raises(InvalidField, match=r"Source\.id"):
         Source([], id="")
     with pytest.raises(InvalidField, match=r"Source\.event_type"):
         Source([], event_type="x" * 101)
     with pytest.raises(ConfigError, match="give a function"):
         Source([], document="title")  # type: ignore[arg-type]
-
-
-def test_a_document_that_cannot_be_made_names_its_id() -> None:
     broken = Source([], document=lambda row: {"title": row["nothing"]})
     with pytest.raises(ConfigError, match=r"the document of 7 cannot be made: KeyError: 'nothing' \(test_in"):
         broken.payload({}, 7, dict)

@@ -1,29 +1,33 @@
-"""The jobs of upkeep, on an upkeep that answers as the test wants."""
+"""The jobs of upkeep, on an upkeep that answers as the test wants: counts, samples, test events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaybox.config import Destination
-from relaybox.errors import StoreError
+from relaybox import Outbox, parts
+from relaybox.config import Destination, Settings
+from relaybox.errors import ConfigError, StoreError
 from relaybox.event import Delivery
 from relaybox.maintenance import prune
+from relaybox.maintenance.canary import GRACE, Canary
 from relaybox.maintenance.caretaker import Caretaker, Chores
 from relaybox.maintenance.lag import LAST, bucket, ends, percentile
 from relaybox.maintenance.leadership import LEASE, Leadership
 from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.prune import Prune
 from relaybox.maintenance.round import Batch, Round, take_turns
+from relaybox.maintenance.sample import CAP, Sampling
 from relaybox.maintenance.tally import Tally
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.schema import make_tables
@@ -31,7 +35,7 @@ from relaybox.store import Claim, Settlement
 from relaybox.stores.dialects import MARIADB
 from relaybox.stores.statements import Statements
 from relaybox.stores.upkeep_statements import templates
-from relaybox.upkeep import Member, Minute, Slice
+from relaybox.upkeep import Member, Minute, Sample, Sampled, Slice
 from tests.unit.deliveries import make
 from tests.unit.upkeep import NOON, Clock, going_on
 from tests.waiting import PATIENCE, await_for
@@ -51,13 +55,10 @@ def test_a_lag_is_in_the_bucket_that_it_fits(seconds: float) -> None:
     assert index == 0 or seconds >= ends(index - 1) * 0.999999
 
 
-def test_the_end_of_a_bucket_is_in_it_and_a_lag_before_its_time_in_the_first() -> None:
+def test_the_end_of_a_bucket_is_in_it_and_percentiles_are_read_from_the_counts() -> None:
     assert [bucket(ends(index)) for index in range(LAST)] == list(range(LAST))
     assert bucket(-5.0) == 0
     assert bucket(1e12) == LAST
-
-
-def test_percentiles_are_read_from_the_counts() -> None:
     counts = {0: 90, 4: 8, 20: 2}
     assert percentile(counts, 0.5) == percentile(counts, 0.9) == ends(0)
     assert percentile(counts, 0.95) == ends(4)
@@ -272,3 +273,308 @@ def test_the_name_of_mysqls_index_has_the_prefix_of_the_tables() -> None:
     assert statements.by_due == "FORCE INDEX (`idx_my_outbox_event_due`)"
     parked = statements.others(templates("mysql"))("parked", destination="runner", after=0, limit=1)
     assert statements.by_due in parked.sql
+
+
+START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+
+
+class Time:
+    """The database's clock."""
+
+    def __init__(self) -> None:
+        self.moment = START
+
+    def now(self) -> datetime:
+        return self.moment
+
+
+class FakeSamples:
+    """Remembers what it was asked and told."""
+
+    def __init__(self, time: Time) -> None:
+        self._time = time
+        self.led = True
+        self.broken = False
+        self.measured: list[str] = []
+        self.kept: dict[datetime, Sequence[Sample]] = {}
+        self.pruned: list[str] = []
+
+    async def names(self) -> tuple[str, ...]:
+        return ("gone", "shop")
+
+    async def measure(self, destination: str, cap: int) -> Sample:
+        self.measured.append(destination)
+        return {
+            "shop": Sample("shop", cap, 1, 7.0),
+            "mail": Sample("mail", 5, 0, None),
+            "": Sample("", 2, 0, 1.0),
+        }.get(destination, Sample(destination, 0, 0, None))
+
+    async def position(self) -> tuple[int | None, datetime]:
+        return 42, self._time.moment
+
+    async def keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> int | None:
+        if self.broken:
+            raise StoreError("a table is missing")
+        self.kept[minute] = samples
+        return len(samples) if self.led else None
+
+    async def prune(self, term: int, what: Sampled, age: float, limit: int) -> int | None:
+        self.pruned.append(what)
+        return 0
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def samples(time: Time) -> FakeSamples:
+    return FakeSamples(time)
+
+
+@pytest.fixture
+def sampling(samples: FakeSamples, time: Time) -> Sampling:
+    destinations = [Destination("shop", "console:"), Destination("mail", "console:")]
+    return Sampling(samples, destinations, time, Clock(), going_on)  # type: ignore[arg-type]
+
+
+async def test_a_minute_is_sampled_once(sampling: Sampling, samples: FakeSamples, time: Time) -> None:
+    for _ in range(3):
+        assert (await sampling(1)).led
+        time.moment += timedelta(seconds=5)
+    assert samples.measured == ["", "shop", "mail", "gone"]
+    time.moment += timedelta(minutes=1)
+    await sampling(1)
+    assert [minute.minute for minute in samples.kept] == [0, 1]
+    assert samples.pruned == ["sample", "operation"] * 2
+
+
+async def test_the_whole_is_what_all_are_together(
+    sampling: Sampling, samples: FakeSamples, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measure(destination: str, cap: int) -> Sample:
+        return Sample(destination, 1, 0, 0.0)
+
+    await sampling(1)
+    monkeypatch.setattr(samples, "measure", measure)
+    time.moment += timedelta(minutes=1)
+    await sampling(1)
+    kept, new = samples.kept.values()
+    assert [one.destination for one in kept] == ["shop", "mail", "gone", ""]
+    assert kept[-1] == Sample("", CAP, 1, 7.0, 42)
+    assert new[-1].oldest_seconds == 0.0, "what has just come is no time old"
+
+
+async def test_who_no_longer_leads_is_told(sampling: Sampling, samples: FakeSamples) -> None:
+    samples.led = False
+    assert not (await sampling(1)).led
+    assert samples.pruned == []
+
+
+async def test_after_a_failure_the_next_minute_is_tried(
+    sampling: Sampling, samples: FakeSamples, time: Time
+) -> None:
+    samples.broken = True
+    with pytest.raises(StoreError):
+        await sampling(1)
+    assert (await sampling(1)).led
+    assert len(samples.measured) == 4
+    samples.broken = False
+    time.moment += timedelta(minutes=1)
+    await sampling(1)
+    assert len(samples.kept) == 1
+
+
+async def test_one_that_is_stopped_writes_nothing(samples: FakeSamples, time: Time) -> None:
+    async def stop(seconds: float) -> bool:
+        return False
+
+    sampling = Sampling(samples, [], time, Clock(), stop)  # type: ignore[arg-type]
+    assert not (await sampling(1)).done
+    assert samples.kept == {}
+
+
+class Place:
+    """A service, a clock and what became of the test events."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.sent: list[UUID] = []
+        self.status: str | None = "pending"
+        self.forgotten: list[UUID] = []
+        self.unheard = False
+        """Whether what is sent arrives, and its answer does not."""
+        self.took: list[tuple[str, float]] = []
+        self.woken: list[str] = []
+        self.away = False
+        service = SimpleNamespace(send=self.send, look=self.look_at, left=self.left, forget=self.forget)
+        told = lambda *one: self.took.append(one)  # noqa: E731
+        self.canary = Canary(service, "runner", 60.0, self, told, self.woken.extend)
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError
+
+    async def send(self) -> UUID:
+        if self.away:
+            raise StoreError("gone")
+        self.sent.append(uuid4())
+        self.status = "pending"
+        if self.unheard:
+            raise StoreError("gone")
+        return self.sent[-1]
+
+    async def look_at(self, id_: UUID) -> Any:
+        assert id_ == self.sent[-1]
+        if self.status is None:
+            return None
+        created = datetime(2026, 1, 1, tzinfo=UTC)
+        times = {"delivered_at": created + timedelta(seconds=0.25), "seen_at": created + timedelta(seconds=5)}
+        error = "422 unknown\nevent type"
+        return SimpleNamespace(id=id_, status=self.status, created_at=created, error_message=error, **times)
+
+    async def left(self) -> Any:
+        waits = self.sent and self.status in ("pending", "failed")
+        return await self.look_at(self.sent[-1]) if waits else None
+
+    async def forget(self, id_: UUID) -> None:
+        assert (id_, self.status) == (self.sent[-1], "failed")
+        self.forgotten.append(id_)
+        self.status = None
+
+    async def look(self, seconds: float = 0.0) -> None:
+        self.time += seconds
+        await self.canary.look()
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+async def test_one_is_sent_at_once_and_then_on_time(place: Place) -> None:
+    await place.look()
+    assert (len(place.sent), place.woken) == (1, ["runner"])
+    place.status = "delivered"
+    await place.look(1)
+    assert place.took == [("runner", 0.25)]
+    await place.look(58)
+    assert len(place.sent) == 1
+    await place.look(1)
+    assert len(place.sent) == 2
+
+
+async def test_none_is_sent_while_one_is_under_way_and_it_becomes_overdue(place: Place) -> None:
+    await place.look()
+    for _ in range(9):
+        await place.look(10)
+    assert (len(place.sent), place.canary.overdue) == (1, None)
+    await place.look(GRACE)
+    assert place.canary.overdue == 120.0
+    place.status = "delivered"
+    await place.look(1)
+    assert place.canary.overdue is None
+    assert len(place.sent) == 2
+
+
+async def test_one_that_failed_gives_way_to_the_next(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    await place.look()
+    for number in range(1, 10):
+        place.status = "failed"
+        await place.look(1)
+        assert (len(place.sent), len(place.forgotten)) == (number, number - 1)
+        assert place.canary.refused == "422 unknown event type"
+        await place.look(59)
+        assert (len(place.sent), place.forgotten) == (number + 1, place.sent[:-1])
+    assert caplog.text.count("the test event for runner failed: 422 unknown event type") == 1
+    assert (place.took, place.canary.overdue, place.canary.unproven) == ([], 540.0, 540.0)
+    place.status = "delivered"
+    await place.look(1)
+    assert (place.canary.refused, place.canary.overdue, len(place.took)) == (None, None, 1)
+
+
+async def test_one_that_another_leader_left_is_followed(place: Place) -> None:
+    await place.look()
+    for _ in range(5):
+        place.canary.rest()
+        await place.look(60)
+    assert len(place.sent) == 1
+    place.status = "delivered"
+    await place.look(1)
+    assert place.took == [("runner", 0.25)]
+
+
+async def test_one_that_failed_under_another_leader_gives_way_to_the_next(place: Place) -> None:
+    await place.look()
+    place.status = "failed"
+    place.canary.rest()
+    await place.look(1)
+    assert (len(place.sent), place.forgotten) == (2, place.sent[:1])
+
+
+async def test_one_that_was_written_though_nobody_heard_it_is_followed(place: Place) -> None:
+    place.unheard = True
+    with pytest.raises(StoreError):
+        await place.look()
+    for _ in range(5):
+        await place.look(60)
+    assert len(place.sent) == 1
+
+
+async def test_one_that_is_deleted_when_delivered_is_timed_here(place: Place) -> None:
+    await place.look()
+    place.status = None
+    await place.look(1.5)
+    assert place.took == [("runner", 1.5)]
+
+
+async def test_a_relay_that_no_longer_leads_is_not_overdue(place: Place) -> None:
+    await place.look()
+    await place.look(500)
+    assert place.canary.overdue == 500.0
+    place.canary.rest()
+    assert place.canary.overdue is None
+    await place.look(1)
+    assert (len(place.sent), place.canary.overdue) == (1, None)
+
+
+async def test_a_database_that_is_away_gets_no_flood_afterwards(place: Place) -> None:
+    place.away = True
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            await place.look(60)
+        await place.look(1)
+    place.away = False
+    await place.look(60)
+    assert len(place.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"canary": "60s"}, "canary has no destination"),
+        ({"canary_destination": "runner"}, "say also how often"),
+        ({"canary": "1ms", "canary_destination": "runner"}, "must be 1s or longer"),
+        ({"canary": "60s", "canary_destination": "lake"}, "no relay sees what Debezium sends"),
+        ({"namespace": "9 lives"}, "namespace = '9 lives'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given: dict[str, str], problem: str) -> None:
+    destinations = [Destination("runner", "memory:"), Destination("lake", "debezium:")]
+    with pytest.raises(ConfigError, match=problem):
+        Settings("postgresql://localhost/shop", destinations, **given)
+
+
+def test_a_canary_for_nobody_is_refused_before_anything_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox = Outbox("postgresql://localhost/shop", canary="60s", canary_destination="runer")
+    outbox.handler("*", name="runner")(print)
+    opened: list[object] = []
+    monkeypatch.setattr(parts, "open_wake", opened.append)
+    monkeypatch.setattr(parts, "open_store", lambda *given: opened.append(given))
+    with pytest.raises(ConfigError, match="did you mean 'runner'"):
+        outbox.relay()
+    assert opened == []

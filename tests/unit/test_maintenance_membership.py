@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -160,10 +160,18 @@ def test_at_no_moment_is_more_given_than_there_is(seed: int, count: int, faults:
         assert sum(me.share(TOTAL) for me in members) == TOTAL, "without trouble all of it is given"
 
 
-async def joined(world: World, me: Membership) -> None:
-    task = asyncio.create_task(me.join())
-    await world.run(world.time + 1, lambda: None)
+async def done(world: World, work: Coroutine[Any, Any, None], seconds: float) -> None:
+    task = asyncio.create_task(work)
+    await world.run(world.time + seconds, lambda: None)
     await task
+
+
+async def joined(world: World, me: Membership) -> None:
+    await done(world, me.join(), 1)
+
+
+async def beaten(world: World, me: Membership) -> None:
+    await done(world, me.beat(), 0.1)
 
 
 async def test_a_member_that_is_known_to_have_died_is_not_waited_for() -> None:
@@ -191,20 +199,12 @@ async def test_who_is_alone_starts_at_once_and_who_is_not_waits_for_the_others()
     assert (first.share(TOTAL), second.share(TOTAL)) == (5, 5)
 
 
-async def beaten(world: World, me: Membership) -> None:
-    task = asyncio.create_task(me.beat())
-    await world.run(world.time + 0.1, lambda: None)
-    await task
-
-
 async def test_who_waits_starts_when_the_others_are_gone() -> None:
     world = World()
     first, second = membership(world, "a"), membership(world, "b")
     await joined(world, first)
     await joined(world, second)
-    leaving = asyncio.create_task(first.leave())
-    await world.run(world.time + 0.1, lambda: None)
-    await leaving
+    await done(world, first.leave(), 0.1)
     assert first.share(TOTAL) == 0
     await beaten(world, second)
     assert second.share(TOTAL) == TOTAL

@@ -74,12 +74,9 @@ class Failing(Asyncmy):
         raise OperationalError(self.codes.pop(0), "x")
 
 
-async def test_a_broken_check_on_the_last_try_is_tried_once_more_without_checks() -> None:
+async def test_a_broken_check_is_tried_once_more_without_checks() -> None:
     driver = Failing(*[DEADLOCK] * (TRIES - 1), CHECK_FAILED)
     assert await driver.run(lambda: iter(())) == "answered"  # type: ignore[arg-type]
-
-
-async def test_a_check_that_is_broken_all_the_same_is_an_error() -> None:
     driver = Failing(CHECK_FAILED, CHECK_FAILED)
     with pytest.raises(StoreError, match=str(CHECK_FAILED)):
         await driver.run(lambda: iter(()))  # type: ignore[arg-type]

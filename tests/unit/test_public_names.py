@@ -15,14 +15,11 @@ NAMES = [
 ]
 
 
-def test_the_public_names_are_these() -> None:
+def test_the_public_names_are_these_and_no_others() -> None:
     assert sorted(relaybox.__all__) == NAMES
     assert set(NAMES) <= set(dir(relaybox))
     for name in NAMES:
         assert getattr(relaybox, name) is not None
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         relaybox.no_such_name  # noqa: B018
 
@@ -32,10 +29,7 @@ def loaded_after(code: str) -> set[str]:
     return set(subprocess.check_output([sys.executable, "-c", script], text=True).split())
 
 
-def test_importing_the_package_loads_nothing_else() -> None:
+def test_importing_the_package_and_making_an_outbox_load_nothing_else() -> None:
     assert not {"sqlalchemy", "msgspec", "asyncio"} & loaded_after("import relaybox")
-
-
-def test_making_an_outbox_loads_no_driver() -> None:
     drivers = {"psycopg", "psycopg2", "asyncpg", "pymysql", "MySQLdb", "asyncmy", "aiosqlite", "sqlite3"}
     assert not drivers & loaded_after("from relaybox import Outbox; Outbox('postgresql://localhost/x')")

@@ -85,7 +85,7 @@ def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight) -> None:
     assert (len(held), list(held), batch.done.is_set(), held.bytes) == (0, [], True, 0)
 
 
-def test_what_is_settled_late_under_an_old_lease_leaves_the_new_one(held: InFlight) -> None:
+def test_of_two_claims_of_a_row_the_new_one_holds_it(held: InFlight) -> None:
     old, new = claimed(1), claimed(1)
     held.add(old)
     held.add(new)

@@ -40,11 +40,8 @@ def module_function(event: Event) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("event_type", "action"),
     [
-        ("document.created", "index"),
-        ("document.updated", "index"),
-        ("document.updated.v2", "index"),
-        ("document.deleted", "delete"),
-        ("document.deleted.v13", "delete"),
+        *(("document.created", "index"), ("document.updated", "index"), ("document.updated.v2", "index")),
+        *(("document.deleted", "delete"), ("document.deleted.v13", "delete")),
         ("shop.order.line.created", "index"),
     ],
 )
@@ -63,17 +60,10 @@ def test_a_type_that_nothing_maps_is_refused_and_the_option_named(event_type: st
 def test_own_patterns_go_before_the_default_ones_in_their_order() -> None:
     actions = {"draft.*": "ignore", "document.archived": "delete", "*.updated": "delete", "*": "index"}
     found = changes(actions=actions).action_of
-    assert [found(name) for name in ("draft.updated", "document.archived.v3", "x.updated", "x.y")] == [
-        "ignore",
-        "delete",
-        "delete",
-        "index",
-    ]
+    names = ("draft.updated", "document.archived.v3", "x.updated", "x.y")
+    assert [found(name) for name in names] == ["ignore", "delete", "delete", "index"]
     # The default's turn comes after all of the given ones.
     assert found("x.deleted") == "index"
-
-
-def test_a_version_can_have_an_action_of_its_own() -> None:
     found = changes(actions={"document.updated.v1": "ignore"}).action_of
     assert (found("document.updated.v1"), found("document.updated.v2")) == ("ignore", "index")
 
@@ -103,21 +93,20 @@ def test_the_index_is_the_path_or_the_aggregate_type_in_lower_case() -> None:
     assert index_of(destination("opensearch://engine/x-{aggregate_type}"))(one) == "x-Document"
 
 
-async def test_an_update_writes_the_payload_with_the_aggregates_id_and_a_delete_needs_none() -> None:
+async def test_an_update_writes_the_payload_and_a_delete_or_none_of_a_function_deletes() -> None:
     one, gone = event("7", "Seven"), event("7", payload='"whatever"')
     assert await changes().change_of(one) == Change("7", {"title": "Seven", "id": "7"}, one.position)
     assert await changes().change_of(gone) == Change("7", None, gone.position)
     assert await changes(actions={"*": "ignore"}).change_of(event("7", "x")) is None
+    one = event("7", "x")
+    assert await changes(document=lambda event: None).change_of(one) == Change("7", None, one.position)
 
 
-async def test_an_id_of_the_payload_has_to_be_the_aggregates() -> None:
+async def test_an_id_of_the_payload_has_to_be_the_aggregates_and_may_stand_in_another_field() -> None:
     assert await document_of(event("7", payload='{"id": 7}', type_="document.created")) == {"id": 7}
     for other in ('"8"', "8", "true", "7.0", "null", '"07"'):
         with pytest.raises(Reject, match="'7'; they have to be the same"):
             await changes().change_of(event("7", payload=f'{{"id": {other}}}', type_="document.created"))
-
-
-async def test_the_id_may_stand_in_another_field() -> None:
     one = event("7", "x", payload='{"id": "other", "key": "7"}')
     assert await document_of(one, id_field="key") == {"id": "other", "key": "7"}
 
@@ -126,9 +115,6 @@ async def test_the_id_may_stand_in_another_field() -> None:
 async def test_a_payload_that_is_no_object_is_refused(payload: str, told: str) -> None:
     with pytest.raises(Reject, match=f"the payload is {told}; a document is a JSON object"):
         await changes().change_of(event("7", "x", payload=payload))
-
-
-async def test_a_payload_of_bytes_is_refused() -> None:
     binary: dict[str, Any] = {"payload": None, "payload_data": b"x", "payload_encoding": "binary"}
     with pytest.raises(Reject, match="the payload is bytes"):
         await changes().change_of(event("7", "x", **binary))
@@ -166,11 +152,6 @@ async def test_a_function_can_be_named_and_may_return_whatever_is_a_mapping_to_j
     named = await document_of(event("7", "x"), document=f"{__name__}:module_function")
     assert named == {"title": "document.updated by name", "id": "7"}
     assert await document_of(event("7", "x"), document=lambda event: Made("x")) == {"title": "x", "id": "7"}
-
-
-async def test_none_of_a_function_deletes_the_document() -> None:
-    one = event("7", "x")
-    assert await changes(document=lambda event: None).change_of(one) == Change("7", None, one.position)
 
 
 async def test_only_with_reread_a_delete_asks_the_function_for_the_newest_state() -> None:
@@ -232,9 +213,6 @@ async def test_a_timeout_of_the_functions_own_is_its_error() -> None:
 async def test_what_is_no_document_is_refused(made: Any, told: str) -> None:
     with pytest.raises(Reject, match=f"the document function returned {told}; return a mapping"):
         await changes(document=lambda event: made).change_of(event("7", "x"))
-
-
-async def test_what_json_cannot_hold_is_refused() -> None:
     with pytest.raises(Exception, match=r"\$.*title") as raised:
         await changes(document=lambda event: {"title": object()}).change_of(event("7", "x"))
     assert isinstance(answer_of(raised.value), Reject)

@@ -140,9 +140,7 @@ async def test_a_build_that_refuses_more_is_dropped(engine: Double, caplog: pyte
     assert engine.titles() == {"1": "a", "2": "b"}
 
 
-async def test_what_both_refuse_is_refused_and_what_the_build_may_take_later_is_tried_again(
-    both: Double,
-) -> None:
+async def test_what_both_refuse_is_refused_and_the_builds_trouble_is_tried_again(both: Double) -> None:
     refusal = both.refused["a"] = Reject("bad")
     trouble = both.refused_in[BUILDING, "b"] = Retry("later")
     batch = [event("1", "a"), event("2", "b"), of_build("3", "b", attempts=1, max_attempts=2)]

@@ -88,10 +88,7 @@ async def _drip(writer: asyncio.StreamWriter, pieces: tuple[bytes, ...], drip: b
 @pytest.mark.parametrize(
     ("pieces", "drip", "answers"),
     [
-        ((), b"", 0),
-        ((b"GET",), b"", 0),
-        ((HALF,), b"a", 0),
-        ((WHOLE, HALF), b"a", 1),
+        *(((), b"", 0), ((b"GET",), b"", 0), ((HALF,), b"a", 0), ((WHOLE, HALF), b"a", 1)),
         ((WHOLE + HALF,), b"a", 1),
         ((b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n",), b"a", 1),
     ],

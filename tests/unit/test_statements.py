@@ -17,14 +17,11 @@ from relaybox.stores.statements import TEMPLATES, Statements, compile_parameters
 TABLES = make_tables(sa.MetaData())
 
 
-def test_a_percent_sign_is_doubled_where_placeholders_have_one() -> None:
+def test_a_percent_sign_is_doubled_where_placeholders_have_one_and_the_driver_undoes_it() -> None:
     sql = "SELECT strftime('%f', :at), :at"
     assert compile_parameters(sql, "format", ()) == ("SELECT strftime('%%f', %s), %s", ("at", "at"))
     assert compile_parameters(sql, "qmark", ()) == ("SELECT strftime('%f', ?), ?", ("at", "at"))
     assert compile_parameters(sql, "numeric", ()) == ("SELECT strftime('%f', $1), $2", ("at", "at"))
-
-
-def test_what_a_driver_makes_of_a_statement_in_that_style_is_the_statement() -> None:
     query = Statements(TABLES, SQLITE, "format")("now")
     [[moment]] = sqlite3.connect(":memory:").execute(query.sql % query.params)
     assert SQLITE.from_time(moment).year >= 2026

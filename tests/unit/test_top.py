@@ -96,11 +96,8 @@ def test_without_colours_there_is_no_escape_sequence(monkeypatch: pytest.MonkeyP
     assert "\x1b[" in rendered(view, colour=True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[31m" not in rendered(view, colour=True)
-
-
-def test_text_of_others_moves_no_cursor() -> None:
     evil = frame(replace(GONE, name="\x1b[2Jgone"))._replace(failures=[failure("\x1b]0;title\x07")])
-    assert "\x1b" not in rendered(View("x", evil))
+    assert "\x1b" not in rendered(View("x", evil)), "text of others moves no cursor"
 
 
 def test_trouble_is_shown_above_what_was_last_seen() -> None:
@@ -108,9 +105,6 @@ def test_trouble_is_shown_above_what_was_last_seen() -> None:
     assert text.splitlines()[1] == "no answer from the database: connection refused; trying again"
     assert "runner" in text
     assert "waiting for the first answer" in rendered(View("x"))
-
-
-def test_where_no_relay_runs_that_is_said() -> None:
     assert "no relay runs" in rendered(View("x", frame(RUNNER, relays=0)))
     assert "and 3 more" in rendered(View("x", frame(RUNNER, relays=8)))
 

@@ -58,7 +58,9 @@ def of(context: Any) -> tuple[str, str]:
     return trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id)
 
 
-def test_the_current_context_is_stored_with_the_event(spans: InMemorySpanExporter) -> None:
+def test_the_current_context_is_stored_unless_the_caller_gave_one(
+    spans: InMemorySpanExporter,
+) -> None:
     assert headers_of() == {}
     with trace.get_tracer("shop").start_as_current_span("checkout"):
         assert headers_of() == current()
@@ -66,9 +68,6 @@ def test_the_current_context_is_stored_with_the_event(spans: InMemorySpanExporte
     [span] = named(spans, "checkout")
     assert span.context is not None
     assert current() == {}
-
-
-def test_what_the_caller_gave_is_not_overwritten(spans: InMemorySpanExporter) -> None:
     with trace.get_tracer("shop").start_as_current_span("checkout"):
         assert headers_of(headers={"traceparent": TRACEPARENT}) == {"traceparent": TRACEPARENT}
         assert headers_of(headers={"tracestate": "a=b"})["tracestate"] == "a=b"
@@ -163,9 +162,7 @@ def test_a_send_is_a_span_below_the_emitters_with_a_link_to_it(spans: InMemorySp
     assert span.end_time == pytest.approx(time.time_ns(), abs=60e9)
 
 
-def test_a_send_that_went_wrong_says_why_and_what_was_not_sampled_has_no_span(
-    spans: InMemorySpanExporter,
-) -> None:
+def test_a_send_that_failed_says_why_and_an_unsampled_one_has_no_span(spans: InMemorySpanExporter) -> None:
     answer, unsampled = Unavailable("503 Service Unavailable"), make(headers=STORED.replace("-01", "-00"))
     sends = Sends([make(headers=STORED), unsampled], [answer, Delivered()], [1.0] * 2, [2.0] * 2)
     TracesObserver().sent("runner", sends)

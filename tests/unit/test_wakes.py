@@ -25,11 +25,17 @@ async def asleep(wake: LocalWake, *destinations: str) -> list[asyncio.Task[bool]
     return tasks
 
 
-async def test_a_wait_that_nobody_ends_lasts_its_time_and_says_so() -> None:
+async def test_a_wait_lasts_its_time_and_a_wake_between_two_waits_counts_once() -> None:
     wake = LocalWake()
     start = asyncio.get_running_loop().time()
     assert not await wake.wait("shop", 0.05)
     assert asyncio.get_running_loop().time() - start >= 0.049
+    assert not await wake.wait("shop", 0)
+    wake = LocalWake()
+    assert not await wake.wait("shop", 0)
+    wake.wake("shop")
+    wake.wake("shop")
+    assert await wake.wait("shop", LONG)
     assert not await wake.wait("shop", 0)
 
 
@@ -41,15 +47,6 @@ async def test_a_wake_ends_the_wait_of_its_destination_alone() -> None:
     assert not audit.done()
     wake.wake()
     assert await asyncio.wait_for(audit, LONG)
-
-
-async def test_a_wake_between_two_waits_is_not_lost_and_counts_once() -> None:
-    wake = LocalWake()
-    assert not await wake.wait("shop", 0)
-    wake.wake("shop")
-    wake.wake("shop")
-    assert await wake.wait("shop", LONG)
-    assert not await wake.wait("shop", 0)
 
 
 @pytest.mark.parametrize("destination", ["shop", None])

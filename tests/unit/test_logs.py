@@ -1,13 +1,18 @@
-"""What a person on call reads of a relay."""
+"""What a person on call reads of a relay, and how a log is written."""
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import sys
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from relaybox.cli.levels import LogFormat, LogLevel
+from relaybox.cli.logs import JsonFormatter, TextFormatter, colours, configure
 from relaybox.errors import StoreError
 from relaybox.observers.count import Count, Counter
 from relaybox.observers.log import FAILURES, LogObserver
@@ -159,6 +164,9 @@ def test_trouble_that_is_never_the_same_does_not_flood_the_log(relay: Relay) -> 
     for number in range(1000):
         relay.observer.trouble("runner", "claim", StoreError(f"connection {number} refused"))
     assert len(relay.said()) == TEXTS
+    relay.settle(RETRIED, destination="a long name")
+    relay.settle(RETRIED, destination="short")
+    assert relay.said()[1].startswith("short        again in"), "names are aligned"
 
 
 def test_a_defect_is_told_with_its_traceback_once_a_minute(relay: Relay) -> None:
@@ -196,19 +204,10 @@ def test_records_carry_their_values(relay: Relay) -> None:
     assert summary == {"destination": "runner", "event": "summary", "delivered": 1, "retried": 0, "failed": 1}
 
 
-def test_names_are_aligned(relay: Relay) -> None:
-    relay.settle(RETRIED, destination="a long name")
-    relay.settle(RETRIED, destination="short")
-    assert relay.said()[1].startswith("short        again in")
-
-
-def test_a_span_is_written_in_two_units_at_most() -> None:
+def test_spans_have_two_units_at_most_and_a_text_from_outside_stays_on_its_line() -> None:
     spans = {-1.0: "0 ms", 0.0124: "12 ms", 0.9996: "1.0 s", 1.25: "1.2 s", 30: "30 s", 59.7: "1 min"}
     spans |= {90: "1 min 30 s", 3600: "1 h", 3725: "1 h 2 min", 90_061: "1 d 1 h", 86_400 + 59: "1 d"}
     assert {seconds: span(seconds) for seconds in spans} == spans
-
-
-def test_a_text_from_outside_stays_on_its_line() -> None:
     assert one_line(" a\r\nb\x1b]0;x\x07 ") == "a b ]0;x"
     assert len(one_line("x" * 100_000)) == 301
 
@@ -242,3 +241,81 @@ def test_a_record_names_the_trace(relay: Relay) -> None:
     relay.observer.settled("runner", [Settlement(make(headers=headers), Failed("no"))], NOBODY)
     [told] = relay.told()
     assert told["trace_id"] == trace
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def record(level: int, message: str, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("relaybox.relay", level, "x.py", 1, message, None, extra.pop("exc_info", None))  # type: ignore[arg-type]
+    made.created = 1_763_190_000.25
+    vars(made).update(extra)
+    return made
+
+
+def raised() -> object:
+    try:
+        raise ValueError("x")
+    except ValueError:
+        return sys.exc_info()
+
+
+def test_a_line_for_people_is_coloured_on_a_terminal_unless_NO_COLOR_says_no(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert colours(Terminal())
+    assert not colours(io.StringIO())
+    assert TextFormatter(colour=True).format(record(logging.ERROR, "x")).endswith("\x1b[31merror  \x1b[0m x")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not colours(Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colours(Terminal())
+    line = TextFormatter(colour=False).format(record(logging.WARNING, "runner  paused"))
+    assert line[4] == line[7] == "-"
+    assert line[19:] == ".250 warning runner  paused"
+    assert TextFormatter(colour=False).format(record(logging.CRITICAL, "x")).endswith(" error   x")
+
+
+def test_an_object_for_programs_has_the_values_of_the_record_and_its_traceback() -> None:
+    made = record(logging.INFO, "runner  delivered 1", relay={"event": "summary", "delivered": 1})
+    assert json.loads(JsonFormatter().format(made)) == {
+        "time": "2025-11-15T07:00:00.250+00:00",
+        "level": "info",
+        "logger": "relaybox.relay",
+        "message": "runner delivered 1",
+        "event": "summary",
+        "delivered": 1,
+    }
+    made = record(logging.WARNING, "x", exc_info=raised())
+    assert TextFormatter(colour=False).format(made).endswith("\nValueError: x")
+    text = JsonFormatter().format(made)
+    assert "\n" not in text
+    assert json.loads(text)["traceback"].endswith("ValueError: x")
+
+
+def test_what_the_application_logs_is_written_too_but_no_drivers_secrets() -> None:
+    stream = io.StringIO()
+    # Those that pytest puts there for each test.
+    logging.getLogger().handlers = []
+    configure(LogLevel.debug, LogFormat.text, stream)
+    logging.getLogger("shop").info("paid")
+    logging.getLogger("some.client").debug("password=hush")
+    logging.getLogger("relaybox.relay").debug("probing")
+    written = stream.getvalue().splitlines()
+    assert [line[24:] for line in written] == ["info    paid", "debug   probing"]
+
+
+def test_an_application_that_has_set_up_logging_keeps_it() -> None:
+    stream, theirs = io.StringIO(), io.StringIO()
+    logging.getLogger().handlers = [logging.StreamHandler(theirs)]
+    configure(LogLevel.warning, LogFormat.json, stream)
+    logging.getLogger("shop").warning("paid")
+    logging.getLogger("relaybox.relay").warning("trouble")
+    logging.getLogger("relaybox.relay").info("work")
+    assert theirs.getvalue() == "paid\n"
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["trouble"]
