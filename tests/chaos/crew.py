@@ -51,8 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
     ordered: bool = True  # False: the deliberately broken claim, plain SKIP LOCKED, on the same rows
 
     def want(self, owner: str) -> Want:
-        policy = {"ordered": self.ordered, "on_failed": self.on_failed}
-        return Want(DESTINATION, owner, limit=50, lease=LEASE, **policy)
+        return Want(DESTINATION, owner, limit=50, lease=LEASE, ordered=self.ordered, on_failed=self.on_failed)
 
 
 def make_outbox(url: str) -> Outbox:
