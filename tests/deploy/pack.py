@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import typer
@@ -48,7 +49,7 @@ def manifests() -> dict[str, list[dict[str, Any]]]:
 
 def check_command(words: list[str]) -> None:
     """Raise what the command line would say of these arguments of ``relaybox``; nothing is run."""
-    command: Any = typer.main.get_command(app)
+    command = _whole()
     rest = _without_globals(global_first(words))
     name = "relaybox"
     while hasattr(command, "commands"):
@@ -57,6 +58,11 @@ def check_command(words: list[str]) -> None:
         command = command.commands[name]
     # A context of its own parses the rest as the command does when it runs.
     command.make_context(name, rest)
+
+
+@cache
+def _whole() -> Any:
+    return typer.main.get_command(app)
 
 
 def _without_globals(words: list[str]) -> list[str]:

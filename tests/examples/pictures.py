@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Literal
 
 from PIL import Image
 from playwright.sync_api import Page
@@ -52,8 +51,7 @@ def main() -> None:
 
 def take(page: Page, name: str) -> None:
     """A picture of few enough colours to be small."""
-    scheme: Literal["light", "dark"] = "dark" if name == "dark" else "light"
-    page.emulate_media(color_scheme=scheme)
+    page.emulate_media(color_scheme="dark" if name == "dark" else "light")
     picture = page.screenshot(animations="disabled", full_page=True)
     few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     path = IMAGES / f"documents-{name}.png"

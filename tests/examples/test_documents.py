@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 from urllib.request import Request, urlopen
 
 import pytest
@@ -31,7 +30,6 @@ from tests.servers import meilisearch
 EXAMPLE = "documents"
 CHECKS = (Path(__file__).parents[1] / "browser" / "checks.js").read_text()
 """What a page owes to those who do not see it, or not well."""
-SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +133,7 @@ def test_what_the_engine_refuses_is_told_and_can_be_sent_again(page: Page, servi
     shows(card(page, "Toads"), "failed")
     shows(card(page, "Toads"), "The engine refused it:")
     shows(page.locator("#engine"), "1 failed")
-    for scheme in SCHEMES:
+    for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(CHECKS) == []
     card(page, "Toads").get_by_role("button", name="Why?").click()
