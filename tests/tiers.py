@@ -4,9 +4,8 @@
 ``full``   `make test-all` adds it: every server, version, API and page.
 ``chaos``  `make test-chaos`: kills, starves or times, alone on the machine.
 
-A mark of that name on a test or a module decides. Without one, a test that needs a server of
-``FULL_FIXTURES`` or runs on PostgreSQL 15 is ``full``, and so is all of ``FULL_DIRECTORIES``. Everything else
-is ``fast``.
+A mark of that name on a test or a module decides, else the directory, by ``DIRECTORIES``. A test that needs a
+server of ``FULL_FIXTURES`` or runs on PostgreSQL 15 is ``full``, everything else ``fast``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 TIERS = ("fast", "full", "chaos")
-FULL_DIRECTORIES = frozenset({"browser", "deploy", "docs", "examples"})
+DIRECTORIES = {"browser": "full", "chaos": "chaos", "deploy": "full", "docs": "full", "examples": "full"}
 FULL_FIXTURES = frozenset(
     {"chromium_path", "kafka_url", "opensearch_url", "pgbouncer_url", "postgres15_url", "rabbitmq_url"}
 )
@@ -31,7 +30,7 @@ def assign(items: list[pytest.Item]) -> None:
                 f"{item.nodeid} is in several tiers, {' and '.join(given)}: leave one mark"
             )
         if not given:
-            item.add_marker("full" if _needs_more(item) else "fast")
+            item.add_marker(_default(item))
 
 
 def tier(item: pytest.Item) -> str:
@@ -40,11 +39,8 @@ def tier(item: pytest.Item) -> str:
     return found
 
 
-def _needs_more(item: pytest.Item) -> bool:
+def _default(item: pytest.Item) -> str:
     directory = item.path.relative_to(Path(__file__).parent).parts[0]
     fixtures = getattr(item, "fixturenames", ())
-    return (
-        directory in FULL_DIRECTORIES
-        or "postgresql-15" in item.nodeid
-        or not FULL_FIXTURES.isdisjoint(fixtures)
-    )
+    heavy = "postgresql-15" in item.nodeid or not FULL_FIXTURES.isdisjoint(fixtures)
+    return DIRECTORIES.get(directory) or ("full" if heavy else "fast")

@@ -16,8 +16,6 @@ from tests.chaos.run import line
 from tests.chaos.schedule import Result
 from tests.conftest import available
 
-pytestmark = pytest.mark.slow
-
 EVENTS = 160
 BRIEF = {
     "redis": ("killed", "stopped", "full"),

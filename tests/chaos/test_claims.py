@@ -21,8 +21,6 @@ from tests.chaos.crew import Plan, make_outbox
 from tests.commit import ROOT
 from tests.databases import SERVERS, engine
 
-pytestmark = pytest.mark.slow
-
 
 class Trial:
     """Runs a plan and judges what happened; ``done`` says what did how often."""

@@ -16,6 +16,8 @@ from tests.chaos.workload import BROKER, LOOSE, ORDERED
 
 START = datetime(2026, 1, 1)
 
+pytestmark = pytest.mark.fast
+
 
 class Story:
     """A history in the making: two rows, ``a`` before ``b``, of one key."""

@@ -100,7 +100,6 @@ def stage(ground: Callable[..., Ground], tmp_path: Path) -> Iterator[Callable[..
         yield make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("relays", "away"), [(1, 0.5), (2, 0.5), (2, 8.0)])
 def test_after_a_kill_of_the_database_deliveries_go_on(
     stage: Callable[..., Stage],
@@ -129,7 +128,6 @@ def test_after_a_kill_of_the_database_deliveries_go_on(
     assert first < AFTER_DATABASE or not BOUNDS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [10, 400])
 def test_what_a_killed_relay_held_is_delivered_by_another(
     stage: Callable[..., Stage], batch: int, record_property: Record

@@ -23,7 +23,6 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow
 async def test_a_relay_goes_on_when_its_database_was_killed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

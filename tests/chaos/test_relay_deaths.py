@@ -264,7 +264,6 @@ class Supervised:
         return [(row.destination, row.payload["n"], row.status, row.error_message) for row in rows]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
 async def test_an_event_that_kills_its_relay_is_failed_and_all_others_are_delivered(
     ordered: bool, migrated_database: Callable[[str], str]
@@ -280,7 +279,6 @@ async def test_an_event_that_kills_its_relay_is_failed_and_all_others_are_delive
     assert supervised.taken == {(name, n) for name in sinks for n in range(FEW)} - {("kills", POISON)}
 
 
-@pytest.mark.slow
 async def test_lanes_with_suspects_at_the_same_time_blame_only_the_one_that_kills(
     migrated_database: Callable[[str], str],
 ) -> None:
@@ -299,7 +297,6 @@ async def test_lanes_with_suspects_at_the_same_time_blame_only_the_one_that_kill
     assert blamed == {"kills": 4, **dict.fromkeys(others, 0)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "handler"),
     [

@@ -18,8 +18,6 @@ from tests.conftest import available
 from tests.integration.search_engines import ENGINES, Subject, engine
 from tests.servers.meilisearch import Server
 
-pytestmark = pytest.mark.slow
-
 DOCUMENTS, STEPS = 2000, 1500  # Changes of each of two writers, besides the first ones
 Run = Callable[[str, str, dict[str, Any]], Result]
 FAILING, STILL = "failing tasks", "a queue that stands still"

@@ -221,7 +221,6 @@ def fill_the_dead(scene: Scene) -> None:
         connection.execute(sa.update(event).where(event.c.destination == "dead").values(created_at=old))
 
 
-@pytest.mark.slow
 def test_every_query_of_the_dashboard_has_data_and_every_alert_fires(scene: Scene) -> None:
     fill_the_dead(scene)
     with scene.prometheus() as server, scene.web():

@@ -30,8 +30,6 @@ from tests.waiting import wait_for
 
 EXAMPLE = "django_uploads"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize(("broker", "name"), [("redis", "Redis"), ("postgresql", "PostgreSQL")])
 def test_the_example_works_through_an_outage(

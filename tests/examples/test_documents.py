@@ -31,8 +31,6 @@ EXAMPLE = "documents"
 CHECKS = (Path(__file__).parents[1] / "browser" / "checks.js").read_text()
 """What a page owes to those who do not see it, or not well."""
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("engine", ["opensearch", "meilisearch", "algolia"])
 def test_the_index_follows_every_change_through_an_outage(engine: str, directory: Path) -> None:

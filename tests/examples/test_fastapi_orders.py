@@ -30,7 +30,7 @@ EXAMPLE = "fastapi_orders"
 SUMMARY = re.compile(r"(\d+) orders, (\d+) events, (\d+) messages in Kafka, (\d+) shipments\.")
 
 # Where no Kafka can be had, there is nothing to run.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kafka_url")]
+pytestmark = pytest.mark.usefixtures("kafka_url")
 
 
 def test_every_paid_order_is_shipped_once_through_kills_and_an_outage(directory: Path) -> None:

@@ -329,7 +329,7 @@ class ConsumerContract:
         assert bench.place.count(sent) == 1
         await line.leaves(0)
 
-    @pytest.mark.slow
+    @pytest.mark.full
     async def test_a_broker_that_restarts_is_found_again(
         self, restarted: Restarted, place: Ground, options: dict[str, Any]
     ) -> None:
@@ -345,7 +345,7 @@ class ConsumerContract:
             await bench.line.leaves(0)
         assert place.count(first) == 1
 
-    @pytest.mark.slow
+    @pytest.mark.full
     async def test_a_broker_that_says_nothing_does_not_hold_up_the_stop(
         self, restarted: Restarted, place: Ground, options: dict[str, Any]
     ) -> None:
@@ -359,7 +359,7 @@ class ConsumerContract:
             await asyncio.wait_for(task, PATIENCE)
         assert place.count(sent) == 1
 
-    @pytest.mark.slow
+    @pytest.mark.full
     async def test_what_a_relay_sends_takes_effect_once_and_in_order(
         self, bench: Bench, migrated_database: Callable[[str], str]
     ) -> None:

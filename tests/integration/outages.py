@@ -135,7 +135,7 @@ class RelayContract:
         return migrated_database("postgresql-18")
 
     @pytest.mark.parametrize(
-        ("events", "keys"), [(1_000, 50), pytest.param(MANY, 500, marks=pytest.mark.slow)]
+        ("events", "keys"), [(1_000, 50), pytest.param(MANY, 500, marks=pytest.mark.full)]
     )
     async def test_events_arrive_once_and_each_key_in_order(
         self, place: Place, database: str, events: int, keys: int
@@ -146,7 +146,7 @@ class RelayContract:
         await shop.outbox.adrain()
         assert await read_back(place, shop, events, keys) == 0
 
-    @pytest.mark.slow
+    @pytest.mark.full
     async def test_each_key_arrives_in_order_where_the_server_is_restarted_in_the_middle(
         self, place: Place, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

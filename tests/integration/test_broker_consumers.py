@@ -126,7 +126,7 @@ class TestKafkaConsumer(ConsumerContract):
         assert not {stuck, behind} & set(dict(bench.place.effects()))
         await bench.line.leaves(2)
 
-    @pytest.mark.slow
+    @pytest.mark.full
     async def test_a_long_wait_does_not_cost_the_membership(self, bench: Bench) -> None:
         consumer = handling(bench.make(settings={**SETTINGS, "max.poll.interval.ms": 6000}, prefetch=2))
         tried: list[int] = []

@@ -175,7 +175,7 @@ def told(kind: str, directory: Path) -> Iterator[Story]:
         yield story
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in SERVERS]
+SLOW = [pytest.param(kind, marks=pytest.mark.full) for kind in SERVERS]
 on_the_newest = pytest.mark.parametrize("story", SLOW[:1], indirect=True)
 
 

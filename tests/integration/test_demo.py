@@ -160,7 +160,7 @@ def left_over(directory: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_nothing_is_lost_made_up_or_out_of_order(
     demo: Callable[[], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -185,7 +185,7 @@ def test_nothing_is_lost_made_up_or_out_of_order(
     assert (left_over(tmp_path), list(tmp_path.glob("relaybox-*"))) == ([], [])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_is_ended_no_process_stays_behind(
     demo: Callable[[], subprocess.Popen[str]], tmp_path: Path, number: int

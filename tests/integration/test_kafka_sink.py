@@ -468,7 +468,7 @@ class TestKafkaRelay(RelayContract):
     def place(self, broker: kafka.Broker) -> KafkaPlace:
         return KafkaPlace(broker, partitions=5)
 
-    @pytest.mark.slow
+    @pytest.mark.full
     async def test_a_restart_within_the_timeout_is_no_failure(self, place: KafkaPlace, database: str) -> None:
         shop = shop_to(place.url, database, **PATIENT)
         shop.emit(MANY, keys=500)

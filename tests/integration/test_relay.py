@@ -313,7 +313,7 @@ OTHERS = """
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_the_others_go_on_while_one_hangs_and_take_no_more_connections(
     migrated_database: Databases,
 ) -> None:

@@ -143,7 +143,7 @@ def test_a_dead_destination_shows_at_once(project: Project, migrated_database: D
         assert page.get("/livez")[0] == 200
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_database_that_is_gone_shows_and_holds_up_no_scrape(shop: Shop, project: Project) -> None:
     name = shop.engine.url.database
     server = shop.engine.url.set(database="postgres").render_as_string(hide_password=False)

@@ -400,7 +400,7 @@ COMMON = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,7 @@ def columns(url: str, table: str) -> set[str]:
     return {column["name"] for column in sa.inspect(engine(url)).get_columns(table)}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_on_mariadb_a_migration_that_was_cut_short_anywhere_is_completed(fresh_database: Fresh) -> None:
     whole = fresh_database("mariadb")
     migrate(whole)

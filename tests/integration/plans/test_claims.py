@@ -81,7 +81,7 @@ def test_a_key_of_100_000_events_costs_a_claim_no_more_than_one_of_a_hundred(kin
     assert_as_cheap_as_alone(kind, database, opened)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_million_delivered_rows_cost_a_claim_nothing(opened: Open) -> None:
     backlog = [(name, 500_000, keys, "delivered") for name, keys in (("plain", 0), ("keys", 1_000))]
     database = opened("postgresql-18", backlog, cached=True)

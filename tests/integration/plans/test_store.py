@@ -100,7 +100,7 @@ def test_a_plan_kept_from_a_tiny_table_serves_a_large_one(kind: str, opened: Ope
     assert_all_is_bounded(database, work(database))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_million_delivered_rows_are_not_looked_at(opened: Open) -> None:
     database = opened("postgresql-18", [("keys", 1_000_000, 1000, "delivered")])
     database.fill_all(2_000)
