@@ -33,12 +33,6 @@ def assign(items: list[pytest.Item]) -> None:
             item.add_marker(_default(item))
 
 
-def tier(item: pytest.Item) -> str:
-    """Return the tier of a test that has one; raise if it has not exactly one."""
-    [found] = {mark.name for mark in item.iter_markers() if mark.name in TIERS}
-    return found
-
-
 def _default(item: pytest.Item) -> str:
     directory = item.path.relative_to(Path(__file__).parent).parts[0]
     fixtures = getattr(item, "fixturenames", ())

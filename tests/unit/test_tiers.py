@@ -1,0 +1,89 @@
+"""Every test is in exactly one tier, so that one command runs it and none is forgotten."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import run, tiers
+from tests.tiers import TIERS
+
+COLLECT = """
+import json, pytest
+from tests.tiers import TIERS
+
+class Report:
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        marks = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
+        print("FOUND" + json.dumps({test: sorted(found & {*TIERS}) for test, found in marks.items()}))
+
+pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", DIRECTORY], plugins=[Report()])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("directory", ["tests", "tests/django"])
+def test_every_test_has_exactly_one_tier(directory: str, pytestconfig: pytest.Config) -> None:
+    code = COLLECT.replace("DIRECTORY", repr(directory))
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=pytestconfig.rootpath, capture_output=True, text=True
+    ).stdout
+    found = json.loads(next(line for line in shown.splitlines() if line.startswith("FOUND"))[5:])
+    assert [test for test, marks in found.items() if len(marks) != 1] == []
+    counts = Counter(marks[0] for marks in found.values())
+    assert set(counts) <= set(TIERS)
+    assert counts["fast"] > sum(counts.values()) / 3
+
+
+class Item:
+    """As much of a test as decides its tier."""
+
+    def __init__(self, path: str, *marks: str, fixtures: tuple[str, ...] = ()) -> None:
+        self.path = Path(tiers.__file__).parent / path
+        self.nodeid = path
+        self.fixturenames = fixtures
+        self.marks = list(marks)
+
+    def iter_markers(self) -> list[Any]:
+        return [getattr(pytest.mark, name).mark for name in self.marks]
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+@pytest.mark.parametrize(
+    ("item", "tier"),
+    [
+        (Item("unit/test_x.py"), "fast"),
+        (Item("docs/test_x.py"), "full"),
+        (Item("chaos/test_x.py"), "chaos"),
+        (Item("chaos/test_x.py", "fast"), "fast"),
+        (Item("integration/test_x.py", "full"), "full"),
+        (Item("integration/test_x.py::test_y[postgresql-15]"), "full"),
+        (Item("integration/test_x.py", fixtures=("kafka_url",)), "full"),
+    ],
+)
+def test_the_mark_decides_then_the_directory_then_what_it_needs(item: Any, tier: str) -> None:
+    tiers.assign([item])
+    assert item.marks == [tier]
+
+
+def test_a_test_of_two_tiers_is_refused() -> None:
+    item: Any = Item("unit/test_x.py", "full", "chaos")
+    with pytest.raises(pytest.UsageError, match="is in several tiers, chaos and full: leave one mark"):
+        tiers.assign([item])
+
+
+def test_each_tier_has_commands_and_every_command_an_environment() -> None:
+    assert set(TIERS) <= set(run.TIERS)
+    for command in (command for commands in run.TIERS.values() for command in commands):
+        assert Path(command.environment).name.startswith(".venv")
+    assert run.main(["nonsense"]) == 2
+    assert run.main([]) == 2
