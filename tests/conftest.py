@@ -24,6 +24,7 @@ FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url"
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Own the servers of this run, unless a process above does."""
+    base.heed_signals()
     if shared.VARIABLE not in os.environ:
         host = shared.Host()
         host.start()

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers import packages, shared
+from tests.servers import base, packages, shared
 
 ROOT = Path(__file__).parents[1]
 # Tests wait more than they compute, so two cores have work for more than two processes.
@@ -106,6 +106,7 @@ def main(names: list[str]) -> int:
     if unknown or not names:
         print(f"usage: python -m tests.run {' '.join(f'[{name}]' for name in TIERS)}", file=sys.stderr)
         return 2
+    base.heed_signals()
     packages.install(names)
     results = run([command for name in names for command in TIERS[name]])
     print(f"\n{'tests':<20} {'minutes':>8} {'CPU-s':>8}")

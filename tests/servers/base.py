@@ -71,6 +71,13 @@ def _apt(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def heed_signals() -> None:
+    """Let processes end by SIGINT and SIGQUIT: a shell makes what it runs in the background ignore them."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def guarded(command: Command, *, as_root: bool = False) -> list[str]:
     """The command, killed when this process dies, and not as root: database servers refuse root."""
     if not shutil.which("setpriv"):
