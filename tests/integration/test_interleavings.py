@@ -139,7 +139,7 @@ async def test_what_is_locked_elsewhere_is_left_alone_with_all_of_its_key(scene:
         for locked in (head, alone):
             scene.lock(connection, locked)
         during = await scene.store.claim(want("relay-2"))
-    assert ([d.id for d in during.deliveries], during.parked) == ([other, free], 0)
+    assert ({d.id for d in during.deliveries}, during.parked) == ({other, free}, 0)
     assert {d.id for d in (await scene.store.claim(want("relay-2"))).deliveries} == {head, later, alone}
 
 

@@ -378,7 +378,7 @@ async def test_a_listener_whose_session_is_ended_reconnects_and_wakes_all(
 ) -> None:
     caplog.set_level(logging.INFO, "relaybox.wake")
     async with listening(database) as wake:
-        await asyncio.to_thread(end_sessions, database)
+        end_sessions(database)
         await await_for(lambda: not wake.alive)
         await await_for(lambda: wake.alive)
         assert await wake.wait("shop", 0)
