@@ -134,6 +134,8 @@ def test_every_pool_delivers_and_queues_and_runs_a_task_once(live: Live, broker:
 @pytest.mark.processes
 @on_postgresql
 def test_postgresql_is_the_broker_and_the_schedule_is_in_the_database(live: Live) -> None:
+    # This process stays connected to such a broker.
+    live.spoil()
     broker = f"sqla+{live.url}"
     with override_settings(OUTBOX={**settings.OUTBOX, "SWEEP_INTERVAL": "1s"}):
         command("schedule")
