@@ -4,8 +4,9 @@
 ``full``   `make test-all` adds it: every server, version, API and page.
 ``chaos``  `make test-chaos`: kills, starves or times, alone on the machine.
 
-A mark of that name on a test or a module decides, else the directory, by ``DIRECTORIES``. A test that needs a
-server of ``FULL_FIXTURES`` or runs on PostgreSQL 15 is ``full``, everything else ``fast``.
+A mark of that name decides: on the test, else on its class or module. Without one the directory decides, by
+``DIRECTORIES``. A test that needs a server of ``FULL_FIXTURES`` or runs on PostgreSQL 15 is ``full`` by
+itself, everything else ``fast``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,27 @@ FULL_FIXTURES = frozenset(
 
 
 def assign(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier; raise if a test has two."""
-    for item in items:
-        given = sorted({mark.name for mark in item.iter_markers() if mark.name in TIERS})
-        if len(given) > 1:
-            raise pytest.UsageError(
-                f"{item.nodeid} is in several tiers, {' and '.join(given)}: leave one mark"
-            )
-        if not given:
-            item.add_marker(_default(item))
+    """Leave each test with the mark of its tier and no other; raise if two marks contradict each other."""
+    tiers = [_tier(item) for item in items]
+    for node in {node for item in items for node in item.listchain()}:
+        node.own_markers = [mark for mark in node.own_markers if mark.name not in TIERS]
+    for item, tier in zip(items, tiers, strict=True):
+        item.add_marker(tier)
+
+
+def _tier(item: pytest.Item) -> str:
+    given = _given(item)
+    if len(given) > 1:
+        raise pytest.UsageError(f"{item.nodeid} is in several tiers, {' and '.join(given)}: leave one mark")
+    return given[0] if given else _default(item)
+
+
+def _given(item: pytest.Item) -> list[str]:
+    """Return the tiers of the closest node that is marked with one."""
+    for node in reversed(item.listchain()):
+        if found := sorted({mark.name for mark in node.own_markers} & {*TIERS}):
+            return found
+    return []
 
 
 def _default(item: pytest.Item) -> str:

@@ -12,6 +12,7 @@ from tests.waiting import wait_for
 OpenPage = Callable[..., Page]
 
 
+@pytest.mark.fast
 def test_a_failing_destination_is_seen_and_its_group_retried(site: Site, open_page: OpenPage) -> None:
     site.billing.status, site.billing.text = 422, "currency EUX is not known"
     site.start_relay()

@@ -23,6 +23,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.fast
 async def test_a_relay_goes_on_when_its_database_was_killed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

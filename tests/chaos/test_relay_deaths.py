@@ -115,6 +115,7 @@ async def test_killed_between_two_steps(scene: Scene, death: Death, arrived: int
     scene.check(in_flight)
 
 
+@pytest.mark.fast
 async def test_killed_when_requests_have_arrived_and_are_not_answered(scene: Scene) -> None:
     scene.runner.go_on.clear()
     with process(scene.plan("first")) as first:

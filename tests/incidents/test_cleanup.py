@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import sqlalchemy as sa
 
 from relaybox.config import Destination
 from relaybox.maintenance.prune import Prune
 from relaybox.relay.clock import MonotonicClock
-from relaybox.schema import make_tables
 from relaybox.stores import upkeep_statements
 from tests.incidents.conftest import BOTH_WAYS, Case, variants
 from tests.integration.upkeep.bench import LONG_AGO, Bench, go_on, leading
@@ -28,7 +26,7 @@ async def test_cleanup_deletes_undelivered_rows(case: Case, kind: str) -> None:
     if case.broken:
         by_age(case)
     url = case.database(kind)
-    bench = Bench(sa.make_url(url), make_tables(sa.MetaData()))
+    bench = Bench(url)
     undelivered = {
         bench.put("shop", age=LONG_AGO),
         bench.park("shop", "key", age=LONG_AGO),

@@ -20,6 +20,8 @@ from tests.servers import postgres, postgres15, postgres18
 from tests.servers.debezium import Engine, Record, engine
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.full
+
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SERVERS = {"postgresql-18": postgres18.server, "postgresql-15": postgres15.server}
 TABLES: dict[str, dict[str, str]] = {"postgresql-18": {"schema": "Shop", "prefix": "X_"}, "postgresql-15": {}}

@@ -36,6 +36,8 @@ from tests.integration.sinking import PATIENT, altered, check_refused, deliver, 
 from tests.servers import kafka
 from tests.waiting import PATIENCE, await_for
 
+pytestmark = pytest.mark.full
+
 JAVA = {"21": -973932308, "foobar": -790332482, "abc": 479470107}
 """What the hash function of Kafka's own client makes of these keys."""
 

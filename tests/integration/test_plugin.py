@@ -14,6 +14,8 @@ import pytest
 from relaybox.testing.plugin import named_outbox
 from tests.databases import sync_url
 
+pytestmark = pytest.mark.full
+
 pytest_plugins = ["pytester"]
 Fresh = Callable[[str], str]
 

@@ -34,6 +34,8 @@ from tests.integration.test_http_exchange import certificate
 from tests.servers import rabbitmq
 from tests.waiting import PATIENCE, await_for
 
+pytestmark = pytest.mark.full
+
 
 class Desk:
     """A plain client: declares what a test needs, and reads what arrived."""

@@ -31,6 +31,8 @@ from tests.integration.project import Project
 from tests.servers import meilisearch
 from tests.waiting import await_for, wait_for
 
+pytestmark = pytest.mark.full
+
 WORDS = ("reindex", "--destination", "search", "--source", "tests.integration.library:SOURCE", "--yes")
 
 
@@ -150,6 +152,7 @@ def assert_as_before(site: Site) -> None:
     assert not {"pending", "failed"} & set(site.library.statuses())
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("site", ["mariadb", "sqlite"], indirect=True)
 def test_a_new_index_takes_the_place_of_the_old_one(filled: Site) -> None:
     with filled.relay():

@@ -15,6 +15,8 @@ from tests.integration.archive import Archive
 from tests.integration.search_engines import ENGINES, Subject, engine
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.full
+
 IMPORT = range(500)
 
 

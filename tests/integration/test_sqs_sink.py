@@ -23,6 +23,8 @@ from tests.integration.shop import Shop
 from tests.integration.sinking import check_refused, send
 from tests.waiting import await_for
 
+pytestmark = pytest.mark.full
+
 # ruff: noqa: F811
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

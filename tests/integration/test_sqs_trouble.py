@@ -27,6 +27,8 @@ from tests.integration.receivers import Receiver, answer, doing, listening, read
 from tests.integration.sinking import PATIENT, check_refused, send, sink_to
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 # ruff: noqa: F811
 
 AWS = "sqs.eu-west-1.amazonaws.com"

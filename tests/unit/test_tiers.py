@@ -42,20 +42,33 @@ def test_every_test_has_exactly_one_tier(directory: str, pytestconfig: pytest.Co
     assert counts["fast"] > sum(counts.values()) / 3
 
 
-class Item:
-    """As much of a test as decides its tier."""
+class Module:
+    """The marks of a module."""
 
-    def __init__(self, path: str, *marks: str, fixtures: tuple[str, ...] = ()) -> None:
+    def __init__(self, own_markers: list[Any]) -> None:
+        self.own_markers = own_markers
+
+
+class Item:
+    """As much of a test as decides its tier; ``module`` are the marks of its module."""
+
+    def __init__(
+        self, path: str, *marks: str, module: tuple[str, ...] = (), fixtures: tuple[str, ...] = ()
+    ) -> None:
         self.path = Path(tiers.__file__).parent / path
         self.nodeid = path
         self.fixturenames = fixtures
-        self.marks = list(marks)
+        self.own_markers = [getattr(pytest.mark, name).mark for name in marks]
+        self.module = Module([getattr(pytest.mark, name).mark for name in module])
 
-    def iter_markers(self) -> list[Any]:
-        return [getattr(pytest.mark, name).mark for name in self.marks]
+    def listchain(self) -> list[Any]:
+        return [self.module, self]
 
     def add_marker(self, name: str) -> None:
-        self.marks.append(name)
+        self.own_markers.append(getattr(pytest.mark, name).mark)
+
+    def marks(self) -> list[str]:
+        return [mark.name for node in self.listchain() for mark in node.own_markers]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +78,8 @@ class Item:
         (Item("docs/test_x.py"), "full"),
         (Item("chaos/test_x.py"), "chaos"),
         (Item("chaos/test_x.py", "fast"), "fast"),
+        (Item("unit/test_x.py", module=("full",)), "full"),
+        (Item("unit/test_x.py", "fast", module=("full",)), "fast"),
         (Item("integration/test_x.py", "full"), "full"),
         (Item("integration/test_x.py::test_y[postgresql-15]"), "full"),
         (Item("integration/test_x.py", fixtures=("kafka_url",)), "full"),
@@ -72,7 +87,7 @@ class Item:
 )
 def test_the_mark_decides_then_the_directory_then_what_it_needs(item: Any, tier: str) -> None:
     tiers.assign([item])
-    assert item.marks == [tier]
+    assert item.marks() == [tier]
 
 
 def test_a_test_of_two_tiers_is_refused() -> None:

@@ -35,6 +35,8 @@ from relaybox.web.routes import ROUTES
 from tests.integration.operated import DESTINATIONS, Operated
 from tests.web.stage import OPERATOR, USERS, Stage, bearer
 
+pytestmark = pytest.mark.full
+
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
 EXAMPLES = 6
 CHECKS = [

@@ -9,9 +9,28 @@ from typing import Any
 import pytest
 
 from relaybox.migrations import migrate
+from tests.conftest import available
 from tests.integration.plans.explaining import Backlog, Database, Mariadb, Postgres, Sqlite
+from tests.servers import postgres15, postgres18
 
 CLASSES: dict[str, type[Database]] = {"postgresql": Postgres, "mariadb": Mariadb, "sqlite": Sqlite}
+
+
+OWN = ("autovacuum=off",)
+
+
+@pytest.fixture(scope="session")
+def postgres18_url() -> Iterator[str]:
+    """A server of its own: pages and log are counted, to which other tests add on a shared one."""
+    with available("PostgreSQL 18", postgres18.server(own=OWN)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres15_url() -> Iterator[str]:
+    """A server of its own."""
+    with available("PostgreSQL 15", postgres15.server(own=OWN)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from relaybox.store import Want
 from tests.databases import POSTGRESQL, engine
 from tests.integration.plans.explaining import BATCH, HEADS, IDS, Database, Explained, each_database, indexes
 
+pytestmark = pytest.mark.full
+
 ROWS = 100_000
 CHOSEN = 20
 Open = Callable[..., Database]

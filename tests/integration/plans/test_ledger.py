@@ -16,6 +16,8 @@ from relaybox.stores.sql import SqlStore
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import Driver, each_database
 
+pytestmark = pytest.mark.full
+
 CAP = 100
 BOUND = 30 * CAP
 """Of 100,000 rows and more. The nearest rows of an event are 2,000."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import pytest
+
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Slice, Target, Waiting
@@ -21,6 +23,8 @@ from tests.integration.plans.explaining import (
     indexes,
 )
 from tests.integration.upkeep.bench import some
+
+pytestmark = pytest.mark.full
 
 Open = Callable[..., Database]
 PARK = "UPDATE outbox_event SET next_attempt_at = NULL WHERE status = 'pending' AND destination <> 'plain'"
