@@ -63,6 +63,7 @@ check: $(ENV) ## Check types
 	.venv/bin/mypy
 
 bench: $(BENCH) ## Measure everything against others and write docs/performance.md; PARTS= names some, ROUNDS= (3)
+	.venv/bin/pytest benchmarks/tests
 	.venv/bin/python -m benchmarks $(PARTS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 docs: $(ENV) ## Run the code blocks of the documents

@@ -5,8 +5,8 @@
 ``chaos``  `make test-chaos`: kills, starves or times, alone on the machine.
 
 A mark of that name decides: on the test, else on its class or module. Without one the directory decides, by
-``DIRECTORIES``. A test that needs a server of ``FULL_FIXTURES`` or runs on PostgreSQL 15 is ``full`` by
-itself, everything else ``fast``.
+``DIRECTORIES``. A test that needs one of ``FULL_FIXTURES`` or is a case of one of ``FULL_CASES`` is ``full``
+by itself, everything else ``fast``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ DIRECTORIES = {"browser": "full", "chaos": "chaos", "deploy": "full", "docs": "f
 FULL_FIXTURES = frozenset(
     {"chromium_path", "kafka_url", "opensearch_url", "pgbouncer_url", "postgres15_url", "rabbitmq_url"}
 )
+FULL_CASES = ("kafka", "opensearch", "postgresql-15", "rabbitmq")
 
 
 def assign(items: list[pytest.Item]) -> None:
@@ -49,5 +50,6 @@ def _given(item: pytest.Item) -> list[str]:
 def _default(item: pytest.Item) -> str:
     directory = item.path.relative_to(Path(__file__).parent).parts[0]
     fixtures = getattr(item, "fixturenames", ())
-    heavy = "postgresql-15" in item.nodeid or not FULL_FIXTURES.isdisjoint(fixtures)
+    case = item.nodeid.partition("[")[2]
+    heavy = any(word in case for word in FULL_CASES) or not FULL_FIXTURES.isdisjoint(fixtures)
     return DIRECTORIES.get(directory) or ("full" if heavy else "fast")
