@@ -23,6 +23,8 @@ from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import opensearch, restart
 from tests.waiting import await_for
 
+pytestmark = pytest.mark.full
+
 BREAKER = "network.breaker.inflight_requests.limit"
 STRICT = {"mappings": {"dynamic": "strict", "properties": {"id": {"type": "keyword"}, "n": {"type": "long"}}}}
 """Of an index that takes ``document``, and nothing else."""

@@ -275,6 +275,7 @@ class TestPostgreSQL18(ServerContract):
     kind = "postgresql-18"
 
 
+@pytest.mark.full
 class TestPostgreSQL15(ServerContract):
     kind = "postgresql-15"
 
@@ -287,11 +288,13 @@ class TestSQLite(SqlContract):
     kind = "sqlite"
 
 
+@pytest.mark.full
 class TestPostgreSQL18UnderItsRoles(RolesContract):
     kind = "postgresql-18"
     logins = ("CREATE USER {user} PASSWORD 'secret' IN ROLE {role}",)
 
 
+@pytest.mark.full
 class TestMariaDBUnderItsRoles(RolesContract):
     kind = "mariadb"
     logins = (

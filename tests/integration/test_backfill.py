@@ -314,6 +314,7 @@ def test_a_document_that_cannot_be_an_event_is_passed_over_and_named(archive: Ar
     assert archive.ids() == [number for number in range(1, 121) if number not in (3, 60)]
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_documents(tmp_path: Path, migrated_database: Callable[[str], str]) -> None:
     project = Project(tmp_path)
     project.write("measure.py", MEASURE)

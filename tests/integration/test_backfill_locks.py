@@ -19,6 +19,8 @@ from tests.databases import SERVERS
 from tests.integration.backfilling import DOCUMENTS, SECONDS, Archive, Document, repairs, run
 from tests.waiting import await_for
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(params=SERVERS)
 def archive(request: pytest.FixtureRequest, migrated_database: Callable[[str], str]) -> Archive:

@@ -143,6 +143,7 @@ DRIFT = {
 
 
 @pytest.mark.parametrize("kind", DRIFT)
+@pytest.mark.full
 def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
     kind: str, migrated_database: Make, tmp_path: Path
 ) -> None:

@@ -179,6 +179,7 @@ async def test_whatever_an_endpoint_does_is_an_answer_about_the_delivery(
 
 
 @pytest.mark.parametrize("state", ["full", "probing", "suspect"])
+@pytest.mark.full
 async def test_a_lane_that_waits_for_what_hangs_stops_within_the_relays_patience(
     state: str, migrated_database: Databases
 ) -> None:

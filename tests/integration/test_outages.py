@@ -22,6 +22,8 @@ from tests.integration.runner import Runner, running
 from tests.integration.shop import MEMBERSHIP, QUICK, SOON, Databases, Shop, in_order, shop_for
 from tests.waiting import await_for
 
+pytestmark = pytest.mark.full
+
 EVENTS = 60
 KEYS = 12
 RATE = 50.0
@@ -96,9 +98,10 @@ LEAST_SECONDS = EVENTS / RATE - 3 * AT_ONCE
 @pytest.mark.parametrize(
     ("kind", "outage"),
     [
-        *(("postgresql-18", outage) for outage in ("refused", "timeout", "503", "401", "429")),
+        *(("postgresql-18", outage) for outage in ("refused", "timeout", "401", "429")),
+        pytest.param("postgresql-18", "503", marks=pytest.mark.fast),
         ("mariadb", "503"),
-        ("sqlite", "refused"),
+        pytest.param("sqlite", "refused", marks=pytest.mark.fast),
     ],
 )
 async def test_an_outage_fails_nothing_and_the_backlog_comes_back_under_the_rate_limit(

@@ -20,6 +20,8 @@ from tests.integration.project import Project
 from tests.integration.shop import Databases, Shop, shop_for
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 APP = """
 from relaybox import Event, Outbox, Reject, Retry
 
@@ -82,6 +84,7 @@ def shop(project: Project, migrated_database: Databases) -> Shop:
     return shop
 
 
+@pytest.mark.fast
 def test_a_relay_shows_what_it_does(shop: Shop, project: Project) -> None:
     shop.emit(20, keys=20)
     with project.running("relay", "--listen", "0"):

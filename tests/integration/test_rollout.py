@@ -250,6 +250,7 @@ class Emitting:
 
 
 @pytest.mark.parametrize("database", ["postgresql-18", "sqlite"], indirect=True)
+@pytest.mark.full
 def test_a_running_process_takes_a_changed_file_over(database: str, tmp_path: Path) -> None:
     write(tmp_path, database, 10)
     driver = sync_url(database).render_as_string(hide_password=False)

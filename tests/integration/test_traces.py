@@ -123,6 +123,7 @@ async def test_handlers_continue_the_emitters_trace(shop: Shop, spans: InMemoryS
 
 
 @pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.full
 def test_a_celery_task_continues_the_emitters_trace(
     url: str, eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relaybox import Destination, Outbox, Route
 from tests import locks
 from tests.databases import engine as sync_engine
-from tests.integration.emit.apis import PLACES, Api
+from tests.integration.emit.apis import PLACES, Api, fast
 from tests.waiting import await_for
 
 Prepared = Callable[[str], tuple[str, Outbox]]
@@ -169,9 +169,12 @@ def prepared(module_database: Callable[[str], str]) -> Iterator[Prepared]:
 
 def only(condition: Callable[[Api, str], bool]) -> pytest.MarkDecorator:
     """The places of which ``condition`` is true."""
-    chosen = [(api, kind) for api, kind in PLACES if condition(api, kind)]
-    ids = [f"{api}-{kind}" for api, kind in chosen]
-    return pytest.mark.parametrize("place", chosen, ids=ids, indirect=True)
+    chosen = [
+        pytest.param((api, kind), id=f"{api}-{kind}", marks=() if fast(api, kind) else pytest.mark.full)
+        for api, kind in PLACES
+        if condition(api, kind)
+    ]
+    return pytest.mark.parametrize("place", chosen, indirect=True)
 
 
 @pytest.fixture(params=PLACES, ids=[f"{api}-{kind}" for api, kind in PLACES])

@@ -83,6 +83,7 @@ def test_migrating_again_does_nothing_and_a_newer_database_is_left_alone(url: st
     check(url)
 
 
+@pytest.mark.full
 def test_of_many_processes_at_once_one_migrates_and_the_others_find_it_done(url: str) -> None:
     command = [sys.executable, "-c", MIGRATE_ON_SIGNAL, url]
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -93,6 +93,7 @@ async def running(outbox: Outbox, monitor: Monitor) -> AsyncIterator[Any]:
         await task
 
 
+@pytest.mark.full
 async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_one_row(
     migrated_database: Migrated,
 ) -> None:
@@ -121,6 +122,7 @@ async def test_a_receiver_that_refuses_it_gets_one_after_the_other_and_leaves_on
     ]
 
 
+@pytest.mark.full
 async def test_relays_one_after_the_other_leave_one_where_it_cannot_be_sent(
     migrated_database: Migrated,
 ) -> None:

@@ -366,6 +366,7 @@ def test_the_list_says_how_to_name_one_delivery(url: str) -> None:
     ("verb", "would"),
     [("discard", "discard 2 deliveries (mail, shop)"), ("replay", "replay 2 deliveries (mail, web)")],
 )
+@pytest.mark.full
 def test_an_id_of_several_deliveries_is_asked_about(
     verb: str, would: str, url: str, terminal: tuple[int, int]
 ) -> None:
@@ -422,6 +423,7 @@ def test_moving_says_what_is_being_sent_and_is_done(url: str) -> None:
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
+@pytest.mark.full
 def test_bulk_work_asks_on_a_terminal(
     answer: str, status: int, left: int, url: str, terminal: tuple[int, int]
 ) -> None:

@@ -66,6 +66,7 @@ def assert_the_same(database: Database, cost: Cost, empty: Cost) -> None:
 
 
 @pytest.mark.parametrize("kind", POSTGRESQL)
+@pytest.mark.full
 def test_100_000_rows_that_back_off_cost_a_claim_nothing(kind: str, opened: Open) -> None:
     database = opened(kind, cached=True)
     for destination, keys in (("plain", 0), ("keys", 1_000)):
