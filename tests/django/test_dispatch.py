@@ -424,6 +424,7 @@ HUBS = {
 
 
 @pytest.mark.processes
+@pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.mark.parametrize("hub", HUBS)
 def test_among_greenlets_a_real_thread_delivers(live: Live, hub: str) -> None:
     patch, spawn = HUBS[hub]

@@ -138,7 +138,7 @@ BAD: list[tuple[str, Any, type[Exception], str]] = [
 def test_bad_input_is_refused_in_the_words_of_the_settings_and_the_transaction_goes_on(using: str) -> None:
     call = {"aggregate_type": "order", "aggregate_id": 1, "event_type": "order.placed", "payload": {}}
     for name, value, error, said in BAD:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=said or None):
             emit_event(**{**call, "using": using, name: value})
         orders(using).create(total=1)
         assert not events(using).exists(), name

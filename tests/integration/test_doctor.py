@@ -35,10 +35,38 @@ from tests.conftest import available
 from tests.databases import EVERY_KIND, KINDS, engine
 from tests.integration.clinic import Clinic
 from tests.schema_snapshot import run_script
-from tests.servers import pgbouncer, postgres18
+from tests.servers import mariadb, pgbouncer, postgres15, postgres18
 from tests.waiting import wait_for
 
 Make = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def postgres18_url() -> Iterator[str]:
+    """A server of its own: the doctor looks at all of it, and other tests would be findings."""
+    with available("PostgreSQL 18", postgres18.server(own=["autovacuum=on"])) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def pgbouncer_url(postgres18_url: str) -> Iterator[str]:
+    """A pooler in front of that server."""
+    with available("PgBouncer", pgbouncer.server(postgres18_url)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def postgres15_url() -> Iterator[str]:
+    """A server of its own."""
+    with available("PostgreSQL 15", postgres15.server(own=["autovacuum=on"])) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def mariadb_url() -> Iterator[str]:
+    """A server of its own."""
+    with available("MariaDB", mariadb.server()) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
