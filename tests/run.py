@@ -21,6 +21,17 @@ SIDE_BY_SIDE = ("--numprocesses", "3", "--dist", "worksteal")
 VERSIONS = ("3.12", "3.13", "3.14")
 
 
+# Three minutes of chaos with fixed seeds: schedules of real processes, kills of relays and databases, the demo.
+SLICE = (
+    "tests/chaos/test_schedules.py",
+    "tests/chaos/test_relay_deaths.py::test_killed_between_two_steps",
+    "tests/chaos/test_relay_deaths.py::test_killed_while_its_settle_is_under_way",
+    "tests/chaos/test_relay_deaths.py::test_asked_to_leave_in_mid_send_it_finishes_and_leaves_nothing",
+    "tests/chaos/test_disk_full.py",
+    "tests/integration/test_demo.py::test_nothing_is_lost_made_up_or_out_of_order",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A run of pytest in an environment, which is left out if it does not exist."""
@@ -55,6 +66,7 @@ TIERS: dict[str, tuple[Command, ...]] = {
             for version in VERSIONS
         ),
     ),
+    "slice": (Command("a slice of chaos", SLICE),),
     "chaos": (Command("chaos", ("-m", "chaos")), Command("chaos, Django", ("tests/django", "-m", "chaos"))),
 }
 

@@ -34,7 +34,7 @@ FULL: tuple[Callable[[], Any], ...] = (
     lambda: prometheus.program_path("prometheus"),
     rabbitmq.install,
 )
-NEEDED = {"fast": FAST, "full": FAST + FULL, "chaos": (*FAST, *FULL, faketime.library)}
+NEEDED = {"fast": FAST, "full": FAST + FULL, "slice": FAST, "chaos": (*FAST, *FULL, faketime.library)}
 
 
 def install(tiers: list[str]) -> None:

@@ -308,23 +308,11 @@ PLACES = [
     for kind in api.kinds
     if not api.name.startswith(THIN) or (kind != "postgresql-15" and not api.name.endswith(SECOND))
 ]
-FAST = (
-    *(
-        "psycopg",
-        "psycopg-async",
-        "psycopg2",
-        "asyncpg",
-        "pymysql",
-        "mysqlclient",
-        "asyncmy",
-        "sqlite3",
-        "aiosqlite",
-    ),
-    *("Session-psycopg", "scoped_session-sqlite3", "Connection-pymysql", "SQLModel-sqlite3"),
-    *("AsyncSession-asyncpg", "async_scoped_session-aiosqlite", "AsyncConnection-asyncmy"),
-)
+PLAIN = tuple(api.name for api in APIS if not isinstance(api, Sqlalchemy | AsyncSqlalchemy))
+SESSIONS = ("Session-psycopg", "scoped_session-sqlite3", "Connection-pymysql", "SQLModel-sqlite3")
+ASYNC_SESSIONS = ("AsyncSession-asyncpg", "async_scoped_session-aiosqlite", "AsyncConnection-asyncmy")
 
 
 def fast(api: Api, kind: str) -> bool:
     """True if `make test` runs it: every driver and every kind of session once."""
-    return api.name in FAST and kind != "postgresql-15"
+    return api.name in (*PLAIN, *SESSIONS, *ASYNC_SESSIONS) and kind != "postgresql-15"
