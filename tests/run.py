@@ -21,7 +21,7 @@ SIDE_BY_SIDE = ("--numprocesses", "3", "--dist", "worksteal")
 VERSIONS = ("3.12", "3.13", "3.14")
 
 
-# Three minutes of chaos with fixed seeds: schedules of real processes, kills of relays and databases, the demo.
+# Three minutes with fixed seeds: schedules of real processes, kills of relays and databases, the demo.
 SLICE = (
     "tests/chaos/test_schedules.py",
     "tests/chaos/test_relay_deaths.py::test_killed_between_two_steps",

@@ -282,6 +282,16 @@ def test_objects_that_hold_themselves_are_refused() -> None:
     assert "flatten it" in str(refusal(line))
 
 
+def test_an_object_whose_fields_are_read_at_the_end_of_the_stack_is_not_blamed() -> None:
+    class Deep(pydantic.BaseModel):
+        def model_dump(self, **_: Any) -> Any:
+            raise RecursionError
+
+    error = refusal({"line": Deep()})
+    assert error.path == "$"
+    assert "nested deeper than Python's stack allows here; flatten it" in str(error)
+
+
 def test_a_payload_over_the_limit_is_refused_with_both_sizes() -> None:
     limits = Limits(max_bytes=1000)
     assert stored("x" * 998, limits) == "x" * 998

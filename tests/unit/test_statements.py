@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
@@ -23,7 +24,8 @@ def test_a_percent_sign_is_doubled_where_placeholders_have_one_and_the_driver_un
     assert compile_parameters(sql, "qmark", ()) == ("SELECT strftime('%f', ?), ?", ("at", "at"))
     assert compile_parameters(sql, "numeric", ()) == ("SELECT strftime('%f', $1), $2", ("at", "at"))
     query = Statements(TABLES, SQLITE, "format")("now")
-    [[moment]] = sqlite3.connect(":memory:").execute(query.sql % query.params)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        [[moment]] = connection.execute(query.sql % query.params)
     assert SQLITE.from_time(moment).year >= 2026
 
 
