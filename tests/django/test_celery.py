@@ -79,6 +79,7 @@ def test_what_commits_is_delivered_at_once_and_where_no_broker_is_told_by_the_sw
 
 @pytest.mark.processes
 @on_postgresql
+@pytest.mark.full
 def test_a_worker_that_is_killed_loses_nothing(live: Live, broker: str) -> None:
     with workers.worker(live.url, broker, pool="prefork") as worker, workers.sending_to(broker):
         # Enough for it to be in the midst of them when it is killed.
@@ -95,6 +96,7 @@ def test_a_worker_that_is_killed_loses_nothing(live: Live, broker: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_two_workers_send_nothing_twice(live: Live, broker: str) -> None:
     pay_many(live, EVENTS)
     with (
@@ -114,6 +116,7 @@ def test_two_workers_send_nothing_twice(live: Live, broker: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet", "threads"])
 @on_postgresql
+@pytest.mark.full
 def test_every_pool_delivers_and_queues_and_runs_a_task_once(live: Live, broker: str, pool: str) -> None:
     with (
         workers.worker(live.url, broker, pool=pool, concurrency=4) as worker,
@@ -133,6 +136,7 @@ def test_every_pool_delivers_and_queues_and_runs_a_task_once(live: Live, broker:
 
 @pytest.mark.processes
 @on_postgresql
+@pytest.mark.full
 def test_postgresql_is_the_broker_and_the_schedule_is_in_the_database(live: Live) -> None:
     # This process stays connected to such a broker.
     live.spoil()

@@ -21,7 +21,7 @@ from tests.django.conftest import ALIASES
 from tests.django.databases import database
 from tests.django.steps import orders, place
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 pytest_plugins = ["pytester"]
 
@@ -253,6 +253,7 @@ def test_a_test_without_access_to_the_database_is_told_so(pytester: pytest.Pytes
     result.stdout.no_fnmatch_line("*testing/probe.py*")
 
 
+@pytest.mark.fast
 def test_the_tests_of_the_document_pass(pytester: pytest.Pytester) -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/test.md").read_text()
     blocks = re.findall(r"^```python django\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

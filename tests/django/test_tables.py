@@ -19,6 +19,8 @@ from tests.django import workers
 from tests.django.databases import database
 from tests.schema_snapshot import run_script, snapshot
 
+pytestmark = pytest.mark.full
+
 DIALECTS = dict(zip(KINDS, ("postgresql", "mariadb", "sqlite"), strict=True))
 NOT_OURS = ("django_migrations", "django_migrations_id_seq", "sqlite_sequence")
 WITHOUT_MIGRATIONS = "MIGRATION_MODULES = {'relaybox': None}"
@@ -96,6 +98,7 @@ def test_the_tables_are_those_of_relaybox_migrate_and_can_be_taken_away_and_brou
 
 
 @each_database
+@pytest.mark.fast
 def test_tables_that_relaybox_migrate_made_are_left_as_they_are(
     kind: str, manage: Manage, migrated_database: Callable[[str], str], migrated: Migrated
 ) -> None:
