@@ -74,7 +74,7 @@ class Cluster:
         self._url = url
         self._port_option = port
         self._ready = LISTENING[url.partition(":")[0]]
-        self.port = base._free_port()
+        self.port = base.free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -146,7 +146,7 @@ def _laid_out(kind: str) -> Iterator[Cluster]:
                 yield _postgres(kind, packages / postgres18.INSTALLATION / "bin", home)
         case "postgresql-15":
             with base.workspace() as home:
-                yield _postgres(kind, postgres15._binaries(), home)
+                yield _postgres(kind, postgres15.binaries(), home)
         case "mariadb":
             with base.workspace() as home:
                 yield _mariadb(home)
@@ -166,7 +166,7 @@ def _postgres(kind: str, binaries: Path, directory: Path) -> Cluster:
 
 
 def _mariadb(directory: Path) -> Cluster:
-    mariadbd, install_db = mariadb._programs()
+    mariadbd, install_db = mariadb.programs()
     data = directory / "data"
     options = ["--no-defaults", "--skip-name-resolve", f"--datadir={data}", f"--tmpdir={directory}"]
     base.prepare([install_db, *options, "--skip-test-db"], directory)

@@ -115,7 +115,7 @@ class Scene:
         self.shop = shop
         self._relay = relay
         self._web = web
-        self._ports = [base._free_port(), base._free_port()]
+        self._ports = [base.free_port(), base.free_port()]
         self._n = 0
 
     def wait(self, reached: Callable[[], object], what: Callable[[], object]) -> None:

@@ -169,9 +169,6 @@ def free_port() -> int:
     return ports.own().take()
 
 
-_free_port = free_port
-
-
 def _launch(command: Command, directory: Path, ready: str, as_root: bool = False) -> subprocess.Popen[bytes]:
     log = directory / "server.log"
     with log.open("wb") as output:

@@ -177,8 +177,8 @@ class Broker:
 
     def _command(self, free: int) -> base.Command:
         if not self._again:
-            self.port, self.sasl_port, self.tls_port = free, base._free_port(), base._free_port()
-            self.mutual_port, self._controller_port = base._free_port(), base._free_port()
+            self.port, self.sasl_port, self.tls_port = free, base.free_port(), base.free_port()
+            self.mutual_port, self._controller_port = base.free_port(), base.free_port()
         ports = {
             "PLAINTEXT": self.port,
             "SASL_PLAINTEXT": self.sasl_port,

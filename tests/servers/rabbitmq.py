@@ -151,7 +151,7 @@ class Broker:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_CRASH_DUMP_SECONDS": 0,
             "RABBITMQ_NODENAME": f"relaybox-{self._epmd}@localhost",
-            "RABBITMQ_DIST_PORT": base._free_port(),
+            "RABBITMQ_DIST_PORT": base.free_port(),
             "RABBITMQ_CONF_ENV_FILE": self._directory / "none",
             "RABBITMQ_CONFIG_FILE": self._directory / "rabbitmq.conf",
             "RABBITMQ_MNESIA_BASE": self._directory / "data",

@@ -27,7 +27,7 @@ class SmallDisk:
     def __init__(self, binaries: Path, directory: Path, disk: Path) -> None:
         self._directory = directory
         self._disk = disk
-        self._port = base._free_port()
+        self._port = base.free_port()
         data, initdb = (
             disk / "data",
             ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale"],
