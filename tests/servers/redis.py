@@ -22,7 +22,7 @@ def server(*, durable: bool = False, port: int | None = None) -> Iterator[str]:
         yield url
         return
     program = program_path()
-    with base.workspace() as directory:
+    with base.workspace(durable=durable) as directory:
 
         def command(free: int) -> base.Command:
             return _command(program, port or free, directory, DURABLE if durable else HASTY)
