@@ -133,10 +133,11 @@ class Clocked(Scene):
         return numbers
 
     def ahead(self, moment: sa.ColumnElement[datetime], *conditions: Any) -> float:
-        """How many seconds the latest is ahead of the server's clock."""
+        """Return how many seconds the latest is ahead of the server's clock; 0 if there is none."""
         query = sa.select(sa.func.max(moment) - sa.func.clock_timestamp()).where(*conditions)
         with self.shop.engine.connect() as connection:
-            return float(connection.execute(query).scalar_one().total_seconds())
+            latest = connection.execute(query).scalar_one()
+        return float(latest.total_seconds()) if latest else 0.0
 
     async def finish(self, count: int) -> None:
         await await_for(lambda: self.shop.states() == {"delivered": count}, "everything delivered")
