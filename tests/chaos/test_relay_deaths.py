@@ -329,8 +329,9 @@ async def test_effects_are_there_exactly_once_while_deliveries_are_more(
                     await await_for(lambda before=before: told.stat().st_size > before, "a delivery")
                 else:
                     # Suspects are delivered one after the other: on MariaDB that takes about a minute.
-                    done = {"delivered": EVENTS}
-                    await await_for(lambda: shop.states() == done, "all delivered", seconds=240)
+                    await await_for(
+                        lambda: shop.states() == {"delivered": EVENTS}, "all delivered", seconds=240
+                    )
             end_leases(shop)
     with shop.engine.connect() as connection:
         effects = Counter(connection.scalars(sa.text("SELECT n FROM effect")))
