@@ -1,16 +1,14 @@
 """Ports for the servers of tests: below the range from which the system takes those of outgoing connections.
 
 A port of that range is free only until any connection takes it, which fails a server that starts again at its
-port. Each process has a range of its own, held by a lock on a file until the process ends.
+port. Each process has a range of its own. It holds the range by a socket with a name and without a file, which
+is free again when the process has ended.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import tempfile
-from pathlib import Path
 
 FIRST = 10_000
 RANGES = 64
@@ -49,16 +47,15 @@ def own() -> Range:
 
 
 def _claim() -> Range:
-    directory = Path(tempfile.gettempdir(), f"relaybox-ports-{os.getuid()}")
-    directory.mkdir(exist_ok=True)
     for number in range(RANGES):
-        # Closed when the process ends.
-        lock = os.open(directory / str(number), os.O_CREAT | os.O_RDWR)
+        lock = socket.socket(socket.AF_UNIX)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+            lock.bind(f"\0relaybox-ports-{number}")
+        except OSError:
+            lock.close()
         else:
+            # Left open until the process ends.
+            lock.detach()
             return Range(number)
     raise RuntimeError(f"all {RANGES} ranges of ports are taken: end the test processes of earlier runs")
 
