@@ -251,10 +251,10 @@ def test_all_processes_of_a_run_share_one_server_which_ends_with_the_run(pytestc
 
 def test_ports_lie_below_those_of_outgoing_connections_and_belong_to_one_process() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    mine = {ports.own().take() for _ in range(5)}
     code = "from tests.servers import ports; print(ports.own().number, ports.own().take())"
     other, port = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
     assert other != ports.own().number
-    mine = {ports.own().take() for _ in range(5)}
     assert len(mine) == 5
     assert all(ports.FIRST <= taken < lowest for taken in (port, *mine))
 

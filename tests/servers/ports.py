@@ -1,8 +1,8 @@
 """Ports for the servers of tests: below the range from which the system takes those of outgoing connections.
 
 A port of that range is free only until any connection takes it, which fails a server that starts again at its
-port. Each process has a range of its own. It holds the range by a socket with a name and without a file, which
-is free again when the process has ended.
+port. Each process has a range of its own. It holds the range by a socket with a name and without a file,
+which is free again when the process has ended.
 """
 
 from __future__ import annotations
