@@ -26,7 +26,7 @@ $(DJANGO42): $(ENV) constraints-django42.txt
 
 $(PYTHONS): .venv-%/.complete: pyproject.toml constraints.txt scripts/env
 	@scripts/env $*
-	@mkdir -p $(@D) && touch $@
+	@if [ -d $(@D) ]; then touch $@; fi
 
 env-all: $(ENV) $(DJANGO42) $(PYTHONS) ## Create the environments of `make test-all` too
 

@@ -19,7 +19,9 @@ def _postgresql(connection: sa.Connection) -> int:
 def _mysql(connection: sa.Connection) -> int:
     # Not innodb_trx, a copy that is not renewed while anything reads it, nor the server's counters.
     status = connection.exec_driver_sql("SHOW ENGINE INNODB STATUS").one()[2]
-    return len(re.findall(f"TO BE GRANTED:\n.* table `{connection.engine.url.database}`", status))
+    # The section before tells of the last deadlock, for as long as there is no other.
+    now = status.rpartition("\nTRANSACTIONS\n")[2]
+    return len(re.findall(f"TO BE GRANTED:\n.* table `{connection.engine.url.database}`", now))
 
 
 QUERIES: dict[str, Callable[[sa.Connection], int]] = {

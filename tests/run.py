@@ -34,11 +34,12 @@ SLICE = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A run of pytest in an environment, which is left out if it does not exist."""
+    """A run of pytest in an environment; an ``optional`` one is left out if it does not exist."""
 
     name: str
     arguments: tuple[str, ...]
     environment: str = ".venv"
+    optional: bool = False
 
     @property
     def pytest(self) -> Path:
@@ -86,18 +87,18 @@ def run(commands: list[Command]) -> list[Result]:
     host = shared.Host()
     host.start()
     try:
-        results = [_run(command) for command in commands if _exists(command)]
+        results = [_run(command) for command in commands if not _left_out(command)]
     finally:
         before, started = _processor(), time.monotonic()
         host.stop()
     return [*results, Result("servers", 0, time.monotonic() - started, _processor() - before)]
 
 
-def _exists(command: Command) -> bool:
-    if command.pytest.exists():
-        return True
+def _left_out(command: Command) -> bool:
+    if not command.optional or command.pytest.exists():
+        return False
     print(f"tests: left out {command.name}: there is no {command.environment}", flush=True)
-    return False
+    return True
 
 
 def _run(command: Command) -> Result:

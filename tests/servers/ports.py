@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 
 FIRST = 10_000
 RANGES = 64
@@ -25,25 +26,28 @@ class Range:
 
     def take(self) -> int:
         """Return the next port at which nothing listens."""
-        for _ in range(SIZE):
-            port = FIRST + self.number * SIZE + self._next
-            self._next = (self._next + 1) % SIZE
-            if _is_free(port):
-                return port
+        with _lock:
+            for _ in range(SIZE):
+                port = FIRST + self.number * SIZE + self._next
+                self._next = (self._next + 1) % SIZE
+                if _is_free(port):
+                    return port
         raise RuntimeError(
             f"no free port from {FIRST + self.number * SIZE} on: end the servers of an earlier run"
         )
 
 
 _range: Range | None = None
+_lock = threading.Lock()
 
 
 def own() -> Range:
     """Return the range of this process; a fork gets one of its own."""
     global _range
-    if _range is None or _range.process != os.getpid():
-        _range = _claim()
-    return _range
+    with _lock:
+        if _range is None or _range.process != os.getpid():
+            _range = _claim()
+        return _range
 
 
 def _claim() -> Range:

@@ -47,7 +47,8 @@ def _reachable(packages: Path) -> Iterator[Path]:
     if subprocess.run(probe).returncode == 0:
         yield packages
         return
-    with base.workspace() as directory:
+    # Memory may be mounted so that no program runs from it.
+    with base.workspace(durable=True) as directory:
         for part in (INSTALLATION, LIBRARIES):
             copytree(packages / part, directory / part)
         yield directory

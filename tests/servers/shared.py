@@ -57,9 +57,9 @@ def url(kind: str) -> str:
     """Return the URL of the run's server of a kind; raise Unavailable if it cannot be started."""
     with Client(os.environ[VARIABLE], "AF_UNIX") as host:
         host.send(kind)
-        started, answer = host.recv()
-    if not started:
-        raise base.Unavailable(answer)
+        answer = host.recv()
+    if isinstance(answer, Exception):
+        raise answer
     return str(answer)
 
 
@@ -93,17 +93,15 @@ class Host:
 
     def _listen(self) -> None:
         while not self._ended.is_set():
-            # Closing the listener ends the wait; a process that was killed leaves half a connection.
+            # A process that was killed leaves half a connection.
             with suppress(OSError, EOFError):
                 connection = self._listener.accept()
                 threading.Thread(target=self._answer, args=[connection], daemon=True).start()
 
     def _answer(self, connection: Connection) -> None:
         with connection, suppress(OSError, EOFError):
-            try:
-                connection.send((True, self._url(connection.recv()).result()))
-            except base.Unavailable as reason:
-                connection.send((False, str(reason)))
+            answer = self._url(connection.recv())
+            connection.send(answer.exception() or answer.result())
 
     def _url(self, kind: str) -> Future[str]:
         with self._lock:
@@ -119,8 +117,9 @@ class Host:
             with self._kinds[kind]() as started:
                 self._urls[kind].set_result(started)
                 self._ended.wait()
-        except BaseException as error:
+        except Exception as error:
             if self._urls[kind].done():
                 raise
-            reason = error if isinstance(error, base.Unavailable) else base.Unavailable(repr(error))
-            self._urls[kind].set_exception(reason)
+            # Only a server that cannot be had skips its tests; anything else fails them.
+            known = isinstance(error, base.Unavailable)
+            self._urls[kind].set_exception(error if known else RuntimeError(f"{kind}: {error!r}"))
