@@ -79,12 +79,16 @@ class Host:
         base.remove_abandoned()
         address = str(self._directory.__enter__() / "host")
         self._listener = Listener(address, "AF_UNIX")
+        self._above = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = address
         threading.Thread(target=self._listen, daemon=True).start()
 
     def stop(self) -> None:
         """End every server."""
-        os.environ.pop(VARIABLE, None)
+        if self._above is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = self._above
         self._ended.set()
         for thread in self._threads:
             thread.join()

@@ -102,3 +102,14 @@ def test_each_tier_has_commands_and_every_command_an_environment() -> None:
         assert Path(command.environment).name.startswith(".venv")
     assert run.main(["nonsense"]) == 2
     assert run.main([]) == 2
+
+
+def test_only_an_environment_that_is_optional_may_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = [run.Command(name, (), ".venv-none", optional=name == "extra") for name in ("extra", "needed")]
+    assert [(result.name, result.status) for result in run.run(missing)] == [
+        ("needed", run.MISSING),
+        ("servers", 0),
+    ]
+    shown = capsys.readouterr().out
+    assert "tests: left out extra: there is no .venv-none" in shown
+    assert "tests: there is no .venv-none; `make env-all` creates it" in shown
