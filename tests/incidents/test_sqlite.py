@@ -1,9 +1,11 @@
-"""SQLite: a transaction that read before it writes is refused at once, however patient it is."""
+"""SQLite: what it refuses at once, however patient the connection is."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
+import time
 from typing import Any
 
 from relaybox.store import Want
@@ -48,6 +50,20 @@ class Emitter:
         assert not self._thread.is_alive()
 
 
+class Clock:
+    """Tells when somebody waits a little before trying again."""
+
+    def __init__(self, waited: threading.Event) -> None:
+        self._waited = waited
+
+    def sleep(self, seconds: float) -> None:
+        self._waited.set()
+        time.sleep(seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
 @variants("transactions that begin as readers")
 async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is_old(case: Case) -> None:
     if case.broken:
@@ -63,3 +79,21 @@ async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is
             assert [delivery.attempts for delivery in claim.deliveries] == [1]
     emitter.end()
     assert shop.states() == {"pending": 2}
+
+
+@variants("a switch that gives up")
+async def test_a_store_that_opens_a_new_file_while_another_writes_waits_for_it(case: Case) -> None:
+    refused = threading.Event()
+
+    if case.broken:
+        case.patch.setattr(sqlite, "_switch_to_wal", lambda file: file.execute("PRAGMA journal_mode = WAL"))
+    case.patch.setattr(sqlite, "time", Clock(refused))
+    shop = make_shop(case.database("sqlite"))
+    with shop.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        async with shop.store() as store:
+            with case.check("database is locked"):
+                claim = asyncio.create_task(store.claim(Want("shop", "relay")))
+                await asyncio.to_thread(refused.wait, case.seconds)
+                connection.rollback()
+                assert (await claim).deliveries == ()

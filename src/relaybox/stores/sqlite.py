@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -92,13 +93,30 @@ class Sqlite3:
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=PATIENCE)
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            _switch_to_wal(self._connection)
         return self._connection
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Write to a log from now on, so that readers do not hold up the writer.
+
+    Of several connections that switch a new file at once, SQLite refuses all but one without waiting
+    (none of them could go on while the others read), so this tries again.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)
 
 
 def _text(data: bytes) -> str | bytes:
