@@ -4,7 +4,7 @@
 ENV := .venv/.complete
 BENCH := .venv/.bench
 DJANGO42 := .venv-django42/.complete
-# What `make test-all` also runs on: the unit tests, where the version is installed.
+# What `make test-all` also runs on, where the version is installed: the unit tests, and those of Django on 3.13.
 PYTHONS := $(foreach version,3.12 3.13 3.14,.venv-$(version)/.complete)
 
 help: ## Print this list
@@ -24,7 +24,7 @@ $(DJANGO42): $(ENV) constraints-django42.txt
 	@scripts/env django42
 	@touch $@
 
-$(PYTHONS): .venv-%/.complete: pyproject.toml constraints.txt scripts/env
+$(PYTHONS): .venv-%/.complete: pyproject.toml constraints.txt constraints-django61.txt scripts/env
 	@scripts/env $*
 	@if [ -d $(@D) ]; then touch $@; fi
 

@@ -18,6 +18,7 @@ from tests.servers import base, packages, shared
 ROOT = Path(__file__).parents[1]
 # Tests wait more than they compute, so two cores have work for more than two processes.
 SIDE_BY_SIDE = ("--numprocesses", "3", "--dist", "worksteal")
+EVERY_DJANGO = (*SIDE_BY_SIDE, "tests/django", "-m", "not chaos and not processes")
 VERSIONS = ("3.12", "3.13", "3.14")
 MISSING = 3
 """The status of a command whose environment does not exist."""
@@ -56,11 +57,8 @@ TIERS: dict[str, tuple[Command, ...]] = {
     "full": (
         Command("full", (*SIDE_BY_SIDE, "-m", "full")),
         Command("full, Django", (*SIDE_BY_SIDE, "tests/django", "-m", "full")),
-        Command(
-            "Django 4.2",
-            (*SIDE_BY_SIDE, "tests/django", "-m", "not chaos and not processes"),
-            ".venv-django42",
-        ),
+        Command("Django 4.2", EVERY_DJANGO, ".venv-django42"),
+        Command("Django 6.1", EVERY_DJANGO, ".venv-3.13", optional=True),
         *(
             Command(
                 f"unit, Python {version}",

@@ -190,6 +190,7 @@ def test_events_that_no_route_takes_are_told(using: str) -> None:
     )
 
 
+@pytest.mark.django_db(databases="__all__")
 def test_they_are_registered() -> None:
     with override_settings(OUTBOX={"DISPATCHER": "x"}), pytest.raises(Exception, match="did you mean"):
         call_command("check")

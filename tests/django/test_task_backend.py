@@ -12,9 +12,6 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connections, transaction
 from django.test import override_settings
-from django_tasks import TaskResultStatus, task_backends
-from django_tasks.exceptions import InvalidTaskError, TaskResultDoesNotExist
-from django_tasks.signals import task_enqueued, task_finished, task_started
 
 from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.configuration import get_configuration
@@ -23,6 +20,16 @@ from relaybox.contrib.django.task_backend import OutboxBackend
 from relaybox.errors import ConfigError
 from tests.django.shop.jobs import apack, pack, refuse, stubborn
 from tests.django.steps import events, orders, place, totals
+
+try:
+    from django.tasks import TaskResultStatus, task_backends
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+except ImportError:
+    from django_tasks import TaskResultStatus, task_backends
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
 
 BACKEND = "relaybox.contrib.django.task_backend.OutboxBackend"
 QUIET = {**settings.OUTBOX, "DISPATCH": "none"}
@@ -130,9 +137,9 @@ def test_run_after_is_when_it_is_due(using: str) -> None:
 
 
 def test_what_the_backend_cannot_do_is_refused_and_nothing_is_written(using: str) -> None:
-    with pytest.raises(InvalidTaskError, match="priority"):
+    with pytest.raises(InvalidTask, match="priority"):
         pack.using(priority=1)
-    with pytest.raises(InvalidTaskError, match="Queue"):
+    with pytest.raises(InvalidTask, match="Queue"):
         pack.using(queue_name="slow")
     with transaction.atomic(using=using):
         with pytest.raises(TypeError, match="Unsupported"):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django_tasks import TaskContext, task
 
 from relaybox import Reject
 from tests.django.shop.models import Order
+
+try:
+    from django.tasks import TaskContext, task
+except ImportError:
+    from django_tasks import TaskContext, task
 
 
 @task

@@ -159,10 +159,13 @@ class OutboxEventAdmin(OutboxAdmin):
         context = {"title": str(self.opts.verbose_name_plural).capitalize(), **(extra_context or {})}
         return super().changelist_view(request, context)
 
-    def response_action(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """The action; what names no delivery is refused politely."""
+    def response_action(self, request: HttpRequest, queryset: Any, **kwargs: Any) -> HttpResponse | None:
+        """Run the action, and say so where it names no delivery.
+
+        From Django 6.1, ``kwargs`` say from which page it comes.
+        """
         try:
-            return super().response_action(request, queryset)
+            return super().response_action(request, queryset, **kwargs)
         except ValidationError as error:
             self.message_user(request, " ".join(error.messages), messages.ERROR)
             return None
