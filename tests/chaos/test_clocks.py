@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relaybox import parts
 from relaybox.store import Want
 from tests.chaos.mortal_relay import Plan, process
-from tests.chaos.scene import KEYS, OPTIONS, Scene
+from tests.chaos.scene import KEYS, OPTIONS, Scene, repeated
 from tests.conftest import available
 from tests.integration.receivers import answer
 from tests.integration.runner import Runner, running
@@ -26,8 +26,8 @@ from tests.servers.faketime import WallClock
 from tests.waiting import await_for
 
 DAY = 86_400.0
-LEASE = 1.0
-BACK = 4.0  # Seconds: longer than a lease
+LEASE = 300.0
+AHEAD = 4.0
 LAST = 100
 BACKOFF = {"base": "500ms", "cap": "500ms", "jitter": 0}
 
@@ -158,24 +158,31 @@ async def test_a_server_whose_clock_steps_forward_repeats_no_more_than_was_in_fl
 async def test_a_server_whose_clock_steps_back_holds_nothing_up_for_longer_than_the_step(
     database: str, clock: WallClock
 ) -> None:
+    """By a day, which is longer than any lease."""
     scene = Clocked(database, clock)
     scene.shop.emit(300, keys=KEYS)
-    assert await claim_and_die(scene.shop) > 0
+    orphans = await claim_and_die(scene.shop)
+    event = scene.shop.outbox.tables.event.c
     async with scene.relays():
         await await_for(lambda: len(scene.taken) >= 60, "a part delivered")
-        await scene.step(-BACK)
-        event = scene.shop.outbox.tables.event.c
-        assert scene.ahead(sa.func.greatest(event.created_at, event.next_attempt_at)) <= BACK
-        assert scene.ahead(event.leased_until, event.lease_owner == "elsewhere") <= BACK + LEASE
-        scene.shop.emit(50, keys=KEYS, first=300)
+        await scene.step(-DAY)
+        assert 0 < scene.ahead(sa.func.greatest(event.created_at, event.next_attempt_at)) <= DAY
+        assert DAY < scene.ahead(event.leased_until, event.lease_owner == "elsewhere") <= DAY + LEASE
+        # Of new keys: nothing that was there before the step is ahead of them.
+        scene.shop.emit(50, keys=1_000, first=300)
+        await await_for(lambda: {*range(300, 350)} <= {*scene.taken}, "what is emitted after the step")
+        await await_for(lambda: scene.shop.leases() == orphans, "the relays have settled what they held")
+        await scene.step(LEASE)
         await scene.finish(350)
-    assert scene.repeated(range(350)) == set()
+    old, new = ([n for n in scene.taken if (n < 300) is before] for before in (True, False))
+    assert repeated(old, range(300), KEYS) == set()
+    assert sorted(new) == list(range(300, 350))
 
 
 async def claim_and_die(shop: Shop) -> int:
     """What a relay leaves that died right after its claim: how many leases."""
     store = parts.open_store(shop.outbox.settings.database, shop.outbox.tables)
-    claim = await store.claim(Want("on_order", "elsewhere", limit=10, lease=LEASE, ordered=True))
+    claim = await store.claim(Want("on_order", "elsewhere", limit=3, lease=LEASE, ordered=True))
     await store.close()
     return len(claim.deliveries)
 
@@ -185,11 +192,11 @@ async def test_a_rate_limit_holds_nothing_up_for_longer_than_its_clock_was_wrong
 ) -> None:
     scene = Clocked(database, clock, ordered=False, rate_limit="500/s")
     async with scene.relays():
-        await scene.step(BACK)
+        await scene.step(AHEAD)
         scene.shop.emit(50)
         await scene.finish(50)
         await scene.step(0)
-        assert scene.ahead(scene.shop.outbox.tables.destination.c.rate_at) <= BACK + 1
+        assert scene.ahead(scene.shop.outbox.tables.destination.c.rate_at) <= AHEAD + 1
         scene.shop.emit(50, first=50)
         await scene.finish(100)
     assert sorted(scene.taken) == list(range(100))
