@@ -15,7 +15,7 @@ from relaybox.wakes.local import Bell, LocalWake
 from relaybox.wakes.postgres import channel_name
 from tests.waiting import PATIENCE
 
-LONG = PATIENCE
+LONG = 10_000.0
 
 
 async def asleep(wake: LocalWake, *destinations: str) -> list[asyncio.Task[bool]]:
@@ -43,10 +43,10 @@ async def test_a_wake_ends_the_wait_of_its_destination_alone() -> None:
     wake = LocalWake()
     shop, audit = await asleep(wake, "shop", "audit")
     wake.wake("shop")
-    assert await asyncio.wait_for(shop, LONG)
+    assert await asyncio.wait_for(shop, PATIENCE)
     assert not audit.done()
     wake.wake()
-    assert await asyncio.wait_for(audit, LONG)
+    assert await asyncio.wait_for(audit, PATIENCE)
 
 
 @pytest.mark.parametrize("destination", ["shop", None])
@@ -76,7 +76,7 @@ async def test_a_wake_at_the_moment_of_falling_asleep_is_noticed(monkeypatch: py
         return create()
 
     monkeypatch.setattr(loop, "create_future", wake_and_create)
-    async with asyncio.timeout(LONG / 2):
+    async with asyncio.timeout(PATIENCE):
         assert await wake.wait("shop", LONG)
 
 
@@ -99,7 +99,7 @@ async def test_a_wake_is_never_lost_however_it_meets_the_end_of_a_wait(hasty_thr
     def emitter() -> None:
         for number in range(rounds):
             wake.wake("shop")
-            if not seen.acquire(timeout=LONG):
+            if not seen.acquire(timeout=PATIENCE):
                 return
             done.append(number)
 
