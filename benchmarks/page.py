@@ -71,6 +71,8 @@ TITLES = {
     "inbox": "The inbox",
     "django": "Django",
     "instrumentation": "Metrics and traces",
+    "operate": "Pages, API and metrics",
+    "bounds": "Bounds of time",
 }
 
 
