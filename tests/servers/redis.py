@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers import base, restart
+from tests.servers import base, ports, restart
 
 READY = "Ready to accept connections"
 HASTY = ("--save", "", "--appendonly", "no")
@@ -53,6 +53,8 @@ def _command(program: str, port: int, directory: Path, more: tuple[str, ...]) ->
         program,
         *("--port", str(port)),
         *("--bind", "127.0.0.1"),
+        # One for each process of a run.
+        *("--databases", str(ports.RANGES)),
         *("--dir", directory),
         *("--pidfile", directory / restart.PID_FILE),
         # Its arguments stay in the list of processes, where its directory tells it from others.
