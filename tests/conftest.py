@@ -11,8 +11,7 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
-from tests import tiers
-from tests.leaks import no_leaks as no_leaks
+from tests import leaks, tiers
 from tests.servers import base, chromium, fresh, ports, shared, sqlite
 
 Started = TypeVar("Started")
@@ -24,6 +23,7 @@ FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url"
 def pytest_configure(config: pytest.Config) -> None:
     """Own the servers of this run, unless a process above does."""
     base.heed_signals()
+    config.pluginmanager.register(leaks)
     if shared.VARIABLE not in os.environ:
         host = shared.Host()
         host.start()

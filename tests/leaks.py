@@ -7,25 +7,27 @@ collected after the last test of each module, so that a leak fails the module th
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_leaks_of_the_run() -> Iterator[None]:
+    """Collect what the fixtures of the whole run left behind."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def no_leaks() -> Iterator[None]:
-    """Fail the module if an object that its tests left behind complains when it is collected."""
-    found: list[str] = []
+def no_leaks_of_the_module() -> Iterator[None]:
+    """Collect what the module's tests left behind; pytest fails the last one if an object complains."""
+    yield
+    gc.collect()
 
-    def keep(unraisable: sys.UnraisableHookArgs) -> None:
-        found.append(f"{unraisable.exc_value!r} ({unraisable.err_msg or 'in'} {unraisable.object!r})")
 
-    before, sys.unraisablehook = sys.unraisablehook, keep
-    try:
-        yield
-        gc.collect()
-    finally:
-        sys.unraisablehook = before
-    if found:
-        pytest.fail("the tests of this module left something open:\n" + "\n".join(found), pytrace=False)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Forget the values of the test's fixtures; otherwise pytest keeps them until the module has ended."""
+    if isinstance(item, pytest.Function):
+        item.funcargs.clear()
