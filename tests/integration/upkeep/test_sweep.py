@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,6 +18,7 @@ from relaybox.store import Settlement, Want
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Slice
 from tests.integration.upkeep.bench import Bench, go_on, leading, some
+from tests.locks import waiters
 from tests.waiting import await_for
 
 
@@ -108,8 +110,8 @@ async def test_a_sweep_waits_for_a_settle_of_the_same_destination(bench: Bench) 
     with bench.engine.begin() as connection:
         connection.execute(sa.select(destination.c.name).with_for_update())
         sweeping = asyncio.create_task(swept(bench, ORDERED))
-        done, _ = await asyncio.wait({sweeping}, timeout=0.3)
-        assert not done
+        await await_for(lambda: waiters(bench.engine), "the sweep waits")
+        assert not sweeping.done()
     assert await sweeping == 1
 
 
@@ -120,17 +122,25 @@ async def test_nobody_follows_a_leader_in_the_middle_of_what_it_does(bench: Benc
     bench.park("shop", "k")
     upkeep, other, destination = bench.upkeep(), bench.upkeep(), bench.tables.destination
     bench.execute(sa.insert(destination).values(name="shop"))
-    # Long enough for the sweep to begin on a busy machine.
-    term = some(await upkeep.lead("one", 2.0))
     with bench.engine.begin() as connection:
         connection.execute(sa.select(destination.c.name).with_for_update())
-        sweeping = asyncio.create_task(upkeep.sweep(term, "shop", True, None, 10))
-        await asyncio.wait({sweeping}, timeout=0.3)
+        term, sweeping = await sweep_that_waits(bench, upkeep)
         following = asyncio.create_task(follow(other))
-        done, _ = await asyncio.wait({sweeping, following}, timeout=2.0)
-        assert not done
+        await await_for(lambda: waiters(bench.engine) == 2, "the next leader waits for the sweep")
+        assert not sweeping.done()
     assert isinstance(await sweeping, Slice)
     assert await following == term + 1
+
+
+async def sweep_that_waits(bench: Bench, upkeep: SqlUpkeep) -> tuple[int, asyncio.Task[Any]]:
+    """Begin a sweep under a lease that runs out soon, but not before the sweep has begun."""
+    for seconds in (1.0, 10.0, 60.0):
+        term = some(await upkeep.lead("one", seconds))
+        sweeping = asyncio.create_task(upkeep.sweep(term, "shop", True, None, 10))
+        await await_for(lambda task=sweeping: task.done() or waiters(bench.engine), "the sweep waits")
+        if not sweeping.done():
+            break
+    return term, sweeping
 
 
 async def follow(upkeep: SqlUpkeep) -> int:
