@@ -183,7 +183,9 @@ async def test_trouble_of_the_application_is_no_events_fault(
     place: Place, server: Server, status: int, message: str
 ) -> None:
     server.faults(status=status, message=message, times=2, path="/batch")
-    for answer in await place.write([indexed("1"), indexed("2")]):
+    answers = await place.write([indexed("1"), indexed("2")])
+    assert len(answers) == 2
+    for answer in answers:
         assert isinstance(answer, Unavailable)
         assert message in answer.reason
 

@@ -57,8 +57,10 @@ def test_the_code_of_a_document_runs_in_order_and_in_one_namespace(
 def test_the_project_of_a_document_does_what_it_says(
     kind: str, tmp_path: Path, fresh_database: Callable[[str], str]
 ) -> None:
+    documents = list(filter(is_project, DOCUMENTS))
+    assert documents
     with checks() as check:
-        for document in filter(is_project, DOCUMENTS):
+        for document in documents:
             aliases = ["default", *(["archive"] if '"archive"' in document.read_text() else [])]
             databases = {alias: database(fresh_database(kind)) for alias in aliases}
             ran = Project(document, tmp_path / document.stem, databases).run()
