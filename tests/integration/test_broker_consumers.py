@@ -324,8 +324,6 @@ class RabbitmqLine(Line):
             await channel.default_exchange.publish(message, self.place)
 
     async def left(self) -> int:
-        # What was given back may be on its way.
-        await asyncio.sleep(0.2)
         return await self.count(self.place)
 
     async def count(self, queue: str) -> int:
