@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.db.models import Count, F
 
 from relaybox import Outbox
@@ -31,6 +30,7 @@ from tests.django import steps
 from tests.django.shop.models import Order
 from tests.django.steps import orders
 from tests.waiting import wait_for
+from tests.writing import writing
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
 SECONDS = 60.0
@@ -94,37 +94,11 @@ def test_after_a_stop_it_goes_on(using: str) -> None:
     assert len({event.aggregate_id for event in emitted(using)}) == len(emitted(using)) == 25
 
 
-@contextmanager
-def writers(using: str, ids: list[int]) -> Iterator[None]:
+def writers(using: str, ids: list[int]) -> AbstractContextManager[None]:
     """Threads that change orders, each with its event, until the end of the block."""
-    begun, ending = threading.Barrier(4), threading.Event()
-    errors: list[OperationalError] = []
-
-    def write(seed: int) -> None:
-        chance = random.Random(seed)
-        begun.wait(SECONDS)
-        number = 0
-        while not ending.wait(0.005):
-            number += 1
-            try:
-                change(using, chance.choice(ids), seed * 100_000 + number)
-            except OperationalError as error:
-                # The application tries again after a deadlock.
-                if not any(word in str(error).lower() for word in ("deadlock", "lock wait", "locked")):
-                    errors.append(error)
-        connections.close_all()
-
-    threads = [threading.Thread(target=write, args=[seed]) for seed in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    begun.wait(SECONDS)
-    try:
-        yield
-    finally:
-        ending.set()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert not errors
+    return writing(
+        3, lambda chance, number: change(using, chance.choice(ids), number), end=connections.close_all
+    )
 
 
 def change(using: str, id_: int, total: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from relaybox.indexing.backfilled import Backfilled
 from relaybox.indexing.rows import Item
 from tests.databases import engine
 from tests.integration.project import Project
+from tests.writing import writing
 
 DESTINATIONS = (Destination("search", "console:", ordered=True), Destination("mail", "console:"))
 SECONDS = 60.0
-PASSING = ("deadlock", "lock wait", "locked")
 
 
 APP = """
@@ -136,52 +136,21 @@ class Archive:
         if changed.rowcount:
             self.emit(connection, number, "updated", title)
 
-    @contextmanager
-    def writers(self, count: int, most: int) -> Iterator[None]:
+    def writers(self, count: int, most: int) -> AbstractContextManager[None]:
         """Threads that change, remove and add documents until the end of the block."""
-        begun, ending = threading.Barrier(count + 1), threading.Event()
-        errors: list[BaseException] = []
+        return writing(count, partial(self._write, most))
 
-        def write(seed: int) -> None:
-            chance = random.Random(seed)
-            begun.wait(SECONDS)
-            number = 0
-            # SQLite lets nobody else in where several come back at once.
-            while not ending.wait(0.005):
-                number += 1
-                try:
-                    with self.engine.begin() as connection:
-                        self._write(connection, chance, most, f"{seed} {number}", seed * 100_000 + number)
-                except Exception as error:
-                    # The application tries again after a deadlock.
-                    if not any(word in str(error).lower() for word in PASSING):
-                        errors.append(error)
-                        return
-
-        threads = [threading.Thread(target=write, args=[seed]) for seed in range(1, count + 1)]
-        for thread in threads:
-            thread.start()
-        begun.wait(SECONDS)
-        try:
-            yield
-        finally:
-            ending.set()
-            for thread in threads:
-                thread.join(SECONDS)
-        assert not errors
-
-    def _write(
-        self, connection: sa.Connection, chance: random.Random, most: int, title: str, new: int
-    ) -> None:
-        kind, number = chance.random(), chance.randint(1, most)
-        if kind < 0.1:
-            if connection.execute(sa.delete(Document).where(Document.id == number)).rowcount:
-                self.emit(connection, number, "deleted", title)
-        elif kind < 0.2:
-            connection.execute(sa.insert(Document).values(id=new, title=title, author_id=1))
-            self.emit(connection, new, "created", title)
-        else:
-            self.change(connection, number, title)
+    def _write(self, most: int, chance: random.Random, new: int) -> None:
+        kind, number, title = chance.random(), chance.randint(1, most), f"{new}"
+        with self.engine.begin() as connection:
+            if kind < 0.1:
+                if connection.execute(sa.delete(Document).where(Document.id == number)).rowcount:
+                    self.emit(connection, number, "deleted", title)
+            elif kind < 0.2:
+                connection.execute(sa.insert(Document).values(id=new, title=title, author_id=1))
+                self.emit(connection, new, "created", title)
+            else:
+                self.change(connection, number, title)
 
 
 def _plain(value: Any) -> Any:
