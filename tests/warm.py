@@ -7,7 +7,6 @@ process with its own directory, environment, signals and exit status, as users h
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import importlib
 import json
@@ -23,13 +22,14 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from tests.servers import base
+
 ROOT = Path(__file__).parents[1]
 MODULES = (
     *("relaybox.__main__", "relaybox.cli.database", "relaybox.demo", "relaybox.doctor", "relaybox.indexing"),
     *("relaybox.relay.relay", "relaybox.stores.postgres", "relaybox.stores.mysql", "relaybox.stores.sqlite"),
     *("relaybox.sinks.http", "aiohttp", "aiosqlite", "asyncmy", "psycopg", "rich.table", "uvloop"),
 )
-_PR_SET_PDEATHSIG = 1
 _LARGEST = 1 << 20
 
 
@@ -117,7 +117,8 @@ def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 def serve(descriptor: int) -> None:
     """Fork for each request, and report each exit status; a forked process returns from here to its end."""
-    _die_with_parent()
+    base.die_with_parent(os.getppid())
+    me = os.getpid()
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
@@ -145,7 +146,7 @@ def serve(descriptor: int) -> None:
                 for other in (descriptor, ended, wake, status, *running.values()):
                     os.close(other)
                 requests.detach()
-                _become(out, err, **json.loads(request))
+                _become(me, out, err, **json.loads(request))
                 return
             os.close(out)
             os.close(err)
@@ -163,8 +164,8 @@ def _report(running: dict[int, int]) -> None:
         os.close(descriptor)
 
 
-def _become(out: int, err: int, arguments: list[str], cwd: str, env: dict[str, str]) -> None:
-    _die_with_parent()
+def _become(parent: int, out: int, err: int, arguments: list[str], cwd: str, env: dict[str, str]) -> None:
+    base.die_with_parent(parent)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in enumerate((nothing, out, err)):
         os.dup2(source, target)
@@ -176,7 +177,3 @@ def _become(out: int, err: int, arguments: list[str], cwd: str, env: dict[str, s
     sys.argv = ["relaybox", *arguments]
     del sys.modules["relaybox.__main__"]
     runpy.run_module("relaybox", run_name="__main__", alter_sys=True)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -89,7 +89,7 @@ class Cluster:
         # The file of a process that was killed may name a process that is somebody else by now.
         (self._directory / "data" / "postmaster.pid").unlink(missing_ok=True)
         option = self._port_option.format(port=self.port).split()
-        self._process = base._launch([*self._command, *option], self._directory, self._ready)
+        self._process = base._launch([*self._command, *option], self._directory, self._ready, death="QUIT")
 
     def kill(self) -> None:
         """SIGKILL for every process of it; returns when none is left."""

@@ -6,7 +6,6 @@ directs them, whose threads and sockets they would inherit. Everybody dies with 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -20,11 +19,11 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from tests.servers import base
+
 ROOT = Path(__file__).parents[2]
 JOBS = {"relay": "tests.chaos.fleet", "emitter": "tests.chaos.workload", "receiver": "tests.chaos.receiver"}
 """What can be asked for: the modules whose ``main`` takes a plan."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Change(NamedTuple):
@@ -79,15 +78,8 @@ class Nursery:
         self._process.communicate()
 
 
-def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent ends, however that comes about."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _serve() -> None:
-    die_with_parent(os.getppid())
+    base.die_with_parent(os.getppid())
     works = {job: importlib.import_module(module).main for job, module in JOBS.items()}
     for module in sys.argv[1:]:
         importlib.import_module(module)
@@ -116,7 +108,7 @@ def _fork(work: Any, asked: Asked) -> int:
         return pid
     code = 1
     try:
-        die_with_parent(me)
+        base.die_with_parent(me)
         _silence(asked.log)
         # Whoever does not do what it should can be asked what it does instead.
         faulthandler.register(signal.SIGUSR1, sys.stderr)

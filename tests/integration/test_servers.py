@@ -61,6 +61,8 @@ IMITATIONS = {"meilisearch": (meilisearch, "MEILISEARCH_URL", ""), "algolia": (a
 DURABLE_OR_NOT = {**DATABASES, "redis": (redis_server, "RELAYBOX_TEST_REDIS", r"^[78]\.")}
 SERVERS = {**DURABLE_OR_NOT, **OTHERS}
 MORTAL = {**SERVERS, **IMITATIONS}
+STOPPED = MORTAL.keys() - {"postgresql-18", "postgresql-15"}
+"""What tests stop with SIGSTOP; of PostgreSQL only single backends."""
 OF_SERVERS = FIXTURES | {name: f"{name}_url" for name in ("redis", *OTHERS, *IMITATIONS)}
 HOLDER = """
 import time
@@ -145,8 +147,11 @@ def test_a_server_dies_with_a_process_that_is_killed(
             holder.stdout.readline()
             with ExitStack() as stack:
                 stack.callback(holder.kill)
-                watches = [stack.enter_context(watching(server)) for server in processes_in(directory)]
+                servers = processes_in(directory)
+                watches = [stack.enter_context(watching(server)) for server in servers]
                 assert watches
+                for server in servers if kind in STOPPED else []:
+                    os.kill(server, signal.SIGSTOP)
                 holder.send_signal(signal.SIGKILL)
                 assert all(ended(PATIENCE) for ended in watches)
 

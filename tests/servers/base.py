@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import os
 import pwd
@@ -27,6 +28,8 @@ PREFIX = "relaybox-"
 MEMORY = Path("/dev/shm")
 ROOM = 2 << 30
 """Bytes that the servers of a run may need together."""
+
+_PR_SET_PDEATHSIG = 1
 
 Command: TypeAlias = Sequence[str | Path]
 
@@ -78,12 +81,21 @@ def heed_signals() -> None:
             signal.signal(number, handler)
 
 
-def guarded(command: Command, *, as_root: bool = False) -> list[str]:
-    """The command, killed when this process dies, and not as root: database servers refuse root."""
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; end now if that has happened already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def guarded(command: Command, *, as_root: bool = False, death: str = "KILL") -> list[str]:
+    """The command, not as root, which database servers refuse, and sent ``death`` when this process dies.
+
+    Only SIGKILL ends a process that a test has stopped.
+    """
     if not shutil.which("setpriv"):
         raise Unavailable("setpriv (of util-linux) is not installed")
-    # SIGQUIT is the quick end of PostgreSQL and MariaDB alike; their data is temporary.
-    prefix = ["setpriv", "--pdeathsig=QUIT"]
+    prefix = ["setpriv", f"--pdeathsig={death}"]
     if os.geteuid() == 0 and not as_root:
         user = pwd.getpwnam("nobody")
         prefix += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
@@ -133,13 +145,23 @@ def prepare(command: Command, directory: Path) -> None:
 
 @contextmanager
 def running(
-    command: Callable[[int], Command], directory: Path, ready: str, *, as_root: bool = False
+    command: Callable[[int], Command],
+    directory: Path,
+    ready: str,
+    *,
+    as_root: bool = False,
+    death: str = "KILL",
 ) -> Iterator[int]:
     """Run what ``command`` spells out for a port; yield the port once the log says ``ready``.
 
-    ``as_root``: it may be root, where others perhaps cannot read the program.
+    ``as_root``: it may be root, where others perhaps cannot read the program. ``death``: the signal that it
+    gets when this process dies.
     """
-    process, port = _start(command, directory, ready, as_root)
+
+    def launch(port: int) -> subprocess.Popen[bytes]:
+        return _launch(command(port), directory, ready, as_root=as_root, death=death)
+
+    process, port = _start(launch)
     try:
         yield port
     finally:
@@ -150,15 +172,13 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no output"])[-1]
 
 
-def _start(
-    command: Callable[[int], Command], directory: Path, ready: str, as_root: bool
-) -> tuple[subprocess.Popen[bytes], int]:
+def _start(launch: Callable[[int], subprocess.Popen[bytes]]) -> tuple[subprocess.Popen[bytes], int]:
     reason = ""
     # Somebody may take the free port before the server does: an early exit is tried again on another one.
     for _ in range(PORT_TRIES):
         port = free_port()
         try:
-            return _launch(command(port), directory, ready, as_root), port
+            return launch(port), port
         except Exited as error:
             reason = str(error)
     raise Unavailable(reason)
@@ -169,11 +189,13 @@ def free_port() -> int:
     return ports.own().take()
 
 
-def _launch(command: Command, directory: Path, ready: str, as_root: bool = False) -> subprocess.Popen[bytes]:
+def _launch(
+    command: Command, directory: Path, ready: str, *, as_root: bool = False, death: str = "KILL"
+) -> subprocess.Popen[bytes]:
     log = directory / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            guarded(command, as_root=as_root),
+            guarded(command, as_root=as_root, death=death),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -201,7 +223,10 @@ def _wait(process: subprocess.Popen[bytes], log: Path, ready: str) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    # SIGQUIT is the quick end of PostgreSQL and MariaDB alike; their data is temporary.
     process.send_signal(signal.SIGQUIT)
+    # One that a test has stopped takes the signal only when it goes on.
+    process.send_signal(signal.SIGCONT)
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:

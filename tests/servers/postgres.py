@@ -37,5 +37,6 @@ def cluster(
             options = [word for setting in settings for word in ("-c", setting)]
             return [*prefix, binaries / "postgres", "-D", data, "-p", str(port), *options]
 
-        with base.running(command, directory, ready="ready to accept connections") as port:
+        # Killed, it would leave shared memory behind, and a backend that a test has stopped.
+        with base.running(command, directory, ready="ready to accept connections", death="QUIT") as port:
             yield f"postgresql://relaybox:relaybox@127.0.0.1:{port}/postgres"

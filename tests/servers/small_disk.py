@@ -67,7 +67,7 @@ class SmallDisk:
         base._stop(self._process)
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        return base._launch(self._command, self._directory, READY)
+        return base._launch(self._command, self._directory, READY, death="QUIT")
 
 
 def _grow(file: int, piece: int) -> bool:
