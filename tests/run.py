@@ -1,17 +1,21 @@
 """Run tiers of the tests with one set of servers: ``python -m tests.run fast``.
 
 Every command of a tier runs even if one before it failed. The exit status is that of the first that failed.
+Ctrl-C and SIGTERM end the run after pytest's summary, with 128 plus the number of the signal; a second one
+ends pytest at once. If this process is killed, so are pytest and the servers.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tests.servers import base, packages, shared
 
@@ -22,6 +26,8 @@ EVERY_DJANGO = (*SIDE_BY_SIDE, "tests/django", "-m", "not chaos and not processe
 VERSIONS = ("3.12", "3.13", "3.14")
 MISSING = 3
 """The status of a command whose environment does not exist."""
+SIGNALED = 128
+"""The status of a command that a signal to this process ended, less the number of the signal."""
 
 # About a minute with fixed seeds: schedules of real processes, kills of relays and databases, the demo.
 SLICE = (
@@ -75,6 +81,10 @@ TIERS: dict[str, tuple[Command, ...]] = {
 }
 
 
+class Terminated(SystemExit):
+    """This process got SIGTERM."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """How a command ended, and what it took."""
@@ -86,11 +96,16 @@ class Result:
 
 
 def run(commands: list[Command]) -> list[Result]:
-    """Run the commands one after the other; the last result is the servers' own."""
+    """Run the commands one after the other until a signal ends one; the last result is the servers' own."""
     host = shared.Host()
     host.start()
+    results: list[Result] = []
     try:
-        results = [_run(command) for command in commands if not _left_out(command)]
+        for command in commands:
+            if not _left_out(command):
+                results.append(_run(command))
+                if results[-1].status > SIGNALED:
+                    break
     finally:
         before, started = _processor(), time.monotonic()
         host.stop()
@@ -110,8 +125,31 @@ def _run(command: Command) -> Result:
     if not command.pytest.exists():
         print(f"tests: there is no {command.environment}; `make env-all` creates it", flush=True)
         return Result(command.name, MISSING, 0, 0)
-    status = subprocess.run([command.pytest, *command.arguments], cwd=ROOT).returncode
+    guarded = base.guarded([command.pytest, *command.arguments], as_root=True)
+    with subprocess.Popen(guarded, cwd=ROOT) as pytest:
+        status = _wait(pytest)
     return Result(command.name, status, time.monotonic() - started, _processor() - before)
+
+
+def _wait(pytest: subprocess.Popen[bytes]) -> int:
+    """Return pytest's status; after a signal let it print its summary, unless a second one comes."""
+    try:
+        return pytest.wait()
+    except KeyboardInterrupt:
+        # The terminal has sent it to pytest too.
+        number = signal.SIGINT
+    except Terminated:
+        pytest.send_signal(signal.SIGINT)
+        number = signal.SIGTERM
+    try:
+        pytest.wait()
+    except (KeyboardInterrupt, Terminated):
+        pytest.kill()
+    return SIGNALED + number
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated(SIGNALED + signal.SIGTERM)
 
 
 def _processor() -> float:
@@ -126,13 +164,15 @@ def main(names: list[str]) -> int:
         print(f"usage: python -m tests.run {' '.join(f'[{name}]' for name in TIERS)}", file=sys.stderr)
         return 2
     base.heed_signals()
+    signal.signal(signal.SIGTERM, _terminate)
     packages.install(names)
     results = run([command for name in names for command in TIERS[name]])
     print(f"\n{'tests':<20} {'minutes':>8} {'CPU-s':>8}")
     for result in results:
         failed = "" if result.status == 0 else f"  failed ({result.status})"
         print(f"{result.name:<20} {result.seconds / 60:>8.1f} {result.processor:>8.0f}{failed}")
-    return next((result.status for result in results if result.status), 0)
+    statuses = [result.status for result in results if result.status]
+    return min(statuses, key=lambda status: status < SIGNALED, default=0)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ import pytest
 
 from tests import run, tiers
 from tests.tiers import TIERS
+from tests.waiting import PATIENCE, wait_for
 
 COLLECT = """
 import json, pytest
@@ -113,3 +119,78 @@ def test_only_an_environment_that_is_optional_may_be_missing(capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "tests: left out extra: there is no .venv-none" in shown
     assert "tests: there is no .venv-none; `make env-all` creates it" in shown
+
+
+RUN = """
+import sys
+from tests import run
+from tests.servers import packages
+
+packages.NEEDED["tiny"] = ()
+run.TIERS["tiny"] = tuple(run.Command(name, tuple(sys.argv[1:])) for name in ("first", "second"))
+sys.exit(run.main(["tiny"]))
+"""
+TINY = """
+import os, time
+from pathlib import Path
+
+def test_that_passes():
+    pass
+
+def test_that_takes_long():
+    Path(__file__).with_suffix(".part").write_text(str(os.getpid()))
+    Path(__file__).with_suffix(".part").rename(Path(__file__).with_suffix(".pid"))
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Yield a run in the middle of its first command, and the process that is in the test."""
+    (directory / "test_tiny.py").write_text(TINY)
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    arguments = [str(directory), f"--basetemp={directory}/tmp", *options]
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments],
+        cwd=run.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            pid = directory / "test_tiny.pid"
+            wait_for(lambda: pid.exists() or process.poll() is not None, "the test runs")
+            yield process, int(pid.read_text())
+        finally:
+            process.kill()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_prints_its_summaries_and_goes_no_further(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with running(tmp_path) as (process, _):
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        shown, _ = process.communicate()
+    assert process.returncode == run.SIGNALED + number
+    assert "KeyboardInterrupt" in shown
+    assert "1 passed" in shown
+    *_, first, servers = shown.splitlines()
+    assert first.startswith("first ")
+    assert first.endswith(f"failed ({run.SIGNALED + number})")
+    assert servers.startswith("servers ")
+
+
+@pytest.mark.full
+def test_no_process_of_pytest_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
+    with running(tmp_path, "--numprocesses=1") as (process, tester):
+        watched = os.pidfd_open(tester)
+        try:
+            process.kill()
+            assert select.select([watched], [], [], PATIENCE)[0]
+        finally:
+            os.close(watched)
