@@ -184,11 +184,51 @@ def test_a_migrated_database_has_the_tables_and_no_row_of_the_last_one(
                 leave(url)
 
 
-def test_a_migrated_database_that_was_changed_is_not_used_again(mariadb_url: str) -> None:
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE outbox_event ADD COLUMN mine INTEGER",
+        "CREATE TRIGGER mine BEFORE INSERT ON outbox_event FOR EACH ROW SET @mine = 1",
+        "DELETE FROM outbox_migration",
+        "DROP TABLE outbox_migration",
+    ],
+)
+def test_a_migrated_database_that_was_changed_is_not_used_again(mariadb_url: str, statement: str) -> None:
     with fresh.migrated(mariadb_url) as changed, connectable(changed).begin() as connection:
-        connection.execute(sa.text("ALTER TABLE outbox_event ADD COLUMN mine INTEGER"))
+        connection.execute(sa.text(statement))
     with fresh.migrated(mariadb_url) as url:
         assert url != changed
+
+
+def test_a_database_is_disconnected_when_the_server_has_undone_what_was_not_committed(
+    mariadb_url: str,
+) -> None:
+    count = sa.text("SELECT count(*) FROM information_schema.processlist WHERE db = :name")
+    with fresh.database(mariadb_url) as url, ExitStack() as stack:
+        name = str(sa.make_url(url).database)
+        admin = stack.enter_context(connectable(mariadb_url).connect())
+        connection = connectable(url).connect()
+        stack.callback(connection.invalidate)
+        connection.execute(sa.text("CREATE TABLE mine (id INTEGER)"))
+        connection.execute(sa.text("INSERT INTO mine SELECT seq FROM seq_1_to_100000"))
+        assert admin.scalar(count, {"name": name}) == 1
+        fresh._disconnect(admin, name)
+        assert admin.scalar(count, {"name": name}) == 0
+
+
+def test_a_template_of_other_migrations_is_not_used(
+    postgres18_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def migrate(url: str) -> None:
+        with connectable(url).begin() as connection:
+            connection.execute(sa.text("CREATE TABLE mine (id INTEGER)"))
+
+    with fresh.migrated(postgres18_url) as url:
+        assert "outbox_event" in sa.inspect(connectable(url)).get_table_names()
+    monkeypatch.setattr(fresh, "ddl", lambda dialect: ["CREATE TABLE mine (id INTEGER)"])
+    monkeypatch.setattr(fresh, "migrate", migrate)
+    with fresh.migrated(postgres18_url) as url:
+        assert sa.inspect(connectable(url)).get_table_names() == ["mine"]
 
 
 @pytest.mark.parametrize("kind", [*DATABASES, "sqlite"])

@@ -6,26 +6,37 @@ database that a test has left is emptied and given to the next one, and SQLite c
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
 
-from relaybox.migrations import migrate
+from relaybox.migrations import ddl, migrate
 from tests.servers import base, sqlite
+from tests.waiting import wait_for
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-TEMPLATE = "relaybox_template"
 KEPT = "outbox_migration"
 """The one table that has rows after a migration."""
 
-_spare: dict[str, list[tuple[str, frozenset[tuple[str, str]]]]] = defaultdict(list)
-"""Names of migrated and empty MariaDB databases by server, each with what its tables looked like."""
+
+class State(NamedTuple):
+    """What emptying a MariaDB database does not restore."""
+
+    tables: dict[str, str]
+    triggers: set[sa.Row[tuple[str, ...]]]
+    migrations: set[sa.Row[tuple[object, ...]]]
+
+
+_spare: dict[str, list[tuple[str, State]]] = defaultdict(list)
+"""Names of migrated and empty MariaDB databases by server, each with its state after the migration."""
 
 
 @contextmanager
@@ -59,8 +70,7 @@ def migrated_sqlite() -> Iterator[str]:
 @contextmanager
 def _from_template(server_url: str) -> Iterator[str]:
     with _administer(server_url) as connection:
-        _make_template(connection, server_url)
-        name = _create(connection, f" TEMPLATE {TEMPLATE}")
+        name = _create(connection, f" TEMPLATE {_template(connection, server_url)}")
     try:
         yield _url(server_url, name)
     finally:
@@ -68,26 +78,29 @@ def _from_template(server_url: str) -> Iterator[str]:
             _drop(connection, name)
 
 
-def _make_template(connection: sa.Connection, server_url: str) -> None:
+def _template(connection: sa.Connection, server_url: str) -> str:
+    """Return the name of the server's template; it holds for these migrations and no others."""
+    template = f"relaybox_template_{hashlib.sha256(repr(ddl('postgresql')).encode()).hexdigest()[:16]}"
     exists = sa.text("SELECT 1 FROM pg_database WHERE datname = :name")
-    if connection.scalar(exists, {"name": TEMPLATE}):
-        return
+    if connection.scalar(exists, {"name": template}):
+        return template
     # Other test processes wait here for the first of them.
     connection.execute(sa.text("SELECT pg_advisory_lock(1)"))
     try:
-        if not connection.scalar(exists, {"name": TEMPLATE}):
+        if not connection.scalar(exists, {"name": template}):
             name = _create(connection)
             migrate(_url(server_url, name))
             # Under its name only when it is whole.
-            connection.execute(sa.text(f"ALTER DATABASE {name} RENAME TO {TEMPLATE}"))
+            connection.execute(sa.text(f"ALTER DATABASE {name} RENAME TO {template}"))
     finally:
         connection.execute(sa.text("SELECT pg_advisory_unlock(1)"))
+    return template
 
 
 @contextmanager
 def _from_pool(server_url: str) -> Iterator[str]:
     with _administer(server_url) as connection:
-        name, tables = (
+        name, state = (
             _spare[server_url].pop() if _spare[server_url] else _new_for_pool(connection, server_url)
         )
     try:
@@ -95,20 +108,34 @@ def _from_pool(server_url: str) -> Iterator[str]:
     finally:
         with _administer(server_url) as connection:
             _disconnect(connection, name)
-            if _tables(connection, name) == tables:
-                _empty(connection, name, tables)
-                _spare[server_url].append((name, tables))
+            if _state(connection, name) == state:
+                _empty(connection, name, state.tables)
+                _spare[server_url].append((name, state))
             else:
                 _drop(connection, name)
 
 
-def _new_for_pool(connection: sa.Connection, server_url: str) -> tuple[str, frozenset[tuple[str, str]]]:
+def _new_for_pool(connection: sa.Connection, server_url: str) -> tuple[str, State]:
     name = _create(connection)
     migrate(_url(server_url, name))
-    return name, _tables(connection, name)
+    return name, _state(connection, name)
 
 
-def _tables(connection: sa.Connection, name: str) -> frozenset[tuple[str, str]]:
+def _state(connection: sa.Connection, name: str) -> State:
+    tables = _tables(connection, name)
+    triggers = sa.text(
+        "SELECT trigger_name, event_object_table, action_timing, event_manipulation, action_statement"
+        " FROM information_schema.triggers WHERE trigger_schema = :name"
+    )
+    migrations = sa.select(sa.text("*")).select_from(sa.table(KEPT, schema=name))
+    return State(
+        tables,
+        set(connection.execute(triggers, {"name": name})),
+        set(connection.execute(migrations)) if KEPT in tables else set(),
+    )
+
+
+def _tables(connection: sa.Connection, name: str) -> dict[str, str]:
     """Return the tables with their definitions, but for the next automatic number."""
     found = connection.scalars(
         sa.text("SELECT table_name FROM information_schema.tables WHERE table_schema = :name"), {"name": name}
@@ -116,14 +143,14 @@ def _tables(connection: sa.Connection, name: str) -> frozenset[tuple[str, str]]:
     definitions = {
         table: connection.execute(sa.text(f"SHOW CREATE TABLE {name}.`{table}`")).one()[1] for table in found
     }
-    return frozenset(
-        (table, " ".join(word for word in definition.split() if not word.startswith("AUTO_INCREMENT=")))
+    return {
+        table: " ".join(word for word in definition.split() if not word.startswith("AUTO_INCREMENT="))
         for table, definition in definitions.items()
-    )
+    }
 
 
-def _empty(connection: sa.Connection, name: str, tables: frozenset[tuple[str, str]]) -> None:
-    for table, _ in tables:
+def _empty(connection: sa.Connection, name: str, tables: Iterable[str]) -> None:
+    for table in tables:
         if table != KEPT:
             connection.execute(sa.delete(sa.table(table, schema=name)))
 
@@ -168,8 +195,15 @@ def _drop(connection: sa.Connection, name: str) -> None:
 
 
 def _disconnect(connection: sa.Connection, name: str) -> None:
-    threads = sa.text("SELECT id FROM information_schema.processlist WHERE db = :name")
-    for thread in connection.scalars(threads, {"name": name}).all():
-        # It may have ended by itself in the meantime.
-        with suppress(sa.exc.OperationalError):
-            connection.execute(sa.text("KILL :thread"), {"thread": thread})
+    """End the connections to a database; return when the server has undone what they had not committed."""
+    query = sa.text("SELECT id FROM information_schema.processlist WHERE db = :name")
+
+    def alone() -> bool:
+        threads = connection.scalars(query, {"name": name}).all()
+        for thread in threads:
+            # It may have ended by itself in the meantime.
+            with suppress(sa.exc.OperationalError):
+                connection.execute(sa.text("KILL :thread"), {"thread": thread})
+        return not threads
+
+    wait_for(alone, f"the connections to {name} are gone")
