@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -31,6 +32,7 @@ MODULES = (
     *("relaybox.sinks.http", "aiohttp", "aiosqlite", "asyncmy", "psycopg", "rich.table", "uvloop"),
 )
 _LARGEST = 1 << 20
+_one_at_a_time = threading.Lock()
 
 
 class Process:
@@ -76,7 +78,14 @@ class Process:
 def run(arguments: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return its status and what it printed."""
     with (cwd / ".stdout").open("w+b") as out, (cwd / ".stderr").open("w+b") as err:
-        code = start(arguments, cwd, env, out.fileno(), err.fileno()).wait()
+        process = start(arguments, cwd, env, out.fileno(), err.fileno())
+        try:
+            code = process.wait()
+        except BaseException:
+            # Ctrl-C, or the time limit of a test.
+            process.kill()
+            process.wait()
+            raise
         printed = [
             os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, err)
         ]
@@ -89,10 +98,12 @@ def start(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], out: int,
     """Start a command that writes to these descriptors."""
     status, theirs = os.pipe()
     request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}).encode()
-    server, _ = _server(os.getpid())
-    socket.send_fds(server, [request], [out, err, theirs])
-    os.close(theirs)
-    return Process(int(server.recv(16)), status)
+    # The answers to two threads could change places.
+    with _one_at_a_time:
+        server, _ = _server(os.getpid())
+        socket.send_fds(server, [request], [out, err, theirs])
+        os.close(theirs)
+        return Process(int(server.recv(16)), status)
 
 
 @cache
@@ -117,7 +128,6 @@ def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 def serve(descriptor: int) -> None:
     """Fork for each request, and report each exit status; a forked process returns from here to its end."""
-    base.die_with_parent(os.getppid())
     me = os.getpid()
     for module in MODULES:
         importlib.import_module(module)
