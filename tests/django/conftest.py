@@ -138,10 +138,12 @@ def live(
             call_command("migrate", database=alias, verbosity=0)
             LIVE[alias] = url
         yield Live(alias, url, functools.partial(LIVE.pop, alias))
-        if alias in LIVE:
+        # Only a database that could be emptied is for the next test.
+        if LIVE.pop(alias, None):
             connections[alias].close()
             wait_for(lambda: is_alone(connections[alias]), "the processes of the test to be gone")
             call_command("flush", database=alias, interactive=False, verbosity=0)
+            LIVE[alias] = url
 
 
 def is_alone(connection: Any) -> bool:

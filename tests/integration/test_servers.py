@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -317,10 +318,11 @@ def test_nothing_is_installed_where_that_is_turned_off(monkeypatch: pytest.Monke
         base.apt_install("redis-server")
 
 
+@pytest.mark.parametrize(("module", "place"), [(base, "MEMORY"), (tempfile, "tempdir")])
 def test_the_workspaces_of_processes_that_were_killed_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "MEMORY", tmp_path)
+    monkeypatch.setattr(module, place, tmp_path)
     ended = subprocess.Popen(["true"])
     ended.wait()
     for name in (f"relaybox-{ended.pid}-x", f"relaybox-{os.getpid()}-x", "relaybox-mine", "other"):

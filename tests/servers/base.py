@@ -130,10 +130,11 @@ def memory() -> Path | None:
 
 def remove_abandoned() -> None:
     """Remove the workspaces of processes that were killed: those in memory would fill it."""
-    for directory in MEMORY.glob(f"{PREFIX}*"):
-        process = directory.name.removeprefix(PREFIX).partition("-")[0]
-        if process.isdecimal() and not Path("/proc", process).exists():
-            shutil.rmtree(directory, ignore_errors=True)
+    for place in {MEMORY, Path(tempfile.gettempdir())}:
+        for directory in place.glob(f"{PREFIX}*"):
+            process = directory.name.removeprefix(PREFIX).partition("-")[0]
+            if process.isdecimal() and not Path("/proc", process).exists():
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def prepare(command: Command, directory: Path) -> None:
