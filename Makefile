@@ -49,7 +49,7 @@ test-all: $(ENV) $(DJANGO42) $(PYTHONS) ## Run the full matrix: every server, ve
 	@.venv/bin/python -m tests.run fast full
 
 test-chaos: $(ENV) ## Run everything that kills, starves or times, alone on the machine
-	@.venv/bin/python -m tests.run chaos
+	@RELAYBOX_BOUNDS=1 .venv/bin/python -m tests.run chaos
 
 proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names some of its parts
 	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(ONLY),--only $(ONLY))

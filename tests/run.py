@@ -29,9 +29,14 @@ MISSING = 3
 SIGNALED = 128
 """The status of a command that a signal to this process ended, less the number of the signal."""
 
-# About a minute with fixed seeds: schedules of real processes, kills of relays and databases, the demo.
+# About three minutes with fixed seeds: schedules of real processes, deaths of relays and databases, clocks
+# that step, a full disk, the demo.
 SLICE = (
     "tests/chaos/test_schedules.py",
+    "tests/chaos/test_clocks.py",
+    "tests/chaos/test_death.py",
+    "tests/chaos/test_recovery.py",
+    "tests/chaos/test_relay_deaths.py::test_an_event_that_kills_its_relay_is_failed_and_all_others_are_delivered",
     "tests/chaos/test_relay_deaths.py::test_killed_between_two_steps",
     "tests/chaos/test_relay_deaths.py::test_killed_while_its_settle_is_under_way",
     "tests/chaos/test_relay_deaths.py::test_asked_to_leave_in_mid_send_it_finishes_and_leaves_nothing",
