@@ -4,7 +4,8 @@
 ENV := .venv/.complete
 BENCH := .venv/.bench
 DJANGO42 := .venv-django42/.complete
-# What `make test-all` also runs on, where the version is installed: the unit tests, and those of Django on 3.13.
+# Made where the version of Python is installed that they need.
+DJANGO61 := .venv-django61/.complete
 PYTHONS := $(foreach version,3.12 3.13 3.14,.venv-$(version)/.complete)
 
 help: ## Print this list
@@ -24,11 +25,12 @@ $(DJANGO42): $(ENV) constraints-django42.txt
 	@scripts/env django42
 	@touch $@
 
-$(PYTHONS): .venv-%/.complete: pyproject.toml constraints.txt constraints-django61.txt scripts/env
+$(DJANGO61): constraints-django61.txt
+$(DJANGO61) $(PYTHONS): .venv-%/.complete: $(ENV)
 	@scripts/env $*
 	@if [ -d $(@D) ]; then touch $@; fi
 
-env-all: $(ENV) $(DJANGO42) $(PYTHONS) ## Create the environments of `make test-all` too
+env-all: $(ENV) $(DJANGO42) $(DJANGO61) $(PYTHONS) ## Create the environments of `make test-all` too
 
 demo: $(ENV) ## Show it: a relay that is killed, a receiver that goes down, and nothing is lost
 	@.venv/bin/relaybox demo
@@ -45,7 +47,7 @@ example-documents: $(ENV) ## Run a FastAPI document service that keeps a search 
 test: $(ENV) ## Run the tests that a change is worth: minutes
 	@.venv/bin/python -m tests.run fast
 
-test-all: $(ENV) $(DJANGO42) $(PYTHONS) ## Run the full matrix: every server, version, API and page
+test-all: $(ENV) $(DJANGO42) $(DJANGO61) $(PYTHONS) ## Run the full matrix: every server, version, API and page
 	@.venv/bin/python -m tests.run fast full
 
 test-chaos: $(ENV) ## Run everything that kills, starves or times, alone on the machine

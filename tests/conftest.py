@@ -100,7 +100,7 @@ def algolia_url() -> str:
 def redis_url() -> str:
     """The URL of a database of this process's own on a Redis server."""
     # A server of ours has as many as there are ranges; one that is given has 16.
-    databases = 16 if "RELAYBOX_TEST_REDIS" in os.environ else ports.RANGES
+    databases = 16 if os.environ.get("RELAYBOX_TEST_REDIS") else ports.RANGES
     return shared_server("Redis").removesuffix("/0") + f"/{ports.own().number % databases}"
 
 

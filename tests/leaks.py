@@ -7,6 +7,7 @@ collected after the last test of each module, so that a leak fails the module th
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,10 @@ def no_leaks_of_the_run() -> Iterator[None]:
 def no_leaks_of_the_module() -> Iterator[None]:
     """Collect what the module's tests left behind; pytest fails the last one if an object complains."""
     yield
+    # What Python keeps of the last failure holds all that the test had open.
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    if sys.version_info >= (3, 12):
+        sys.last_exc = None
     gc.collect()
 
 

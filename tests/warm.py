@@ -101,9 +101,15 @@ def start(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], out: int,
     # The answers to two threads could change places.
     with _one_at_a_time:
         server, _ = _server(os.getpid())
-        socket.send_fds(server, [request], [out, err, theirs])
-        os.close(theirs)
-        return Process(int(server.recv(16)), status)
+        try:
+            socket.send_fds(server, [request], [out, err, theirs])
+            os.close(theirs)
+            return Process(int(server.recv(16)), status)
+        except BaseException:
+            # Its answer would be taken for that to the next request.
+            _server.cache_clear()
+            server.close()
+            raise
 
 
 @cache
@@ -123,7 +129,11 @@ def _server(_owner: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
     server.close()
-    process.wait()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def serve(descriptor: int) -> None:

@@ -26,7 +26,7 @@ from tests.waiting import wait_for
 Record: TypeAlias = Callable[[str, object], None]
 
 BOUNDS = "RELAYBOX_BOUNDS" in os.environ
-"""Whether the bounds are asserted: ``make proof`` does so, which has the machine for itself."""
+"""Whether the bounds are asserted, as ``make test-chaos`` and ``make proof`` do alone on a machine."""
 AFTER_DATABASE = 2.0
 """Seconds from the moment at which the database takes connections again to the first delivery."""
 AFTER_LEASE = 1.0

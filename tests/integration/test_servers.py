@@ -325,11 +325,11 @@ def test_the_workspaces_of_processes_that_were_killed_are_removed(
     monkeypatch.setattr(module, place, tmp_path)
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for name in (f"relaybox-{ended.pid}-x", f"relaybox-{os.getpid()}-x", "relaybox-mine", "other"):
+    for name in (f"{base.PREFIX}{ended.pid}-x", f"{base.PREFIX}{os.getpid()}-x", "relaybox-mine", "other"):
         (tmp_path / name).mkdir()
     base.remove_abandoned()
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"relaybox-{os.getpid()}-x",
+        f"{base.PREFIX}{os.getpid()}-x",
         "relaybox-mine",
         "other",
     }

@@ -44,6 +44,12 @@ COLD = {
 }
 """A command of each module of ``relaybox.cli`` and its exit status, in the order in which they run."""
 
+FOR_EVER = """
+[destinations.console]
+sink = "console:"
+"""
+"""With a destination, a relay runs until it is stopped."""
+
 OWNER = """
 import os, sys, time
 from pathlib import Path
@@ -89,6 +95,7 @@ def test_a_command_is_killed_when_the_wait_for_it_is_interrupted(
         return wait(process, timeout)
 
     monkeypatch.setattr(warm.Process, "wait", interrupted)
+    (tmp_path / "relaybox.toml").write_text(FOR_EVER)
     with pytest.raises(KeyboardInterrupt):
         warm.run(["relay", "--database", migrated_database("sqlite")], tmp_path, os.environ)
     assert waited[0].poll() == -signal.SIGKILL
@@ -97,6 +104,7 @@ def test_a_command_is_killed_when_the_wait_for_it_is_interrupted(
 def test_commands_and_the_interpreter_end_with_a_process_that_is_killed(
     tmp_path: Path, migrated_database: Callable[[str], str]
 ) -> None:
+    (tmp_path / "relaybox.toml").write_text(FOR_EVER)
     arguments = [str(tmp_path), "relay", "--database", migrated_database("sqlite")]
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, *arguments],
@@ -109,6 +117,7 @@ def test_commands_and_the_interpreter_end_with_a_process_that_is_killed(
             watched = [os.pidfd_open(int(pid)) for pid in owner.stdout.readline().split()]
         finally:
             owner.kill()
+    assert len(watched) == 2
     for process in watched:
         assert select.select([process], [], [], PATIENCE)[0]
         os.close(process)

@@ -24,7 +24,9 @@ from tests.servers import ports
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 PORT_TRIES = 5
-PREFIX = "relaybox-"
+NAMESPACE = Path("/proc/self/ns/pid")
+# Another container may share the directory, with processes of the same numbers.
+PREFIX = f"relaybox-n{NAMESPACE.stat().st_ino if NAMESPACE.exists() else 0}-"
 MEMORY = Path("/dev/shm")
 ROOM = 2 << 30
 """Bytes that the servers of a run may need together."""
@@ -130,7 +132,7 @@ def memory() -> Path | None:
 
 def remove_abandoned() -> None:
     """Remove the workspaces of processes that were killed: those in memory would fill it."""
-    for place in {MEMORY, Path(tempfile.gettempdir())}:
+    for place in {MEMORY, Path(tempfile.gettempdir())} if NAMESPACE.exists() else ():
         for directory in place.glob(f"{PREFIX}*"):
             process = directory.name.removeprefix(PREFIX).partition("-")[0]
             if process.isdecimal() and not Path("/proc", process).exists():

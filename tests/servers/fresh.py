@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -78,9 +78,14 @@ def _from_template(server_url: str) -> Iterator[str]:
             _drop(connection, name)
 
 
+@cache
+def _digest(ddl: Callable[[str], Sequence[str]]) -> str:
+    return hashlib.sha256(repr(ddl("postgresql")).encode()).hexdigest()[:16]
+
+
 def _template(connection: sa.Connection, server_url: str) -> str:
     """Return the name of the server's template; it holds for these migrations and no others."""
-    template = f"relaybox_template_{hashlib.sha256(repr(ddl('postgresql')).encode()).hexdigest()[:16]}"
+    template = f"relaybox_template_{_digest(ddl)}"
     exists = sa.text("SELECT 1 FROM pg_database WHERE datname = :name")
     if connection.scalar(exists, {"name": template}):
         return template

@@ -34,7 +34,8 @@ FULL: tuple[Callable[[], Any], ...] = (
     lambda: prometheus.program_path("prometheus"),
     rabbitmq.install,
 )
-NEEDED = {"fast": FAST, "full": FAST + FULL, "slice": FAST, "chaos": (*FAST, *FULL, faketime.library)}
+SLICE = (*FAST, faketime.library)
+NEEDED = {"fast": FAST, "full": FAST + FULL, "slice": SLICE, "chaos": SLICE + FULL}
 
 
 def install(tiers: list[str]) -> None:

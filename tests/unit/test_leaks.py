@@ -7,7 +7,10 @@ import pytest
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
+import gc
 import pytest
+
+gc.disable()  # what is collected, and when, is up to the code under test
 
 class Open:
     def __init__(self, name):

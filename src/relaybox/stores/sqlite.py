@@ -92,8 +92,13 @@ class Sqlite3:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=PATIENCE)
-            _switch_to_wal(self._connection)
+            connection = sqlite3.connect(self._path, isolation_level=None, timeout=PATIENCE)
+            try:
+                _switch_to_wal(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
         return self._connection
 
     def _disconnect(self) -> None:
@@ -114,7 +119,7 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
         time.sleep(0.005)
 
