@@ -35,6 +35,13 @@ async def await_for(
     return value
 
 
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel the task, which must end as cancelled."""
+    task.cancel()
+    await asyncio.wait([task], timeout=PATIENCE)
+    assert task.cancelled()
+
+
 async def _value(condition: Callable[[], Any]) -> Any:
     value = condition()
     return await value if isawaitable(value) else value

@@ -24,7 +24,7 @@ from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import meilisearch
 from tests.servers.meilisearch import Server, destination_url
-from tests.waiting import await_for
+from tests.waiting import await_for, cancel
 
 LIMIT = 40_000
 """Bytes of a payload that the server takes."""
@@ -278,9 +278,7 @@ async def test_a_cancelled_write_leaves_nothing_behind(server: Server, place: Pl
     before = asyncio.all_tasks()
     writing = asyncio.create_task(place.write([put("a"), gone("b")]))
     await await_for(lambda: len(waiting(server, place)) == 2)
-    writing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await writing
+    await cancel(writing)
     await await_for(lambda: asyncio.all_tasks() <= before)
     server.fault()
     assert await place.kinds([put("c")]) == [Delivered]

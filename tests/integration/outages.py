@@ -17,7 +17,7 @@ from relaybox.sink import Answer, Sink
 from relaybox.testing.sink_contract import make_delivery
 from tests.integration.shop import Shop
 from tests.integration.sinking import PATIENT, check_refused, deliver, send, sink_to
-from tests.waiting import PATIENCE, await_for
+from tests.waiting import PATIENCE, await_for, cancel
 
 MANY = 10_000
 
@@ -227,9 +227,7 @@ class OutageContract(RelayContract):
             assert await sink.send([make_delivery()]) == [Delivered()]
             with place.server.silent():
                 sending = await stuck(sink, large())
-                sending.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await asyncio.wait_for(sending, PATIENCE)
+                await cancel(sending)
             assert await sink.send([make_delivery()]) == [Delivered()]
 
     async def test_a_connection_that_breaks_is_answered_before_the_timeout(self, place: Place) -> None:

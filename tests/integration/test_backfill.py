@@ -36,7 +36,7 @@ from tests.integration.backfilling import (
 )
 from tests.integration.project import Project
 from tests.locks import waiters
-from tests.waiting import await_for
+from tests.waiting import await_for, cancel
 
 WORDS = ("backfill", "--destination", "search", "--source", "shop:documents", "--batch", "10")
 HELD = ("--max-pending", "15")
@@ -184,9 +184,7 @@ async def test_two_of_the_same_are_refused_and_others_are_not(archive: Archive) 
         with pytest.raises(ConfigError, match=r"is running .*wait for its end, or cancel it"):
             await abackfill(archive.outbox, "search", DOCUMENTS)
         other = await abackfill(archive.outbox, "search", DOCUMENTS, index="other")
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
+        await cancel(working)
 
     assert other.done == 120
     assert [operation.state for operation in archive.operations()] == ["cancelled", "done"]

@@ -28,7 +28,7 @@ from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 from tests.integration.shop import Databases, end_sessions
 from tests.locks import waiters
-from tests.waiting import PATIENCE, await_for
+from tests.waiting import PATIENCE, await_for, cancel
 
 MEGABYTES = 1 << 20
 ORDERED = Want("keys", "me", limit=5, ordered=True)
@@ -241,9 +241,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(url: str) -> 
         sleeping = asyncio.create_task(store.driver.run(lambda: one(Query("SELECT pg_sleep(600)", ()))))
         with psycopg.connect(url, autocommit=True) as observer:
             await await_for(lambda: observer.execute(busy).fetchone() == (1,), "the server sleeps")
-            sleeping.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await sleeping
+            await cancel(sleeping)
             await await_for(lambda: observer.execute(busy).fetchone() == (0,), "the server is cancelled")
         assert not (await store.claim(Want("plain", "me"))).deliveries
 

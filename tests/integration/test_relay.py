@@ -24,7 +24,7 @@ from relaybox.store import Want
 from tests.databases import KINDS, POSTGRESQL
 from tests.integration.receivers import answer, answering
 from tests.integration.shop import QUICK, Databases, Shop, in_order, shop_for
-from tests.waiting import PATIENCE, await_for
+from tests.waiting import PATIENCE, await_for, cancel
 
 SLOW: dict[str, Any] = {"poll_interval": "20ms", "backoff": {"base": "1h", "cap": "1h"}}
 
@@ -165,9 +165,7 @@ async def test_a_relay_that_is_cancelled_leaves_its_leases_to_run_out(shop: Shop
     started = hanging(shop)
     running = asyncio.create_task(shop.outbox.relay().run())
     await started.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     assert shop.leases() == 5
 
 
@@ -180,9 +178,7 @@ async def test_one_destination_that_hangs_does_not_hold_up_the_others(shop: Shop
     shop.emit(200)
     running = asyncio.create_task(shop.outbox.relay().run())
     await await_for(lambda: len(arrived) >= 200, "200 events")
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
 
 
 async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(shop: Shop) -> None:

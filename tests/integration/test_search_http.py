@@ -13,7 +13,7 @@ from aiohttp import web
 
 from relaybox.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.sinks.search_http import Client, Reply
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, cancel
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NOBODY = "http://127.0.0.1:1"
@@ -210,6 +210,4 @@ async def test_a_request_can_be_cancelled() -> None:
 
     task = asyncio.ensure_future(ask(answer))
     await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, PATIENCE)
+    await cancel(task)

@@ -25,7 +25,7 @@ from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401
 from tests.integration.outages import checked
 from tests.integration.receivers import Receiver, answer, doing, listening, read_request
 from tests.integration.sinking import PATIENT, check_refused, send, sink_to
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, cancel
 
 pytestmark = pytest.mark.full
 
@@ -198,9 +198,7 @@ async def test_a_sink_that_is_closed_gives_up_what_is_not_answered() -> None:
 
 async def test_a_send_that_is_cancelled_ends() -> None:
     async with unanswered(make_delivery(key="a"), make_delivery(key="a"), **PATIENT) as (_, sending):
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(sending, PATIENCE)
+        await cancel(sending)
 
 
 async def test_a_check_reaches_the_queue_or_says_why_not(amazon: Amazon) -> None:

@@ -25,7 +25,7 @@ from relaybox.consumers.loop import Loop
 from relaybox.consumers.rabbitmq import RabbitmqConsumer
 from relaybox.errors import ConfigError
 from tests.integration.consuming import running
-from tests.waiting import PATIENCE, await_for
+from tests.waiting import PATIENCE, await_for, cancel
 
 
 class EveryTime:
@@ -208,9 +208,7 @@ async def test_whoever_gives_up_is_obeyed() -> None:
 
     task = asyncio.create_task(consumer._attend(FakeMessage(), asyncio.Event()))
     await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, PATIENCE)
+    await cancel(task)
 
 
 async def test_settings_that_the_client_refuses_leave_no_thread(caplog: pytest.LogCaptureFixture) -> None:
@@ -292,9 +290,7 @@ async def test_a_run_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(consumer, "_consume", consume)
     task = asyncio.create_task(consumer.run())
     await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, PATIENCE)
+    await cancel(task)
 
 
 async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(

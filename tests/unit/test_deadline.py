@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from relaybox.sinks.deadline import Block, Deadline
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, cancel
 
 
 async def test_a_block_that_takes_too_long_ends_with_a_timeout_and_others_do_not() -> None:
@@ -44,9 +44,7 @@ async def test_a_task_that_is_cancelled_stays_cancelled() -> None:
 
     task = asyncio.create_task(work())
     await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
 
 
 async def test_a_task_that_is_cancelled_in_the_moment_of_its_timeout_stays_cancelled() -> None:

@@ -13,7 +13,7 @@ from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.sink import Answer, InBatches, Regardless
 from relaybox.testing.sink_contract import deliveries, make_delivery
-from tests.waiting import PATIENCE, await_for
+from tests.waiting import PATIENCE, await_for, cancel
 
 Say = Callable[[Delivery], Answer | BaseException]
 
@@ -213,9 +213,7 @@ async def test_a_send_that_is_cancelled_ends_and_gives_its_places_back() -> None
     progress = Reported()
     sending = asyncio.ensure_future(service.send(deliveries(5), progress))
     await service.reached(2)
-    sending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(sending, PATIENCE)
+    await cancel(sending)
     assert service.under_way == 0
     assert progress.answers == []
     service.open.set()
@@ -235,7 +233,5 @@ async def test_what_was_answered_before_a_send_is_cancelled_has_been_reported() 
     progress = Two()
     sending = asyncio.ensure_future(service.send(run, progress))
     await await_for(lambda: len(service.requests) >= 3)
-    sending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await sending
+    await cancel(sending)
     assert [event_id for event_id, _ in progress.answers] == [delivery.event_id for delivery in run[:2]]

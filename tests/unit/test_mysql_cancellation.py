@@ -10,6 +10,7 @@ from asyncmy.errors import OperationalError
 
 from relaybox.errors import StoreError
 from relaybox.stores.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
+from tests.waiting import cancel
 
 
 class Answering(Asyncmy):
@@ -33,9 +34,7 @@ async def test_neither_an_answer_nor_an_error_hides_a_cancellation(error: Except
         driver.answer.set_result("answered")
     else:
         driver.answer.set_exception(error)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
 
 
 async def test_an_answer_without_a_cancellation_is_the_result() -> None:

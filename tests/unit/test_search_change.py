@@ -19,7 +19,7 @@ from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import answer_of
 from relaybox.sinks.search_change import Changes, index_of, search_address
 from tests.unit.searching import destination, event
-from tests.waiting import PATIENCE
+from tests.waiting import cancel
 
 
 def changes(timeout: float = 30.0, **options: Any) -> Changes:
@@ -227,9 +227,7 @@ async def test_whoever_cancels_is_cancelled() -> None:
 
     task = asyncio.ensure_future(changes(document=document).change_of(event("7", "x")))
     await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, PATIENCE)
+    await cancel(task)
 
 
 async def test_a_function_sees_the_whole_event() -> None:

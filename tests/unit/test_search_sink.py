@@ -17,7 +17,7 @@ from relaybox.outcome import Delivered, Reject, Released, Retry, Throttled, Unav
 from relaybox.sink import Answer, Regardless
 from relaybox.sinks.search import REQUESTS
 from tests.unit.searching import BUILDING, KEYED, Double, event, sink
-from tests.waiting import PATIENCE, await_for
+from tests.waiting import PATIENCE, await_for, cancel
 
 
 @pytest.fixture
@@ -248,9 +248,7 @@ async def test_a_send_that_is_cancelled_ends(engine: Double) -> None:
     engine.open.clear()
     send = asyncio.ensure_future(sink(engine).send([event("1", "a"), event("2", "b")]))
     await await_for(lambda: engine.under_way)
-    send.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(send, PATIENCE)
+    await cancel(send)
 
 
 EVENTS = st.lists(
