@@ -18,10 +18,7 @@ from relaybox.envelope import Envelope, packer
 from relaybox.event import Delivery
 from relaybox.signature import parse_keys, sign
 from relaybox.testing.sink_contract import make_delivery
-from tests.databases import ASYNC as ASYNC_DRIVERS  # noqa: F401
-from tests.databases import SYNC as DRIVERS  # noqa: F401
 from tests.databases import sync_url
-from tests.waiting import wait_for as until  # noqa: F401
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER_SECRET = "whsec_" + "b3RoZXJz" * 4
@@ -34,12 +31,6 @@ EFFECT = sa.Table(
     sa.Column("event_id", sa.String(36)),
     sa.Column("note", sa.String(200)),
 )
-
-
-def driven(url: str, drivers: dict[str, str]) -> sa.URL:
-    """Return the URL as SQLAlchemy takes it."""
-    made = sa.make_url(url)
-    return made.set(drivername=drivers[made.drivername])
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from relaybox.parts import open_store
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Steps
-from tests.databases import SYNC as DRIVERS  # noqa: F401 - for tests elsewhere
 from tests.databases import engine
-from tests.waiting import await_for as until  # noqa: F401 - for tests elsewhere
 
 Databases = Callable[[str], str]
 """Makes a database of a kind, as ``fresh_database`` and ``migrated_database`` do."""

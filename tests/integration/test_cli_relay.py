@@ -86,24 +86,25 @@ def test_a_relay_delivers_and_stops_when_asked(shop: Shop, project: Project) -> 
     assert shop.states() == {"delivered": 19, "failed": 1}
 
 
-def test_what_is_being_sent_is_waited_for(shop: Shop, project: Project) -> None:
-    shop.emit(1, first=-1)
-    with project.running("relay") as relay:
+@pytest.mark.parametrize(
+    ("command", "number", "takes", "within", "status", "state"),
+    [
+        ("relay", signal.SIGINT, 1, 60, 0, "delivered"),
+        ("relay --patience 100ms", signal.SIGTERM, 3600, 60, 0, "pending"),
+        # By default it would wait 30 s.
+        ("drain --patience 100ms", signal.SIGTERM, 3600, 25, 1, "pending"),
+    ],
+)
+def test_what_is_being_sent_has_the_patience_and_is_then_given_back(
+    command: str, number: int, takes: int, within: int, status: int, state: str, shop: Shop, project: Project
+) -> None:
+    shop.emit(1, first=-takes)
+    with project.running(*command.split()) as process:
         project.until(lambda: bool(project.read("hanging")))
-        relay.send_signal(signal.SIGINT)
-        assert relay.wait(60) == 0
-    assert project.lines("arrived") == ["-1"]
-    assert shop.states() == {"delivered": 1}
-
-
-def test_what_takes_longer_than_the_patience_is_given_back(shop: Shop, project: Project) -> None:
-    shop.emit(1, first=-3600)
-    with project.running("relay", "--patience", "100ms") as relay:
-        project.until(lambda: bool(project.read("hanging")))
-        relay.send_signal(signal.SIGTERM)
-        assert relay.wait(60) == 0
-    assert shop.leases() == 0
-    assert shop.states() == {"pending": 1}
+        process.send_signal(number)
+        assert process.wait(within) == status
+    assert project.lines("arrived") == (["-1"] if state == "delivered" else [])
+    assert (shop.leases(), shop.states()) == (0, {state: 1})
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -161,16 +162,6 @@ def test_drain_delivers_what_is_due_and_says_what_it_did(shop: Shop, project: Pr
         **nothing,
         "destinations": {"on_order": {**nothing, "held": None}},
     }
-
-
-def test_a_drain_that_is_asked_to_stop_has_its_patience_and_no_more(shop: Shop, project: Project) -> None:
-    shop.emit(1, first=-3600)
-    with project.running("drain", "--patience", "100ms") as drain:
-        project.until(lambda: bool(project.read("hanging")))
-        drain.send_signal(signal.SIGTERM)
-        # By default it would wait 30 s.
-        assert drain.wait(25) == 1
-    assert (shop.leases(), shop.states()) == (0, {"pending": 1})
 
 
 def test_what_waits_without_a_reason_is_made_due_by_a_drain(shop: Shop, project: Project) -> None:

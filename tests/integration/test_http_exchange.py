@@ -208,10 +208,7 @@ async def test_an_answer_that_comes_unasked_is_not_taken_for_the_next_ones() -> 
 
 
 async def test_a_tls_handshake_that_hangs_ends_with_the_deadline() -> None:
-    async def hang(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.Event().wait()
-
-    async with listening(hang) as receiver:
+    async with listening(deaf) as receiver:
         url = f"https://127.0.0.1:{receiver.port}/"
         async with sink_for(url, timeout="100ms") as sink:
             [said] = await sink.send([make_delivery()])

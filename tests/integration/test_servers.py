@@ -261,23 +261,12 @@ def test_the_browser_is_chromium(chromium_path: str) -> None:
     assert shown.stdout.startswith("Chromium ")
 
 
-def test_a_server_that_cannot_be_had_skips_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RELAYBOX_REQUIRE_SERVERS", raising=False)
-    with (
-        pytest.raises(pytest.skip.Exception, match="no PostgreSQL: not installed"),
-        available("PostgreSQL", missing()),
-    ):
-        pass
-
-
-def test_a_server_that_cannot_be_had_fails_the_test_where_servers_are_required(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("required", "ended"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_a_server_that_cannot_be_had_skips_the_test_or_fails_it_where_servers_are_required(
+    required: str, ended: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RELAYBOX_REQUIRE_SERVERS", "1")
-    with (
-        pytest.raises(pytest.fail.Exception, match="no PostgreSQL: not installed"),
-        available("PostgreSQL", missing()),
-    ):
+    monkeypatch.setenv("RELAYBOX_REQUIRE_SERVERS", required)
+    with pytest.raises(ended, match="no PostgreSQL: not installed"), available("PostgreSQL", missing()):
         pass
 
 

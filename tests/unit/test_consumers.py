@@ -184,20 +184,6 @@ async def test_a_synchronous_handler_that_raises_a_cancellation_is_tried_again()
     assert attempts == [1, 2]
 
 
-async def test_a_dead_letter_function_that_cancels_itself_is_called_again() -> None:
-    calls: list[str] = []
-
-    async def bury(message: Any, reason: str) -> None:
-        calls.append(reason)
-        if len(calls) == 1:
-            raise asyncio.CancelledError
-
-    consumer, message = kafka_consumer(dead_letter=bury), FakeMessage()
-    message.headers = list  # type: ignore[method-assign]
-    assert await attended(consumer, message) is True
-    assert len(calls) == 2
-
-
 async def test_whoever_gives_up_is_obeyed() -> None:
     consumer, begun = kafka_consumer(transaction=aopened), asyncio.Event()
 
@@ -309,7 +295,6 @@ async def test_a_broker_that_falls_silent_while_it_is_asked_is_given_up(
     monkeypatch.setattr(rabbitmq, "CONNECT_SECONDS", 0.05)
     async with running(rabbitmq_consumer()):
         await await_for(lambda: "RabbitMQ did not answer in 0.05s; connecting again" in caplog.text)
-    assert "did not answer" in caplog.text
 
 
 LEFT_OPEN = ("connect", "Session", "sessionmaker()", "async connect", "AsyncSession", "async_sessionmaker()")
@@ -454,8 +439,8 @@ async def test_a_time_limit_of_the_handlers_own_is_its_failure() -> None:
     assert await consumer.ahandle(event()) == Crashed("TimeoutError")
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_a_dead_letter_function_that_hangs_is_called_again(hang: Hang, asynchronous: bool) -> None:
+@pytest.mark.parametrize("trouble", ["a thread hangs", "a task hangs", "it cancels itself"])
+async def test_a_dead_letter_function_that_does_not_return_is_called_again(hang: Hang, trouble: str) -> None:
     calls: list[str] = []
 
     def bury(message: Any, reason: str) -> None:
@@ -465,14 +450,17 @@ async def test_a_dead_letter_function_that_hangs_is_called_again(hang: Hang, asy
 
     async def abury(message: Any, reason: str) -> None:
         calls.append(reason)
+        if len(calls) == 1 and trouble == "it cancels itself":
+            raise asyncio.CancelledError
         if len(calls) == 1:
             await asyncio.Event().wait()
 
-    consumer = kafka_consumer(dead_letter=abury if asynchronous else bury, timeout="50ms")
+    hangs = {"timeout": "50ms"} if "hangs" in trouble else {}
+    consumer = kafka_consumer(dead_letter=bury if trouble == "a thread hangs" else abury, **hangs)
     message = FakeMessage()
     message.headers = list  # type: ignore[method-assign]
     assert await attended(consumer, message) is True
-    assert len(calls) >= 2
+    assert len(calls) == 2 or (hangs and len(calls) > 2)
 
 
 def test_a_stop_does_not_wait_for_a_thread_that_hangs(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:

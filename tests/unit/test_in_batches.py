@@ -153,16 +153,18 @@ async def test_it_is_asked_right_before_the_request_and_told_right_after_it() ->
     assert progress.answers == [(delivery.event_id, Delivered()) for delivery in batch]
 
 
-async def test_as_many_requests_are_under_way_as_the_limit_allows() -> None:
-    service = Service(concurrency=3, size=2)
+async def test_as_many_requests_are_under_way_as_the_limit_allows_and_at_once_if_it_is_raised() -> None:
+    service = Service(concurrency=2, size=2)
     service.open.clear()
     sending = asyncio.ensure_future(service.send(deliveries(20)))
-    await service.reached(3)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert service.sizes == [2, 2, 2]
+    for limit in (2, 3):
+        await service.reached(limit)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert service.sizes == [2] * limit
+        service.limit(3)
     service.open.set()
-    await sending
+    assert await sending == [Delivered()] * 20
     assert (service.most, len(service.requests)) == (3, 10)
 
 
@@ -178,17 +180,6 @@ async def test_a_limit_that_is_lowered_meanwhile_holds_from_the_next_request_on(
     assert await sending == [Delivered()] * 40
     assert len(service.requests) == 40 > before
     assert service.most == 1
-
-
-async def test_a_limit_that_is_raised_meanwhile_holds_at_once() -> None:
-    service = Service(concurrency=1, size=1)
-    service.open.clear()
-    sending = asyncio.ensure_future(service.send(deliveries(10)))
-    await service.reached(1)
-    service.limit(3)
-    await service.reached(3)
-    service.open.set()
-    assert await sending == [Delivered()] * 10
 
 
 async def test_two_sends_share_the_limit_and_not_their_requests() -> None:

@@ -125,21 +125,6 @@ async def test_what_is_meant_for_one_that_is_gone_is_delivered_without_effect(en
     assert (engine.requests, engine.titles()) == ([], {})
 
 
-async def test_a_build_that_refuses_more_is_dropped(engine: Double, caplog: pytest.LogCaptureFixture) -> None:
-    engine.indexes[BUILDING] = {}
-    engine.refused_in[BUILDING, "a"] = Reject("a text where a number was expected")
-    one = sink(engine)
-    batch = [event("1", "a"), event("2", "b")]
-    with caplog.at_level(logging.ERROR, "relaybox"):
-        answers = await one.send(batch)
-    assert isinstance(answers[0], Retry)
-    assert answers[1:] == [Delivered()]
-    assert BUILDING not in engine.indexes
-    assert "a text where a number was expected" in caplog.text
-    assert await one.send(batch[:1]) == [Delivered()]
-    assert engine.titles() == {"1": "a", "2": "b"}
-
-
 async def test_what_both_refuse_is_refused_and_the_builds_trouble_is_tried_again(both: Double) -> None:
     refusal = both.refused["a"] = Reject("bad")
     trouble = both.refused_in[BUILDING, "b"] = Retry("later")
@@ -191,7 +176,7 @@ async def test_an_index_that_cannot_be_created_is_no_events_fault() -> None:
     assert "the maximum of shards" in answer.reason
 
 
-async def test_a_build_that_refuses_many_is_dropped_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_build_that_refuses_more_is_dropped_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     class Counting(Double):
         dropped = 0
 
@@ -200,12 +185,17 @@ async def test_a_build_that_refuses_many_is_dropped_and_told_once(caplog: pytest
             await super().drop(name)
 
     engine = Counting("documents", BUILDING)
-    engine.refused_in = {(BUILDING, title): Reject("a text") for title in "abc"}
+    engine.refused_in = {(BUILDING, title): Reject("a text where a number was expected") for title in "abc"}
+    one, batch = sink(engine), [event(title, title) for title in "abcd"]
     with caplog.at_level(logging.ERROR, "relaybox"):
-        answers = await sink(engine).send([event(title, title) for title in "abcd"])
+        answers = await one.send(batch)
     assert [isinstance(answer, Retry) for answer in answers] == [True, True, True, False]
     assert answers[3] == Delivered()
+    assert BUILDING not in engine.indexes
     assert engine.dropped == len(caplog.records) == 1
+    assert "a text where a number was expected" in caplog.text
+    assert await one.send(batch[:3]) == [Delivered()] * 3
+    assert engine.titles() == {title: title for title in "abcd"}
 
 
 async def test_a_build_of_which_nothing_can_be_learnt_has_it_tried_again() -> None:

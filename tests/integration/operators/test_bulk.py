@@ -175,36 +175,25 @@ async def test_what_a_relay_settles_meanwhile_is_not_discarded(outbox: Operated,
     assert set(states(outbox)) <= {"delivered", "discarded"}
 
 
-async def test_what_another_operator_saves_meanwhile_is_not_discarded(
-    outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("saved", [True, False], ids=["another saves it", "it fails for another reason"])
+async def test_what_the_filter_no_longer_finds_meanwhile_is_not_discarded(
+    outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch, saved: bool
 ) -> None:
     first, second = await failed(outbox, 2)
 
-    async def save() -> None:
+    async def change() -> None:
         assert outbox.row(first).status == "discarded"
-        assert (await outbox.admin.retry([second])).affected == 1
+        if saved:
+            assert (await outbox.admin.retry([second])).affected == 1
+        else:
+            outbox.change(second, error_message="ValueError: another thing")
 
-    between_batches(monkeypatch, save)
-    operation = await bulk.start("ann", "discard", Filter(status="failed"), rate=1)
+    between_batches(monkeypatch, change)
+    found = Filter(status="failed") if saved else Filter(fingerprint=fingerprint("mail", "busy").hash)
+    operation = await bulk.start("ann", "discard", found, rate=1)
     over = await ended(outbox, operation.id)
     assert (over.state, over.done) == ("done", 1)
-    assert outbox.row(second).status == "pending"
-
-
-async def test_what_fails_meanwhile_for_another_reason_is_no_longer_of_the_group(
-    outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = await failed(outbox, 2)
-
-    async def fail_otherwise() -> None:
-        assert outbox.row(first).status == "discarded"
-        outbox.change(second, error_message="ValueError: another thing")
-
-    between_batches(monkeypatch, fail_otherwise)
-    group = Filter(fingerprint=fingerprint("mail", "busy").hash)
-    operation = await bulk.start("ann", "discard", group, rate=1)
-    assert (await ended(outbox, operation.id)).done == 1
-    assert outbox.row(second).status == "failed"
+    assert outbox.row(second).status == ("pending" if saved else "failed")
 
 
 async def test_a_replay_does_not_take_its_own_copies_though_an_emitters_clock_is_ahead(
