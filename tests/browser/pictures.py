@@ -19,14 +19,19 @@ LARGEST = 150_000
 
 
 def take(page: Page, name: str, height: int) -> None:
-    """A picture of few enough colours to be small."""
+    """Take a picture of the page down to this height."""
     picture = page.screenshot(
         animations="disabled",
         full_page=True,
         clip={"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height},
     )  # type: ignore[index]
+    save(picture, f"dashboard-{name}.png")
+
+
+def save(picture: bytes, name: str) -> None:
+    """Write a picture in few enough colours to be small."""
     few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    path = IMAGES / f"dashboard-{name}.png"
+    path = IMAGES / name
     few.save(path, optimize=True)
     assert path.stat().st_size < LARGEST, f"{path.name} has {path.stat().st_size:,} bytes"
 

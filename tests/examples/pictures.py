@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
-
-from PIL import Image
 from playwright.sync_api import Page
 
+from tests.browser.pictures import save
 from tests.examples.running import browsing, found, running, said, shows, tell, temporary_directory
 from tests.examples.test_documents import card, find, hits, write
 from tests.servers import chromium
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
-LARGEST = 150_000
 BIRDS = {
     "Kingfishers": "They sit on a branch over the river, and dive for fish.",
     "Herons": "They stand in shallow water and wait, for minutes, until a fish or a frog comes by.",
@@ -50,13 +45,9 @@ def main() -> None:
 
 
 def take(page: Page, name: str) -> None:
-    """A picture of few enough colours to be small."""
+    """Take a picture of the whole page."""
     page.emulate_media(color_scheme="dark" if name == "dark" else "light")
-    picture = page.screenshot(animations="disabled", full_page=True)
-    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    path = IMAGES / f"documents-{name}.png"
-    few.save(path, optimize=True)
-    assert path.stat().st_size < LARGEST, f"{path.name} has {path.stat().st_size:,} bytes"
+    save(page.screenshot(animations="disabled", full_page=True), f"documents-{name}.png")
 
 
 if __name__ == "__main__":

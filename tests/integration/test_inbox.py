@@ -32,7 +32,7 @@ from relaybox.errors import (
 from relaybox.inboxes import sql
 from tests import databases
 from tests.integration.emit.apis import THIN
-from tests.integration.emit.conftest import Place, only, prepared, reader  # noqa: F401
+from tests.integration.emit.conftest import Place, only, place, prepared, reader  # noqa: F401
 from tests.waiting import PATIENCE
 
 ONE_API_A_DATABASE = {
@@ -65,7 +65,7 @@ async def nothing(connection: Any) -> None:
 class Consumer:
     """Processes messages on one API; its effects are rows of a table of its own."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place) -> None:  # noqa: F811
         self.place = place
         self.api = place.api
         self.inbox = Inbox(consumer="billing", tables=place.outbox.tables)
@@ -131,21 +131,12 @@ class Consumer:
 
 
 @pytest.fixture
-async def consumer(place: Place) -> AsyncIterator[Consumer]:
+async def consumer(place: Place) -> AsyncIterator[Consumer]:  # noqa: F811
     made = Consumer(place)
     with databases.engine(place.url).begin() as connection:
         connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS effect (id VARCHAR(40))")
     yield made
     made.threads.shutdown()
-
-
-@pytest.fixture
-async def place(request: pytest.FixtureRequest, prepared: Any) -> AsyncIterator[Place]:  # noqa: F811
-    """Each API on each of its databases."""
-    api, kind = request.param
-    made = Place(api, kind, *prepared(kind))
-    yield made
-    await made.close()
 
 
 @everywhere

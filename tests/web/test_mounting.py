@@ -67,19 +67,13 @@ async def test_everything_answers_under_the_prefix(outbox: Outbox, mount: Any, f
     await web.close()
 
 
-def test_its_own_lifespan_closes_what_was_opened(outbox: Outbox) -> None:
-    web = api(outbox, users=USERS)
-    with TestClient(web, client=("127.0.0.1", 1)) as client:
-        assert client.get("/stats", headers=bearer(OPERATOR)).status_code == 200
-        assert web.service._admin is not None
-    assert web.service._admin is None
-
-
-def test_another_event_loop_opens_anew(outbox: Outbox) -> None:
+def test_its_own_lifespan_closes_what_was_opened_and_another_loop_opens_it_again(outbox: Outbox) -> None:
     web = api(outbox, users=USERS)
     for _ in range(2):
         with TestClient(web, client=("127.0.0.1", 1)) as client:
             assert client.get("/stats", headers=bearer(OPERATOR)).status_code == 200
+            assert web.service._admin is not None
+        assert web.service._admin is None
 
 
 async def test_after_close_it_opens_again(outbox: Outbox) -> None:

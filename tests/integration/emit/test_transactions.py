@@ -38,11 +38,12 @@ async def test_a_commit_keeps_the_event(place: Place) -> None:
     assert row.next_attempt_at is not None
 
 
-async def test_a_rollback_drops_the_event(place: Place) -> None:
-    connection = await place.begun()
-    await place.emit(connection)
-    await place.api.rollback(connection)
-    assert place.rows() == []
+async def test_a_rollback_drops_the_event_also_where_autocommit_is_allowed(place: Place) -> None:
+    for options in ({}, {"autocommit": True, "idempotency_key": place.id}):
+        connection = await place.begun()
+        await place.emit(connection, **options)
+        await place.api.rollback(connection)
+        assert place.rows() == []
 
 
 async def test_a_savepoint_that_is_rolled_back_drops_its_events_only(place: Place) -> None:
@@ -111,13 +112,6 @@ async def test_with_autocommit_allowed_a_key_is_not_kept_without_its_event(place
     assert reader(place.url).execute(sa.select(half.tables.idempotency)).all() == []
     await place.emit(connection, autocommit=True)
     assert len(place.rows()) == 1
-
-
-async def test_with_autocommit_allowed_an_open_transaction_is_still_the_callers(place: Place) -> None:
-    connection = await place.begun()
-    await place.emit(connection, autocommit=True, idempotency_key=place.id)
-    await place.api.rollback(connection)
-    assert place.rows() == []
 
 
 @only(lambda api, kind: kind.startswith("postgresql"))
