@@ -25,9 +25,8 @@ def no_leaks_of_the_module() -> Iterator[None]:
     """Collect what the module's tests left behind; pytest fails the last one if an object complains."""
     yield
     # What Python keeps of the last failure holds all that the test had open.
-    sys.last_type = sys.last_value = sys.last_traceback = None
-    if sys.version_info >= (3, 12):
-        sys.last_exc = None
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        setattr(sys, name, None)
     gc.collect()
 
 

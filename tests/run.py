@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 # Tests wait more than they compute, so two cores have work for more than two processes.
 SIDE_BY_SIDE = ("--numprocesses", "3", "--dist", "worksteal")
 EVERY_DJANGO = (*SIDE_BY_SIDE, "tests/django", "-m", "not chaos and not processes")
+UNIT = (*SIDE_BY_SIDE, "tests/unit", "-m", "fast")
 REQUIRED = "RELAYBOX_REQUIRE_SERVERS" in os.environ
 VERSIONS = ("3.12", "3.13", "3.14")
 MISSING = 3
@@ -72,15 +73,7 @@ TIERS: dict[str, tuple[Command, ...]] = {
         Command("Django 4.2", EVERY_DJANGO, ".venv-django42"),
         # It needs a version of Python that may be missing, but not where everything is required.
         Command("Django 6.1", EVERY_DJANGO, ".venv-django61", optional=not REQUIRED),
-        *(
-            Command(
-                f"unit, Python {version}",
-                (*SIDE_BY_SIDE, "tests/unit", "-m", "fast"),
-                f".venv-{version}",
-                optional=True,
-            )
-            for version in VERSIONS
-        ),
+        *(Command(f"unit, Python {each}", UNIT, f".venv-{each}", optional=True) for each in VERSIONS),
     ),
     "slice": (Command("a slice of chaos", SLICE),),
     # No test of Django is in this tier, and a command without tests would fail.

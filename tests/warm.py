@@ -129,11 +129,10 @@ def _server(_owner: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
     server.close()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()
+    process.wait()
 
 
 def serve(descriptor: int) -> None:

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 from relaybox.store import Want
 from relaybox.stores import sqlite
@@ -50,20 +51,6 @@ class Emitter:
         assert not self._thread.is_alive()
 
 
-class Clock:
-    """Tells when somebody waits a little before trying again."""
-
-    def __init__(self, waited: threading.Event) -> None:
-        self._waited = waited
-
-    def sleep(self, seconds: float) -> None:
-        self._waited.set()
-        time.sleep(seconds)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-
 @variants("transactions that begin as readers")
 async def test_a_reader_that_becomes_a_writer_is_refused_because_its_snapshot_is_old(case: Case) -> None:
     if case.broken:
@@ -87,7 +74,8 @@ async def test_a_store_that_opens_a_new_file_while_another_writes_waits_for_it(c
 
     if case.broken:
         case.patch.setattr(sqlite, "_switch_to_wal", lambda file: file.execute("PRAGMA journal_mode = WAL"))
-    case.patch.setattr(sqlite, "time", Clock(refused))
+    pausing = Mock(wraps=time, **{"sleep.side_effect": lambda seconds: refused.set()})
+    case.patch.setattr(sqlite, "time", pausing)
     shop = make_shop(case.database("sqlite"))
     with shop.engine.connect() as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
