@@ -1,4 +1,4 @@
-"""MariaDB: locking reads that go through a sort, and keys that are cut to fit."""
+"""MariaDB: locking reads that go through a sort or past their end, and keys that are cut to fit."""
 
 from __future__ import annotations
 
@@ -25,14 +25,30 @@ async def test_a_locking_read_through_a_filesort_locks_every_row(case: Case) -> 
     shop = make_shop(case.database("mariadb"))
     shop.emit(30)
     async with shop.store() as store:
-        with shop.transaction() as connection:
-            first = drive(connection, store.steps.claim(Want("shop", "relay-1", limit=5)))
-            second = await store.claim(Want("shop", "relay-2"))
+        with shop.transaction() as one, shop.transaction() as two:
+            # The second finds that another has all that it looks at, and scans on.
+            want = Want("shop", "relay-1", limit=5)
+            first = [drive(connection, store.steps.claim(want)) for connection in (one, two)]
+            rest = await store.claim(Want("shop", "relay-3"))
             # An emitter waits for nobody.
             await asyncio.wait_for(asyncio.to_thread(shop.emit, 1, first=30), PATIENCE)
-    assert len(first.deliveries) == 5
+    assert [len(claim.deliveries) for claim in first] == [5, 5]
     with case.check("a claim of five locked the rows of others too"):
-        assert len(second.deliveries) == 25, "a claim of five locked the rows of others too"
+        assert len(rest.deliveries) == 20, "a claim of five locked the rows of others too"
+
+
+@variants("a scan that locks")
+async def test_a_claim_hides_the_first_row_of_the_next_destination(case: Case) -> None:
+    if case.broken:
+        case.rewrite(statements.MYSQL, "due", ("{window}", "{window} {skip_locked}"))
+    shop = make_shop(case.database("mariadb"))
+    shop.emit(1)
+    async with shop.store() as store:
+        with shop.transaction() as connection:
+            drive(connection, store.steps.claim(Want("a neighbour", "relay-1")))
+            claim = await store.claim(Want("shop", "relay-2"))
+    with case.check("a claim that found nothing locked another destination's row"):
+        assert claim.deliveries, "a claim that found nothing locked another destination's row"
 
 
 KEYS = ["k" * 255 + end for end in ("-first", "-second")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from contextlib import closing
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -41,25 +42,22 @@ class Received(NamedTuple):
 
 @pytest.fixture(scope="module")
 def amazon(moto_url: str) -> Iterator[Amazon]:
-    with Amazon(moto_url) as made:
+    with closing(Amazon(moto_url)) as made:
         yield made
 
 
 class Amazon:
-    """Makes queues and topics, and reads what is in them; closed at the end of the block."""
+    """Makes queues and topics, and reads what is in them."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         session = botocore.session.get_session()
         session.set_credentials("tests", "geheim")
-        options = {"region_name": REGION, "endpoint_url": endpoint}
-        self.sqs = session.create_client("sqs", **options)
-        self.sns = session.create_client("sns", **options)
+        self.sqs, self.sns = (
+            session.create_client(name, region_name=REGION, endpoint_url=endpoint) for name in ("sqs", "sns")
+        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.sqs.close()
         self.sns.close()
 
@@ -70,8 +68,7 @@ class Amazon:
     def queue(self, suffix: str = "", *, name: str | None = None, **attributes: str) -> Queue:
         """A new queue; ``suffix`` is ``.fifo`` for one in order."""
         name = f"{name or f'shop-{uuid4().hex}'}{suffix}"
-        if suffix:
-            attributes["FifoQueue"] = "true"
+        attributes |= {"FifoQueue": "true"} if suffix else {}
         made = self.sqs.create_queue(QueueName=name, Attributes=attributes)
         return Queue(name, made["QueueUrl"])
 
@@ -112,8 +109,7 @@ class Amazon:
 
 
 def _received(message: dict[str, Any]) -> Received:
-    attributes = message.get("MessageAttributes", {})
-    system = message.get("Attributes", {})
+    attributes, system = (message.get(name, {}) for name in ("MessageAttributes", "Attributes"))
     return Received(
         message["Body"],
         {name: value["StringValue"] for name, value in attributes.items()},

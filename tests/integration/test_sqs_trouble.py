@@ -7,9 +7,10 @@ import json
 import socket
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -21,10 +22,12 @@ from relaybox.parts import open_sink
 from relaybox.sink import Answer
 from relaybox.sinks.sqs import SqsSink
 from relaybox.testing.sink_contract import make_delivery, type_of
+from tests.conftest import available
 from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401
 from tests.integration.outages import checked
 from tests.integration.receivers import Receiver, answer, doing, listening, read_request
 from tests.integration.sinking import PATIENT, check_refused, send, sink_to
+from tests.servers import moto
 from tests.waiting import PATIENCE, cancel
 
 pytestmark = pytest.mark.full
@@ -51,10 +54,9 @@ def refusal(kind: str, status: str = "400 Bad Request") -> bytes:
 
 async def test_a_queue_that_is_missing_is_named_and_takes_messages_when_it_is_made(amazon: Amazon) -> None:
     async with sink_to(amazon.sink("{tenant}-later")) as sink:
-        tenant = f"t{id(sink)}"
+        tenant = uuid4().hex
         delivery = make_delivery(headers=json.dumps({"tenant": tenant}))
-        [missing] = await sink.send([delivery])
-        check_refused(missing, Unavailable, f"no SQS queue '{tenant}-later' in eu-west-1")
+        check_refused((await sink.send([delivery]))[0], Unavailable, f"no SQS queue '{tenant}-later' in eu-")
         queue = amazon.queue(name=f"{tenant}-later")
         assert await sink.send([delivery]) == [Delivered()]
         amazon.sqs.delete_queue(QueueUrl=queue.url)
@@ -120,46 +122,41 @@ async def test_a_request_that_is_refused_for_one_message_is_halved_until_it_is_f
 
 
 async def test_wrong_credentials_are_the_destinations_trouble_and_new_ones_are_found(
-    amazon: Amazon, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = f"sqs:///{amazon.queue().name}?region=eu-west-1&endpoint={amazon.endpoint}"
-    async with sink_to(url) as sink:
-        [none] = await sink.send([make_delivery()])
-        check_refused(none, Unavailable, "no AWS credentials")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
-        try:
-            _check_credentials(amazon, True)
+    with available("moto", moto.server()) as endpoint, closing(Amazon(endpoint)) as own:
+        url = f"sqs:///{own.queue().name}?region=eu-west-1&endpoint={endpoint}"
+        async with sink_to(url) as sink:
+            [none] = await sink.send([make_delivery()])
+            check_refused(none, Unavailable, "no AWS credentials")
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
+            _check_after(0, endpoint)
             [wrong] = await sink.send([make_delivery()])
-        finally:
-            _check_credentials(amazon, False)
-        check_refused(wrong, Unavailable, "InvalidClientTokenId")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "right")
-        assert await sink.send([make_delivery(), make_delivery()]) == [Delivered()] * 2
+            check_refused(wrong, Unavailable, "InvalidClientTokenId")
+            _check_after(1000, endpoint)
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "right")
+            assert await sink.send([make_delivery(), make_delivery()]) == [Delivered()] * 2
 
 
-def _check_credentials(amazon: Amazon, on: bool) -> None:
-    """Have moto look at credentials, of which it knows none."""
-    count = b"0" if on else b"1000000000"
-    url, headers = f"{amazon.endpoint}/moto-api/reset-auth", {"content-type": "text/plain"}
-    with urllib.request.urlopen(urllib.request.Request(url, count, headers)) as response:
-        assert response.status == 200
+def _check_after(requests: int, endpoint: str) -> None:
+    """Have a server look at credentials, of which it knows none, after so many requests."""
+    url, headers = f"{endpoint}/moto-api/reset-auth", {"content-type": "text/plain"}
+    urllib.request.urlopen(urllib.request.Request(url, b"%d" % requests, headers)).close()
 
 
 async def test_a_profile_has_credentials_and_a_region(amazon: Amazon, tmp_path: Path) -> None:
     (tmp_path / "config").write_text("[profile shop]\nregion = eu-west-1\n")
     (tmp_path / "credentials").write_text("[shop]\naws_access_key_id = a\naws_secret_access_key = b\n")
-    queue = amazon.queue()
-    sink = f"sqs:///{queue.name}?profile=shop&endpoint={amazon.endpoint}"
+    sink = f"sqs:///{amazon.queue().name}?profile=shop&endpoint={amazon.endpoint}"
     assert await send(sink, make_delivery()) == [Delivered()]
 
 
 async def test_nobody_there_is_unreachable(amazon: Amazon) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
         for endpoint, reason in {
-            f"http://127.0.0.1:{port}": "cannot connect",
+            f"http://127.0.0.1:{free.getsockname()[1]}": "cannot connect",
             "http://nowhere.invalid": "cannot connect",
             amazon.endpoint.replace("http:", "https:"): "TLS",
         }.items():

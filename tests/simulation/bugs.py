@@ -437,7 +437,7 @@ BUGS = (
     Bug("forgets what was answered when it stops", 16, [(Lane, "_finish", _nothing)]),
     Bug(
         "counts what is under way when it stops as delivered",
-        29,
+        119,
         [(Lane, "_give_up", _count_what_is_under_way)],
     ),
     Bug("keeps rows that it has no place to send", 123, [(Lane, "_stand_back", _nothing)]),

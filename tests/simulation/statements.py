@@ -186,7 +186,6 @@ class Server:
         return list(self._window(transaction, lock=True, **line))
 
     do_due_of_chosen = do_due
-    do_due_of_chosen_locked = do_due_locked
 
     def _window(
         self,

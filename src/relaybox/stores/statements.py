@@ -130,7 +130,6 @@ STEPWISE = ANY_DATABASE | {
     "due": "{window}",
     "due_locked": "{window} {skip_locked}",
     "due_of_chosen": "{window_of_chosen}",
-    "due_of_chosen_locked": "{window_of_chosen} {skip_locked}",
     "heads": "{heads_of_keys}",
     # Of one key; the limit is its own, so that a long key costs no more than a short one.
     "run": """

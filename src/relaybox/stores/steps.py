@@ -377,11 +377,22 @@ class Stepwise:
         self._dialect = dialect
 
     def unordered(self, want: Want) -> Steps[Claimed]:
-        """Lock due rows, lease them, read them."""
-        name = "due_locked" if want.only is None else "due_of_chosen_locked"
-        [rows] = yield [self._sql(name, limit=want.limit, **_line(want))]
+        """Look at a window, lock what nobody else has of it, lease, read.
+
+        A scan that locks also locks, for a moment, the row behind its end. That is the first one of the next
+        destination, whose claim would not see it. So rows are locked by their ids, and by a scan only where
+        others have part of a full window.
+        """
+        [rows] = yield [self._window(want)]
         window, failed = yield from self._addressable(want, rows)
-        return (yield from self._take(want, ordering.unordered(window), failed))
+        locked = yield from self._lock(want, [row.id for row in window])
+        free = {row.id for row in locked if row.free}
+        mine = [row for row in window if row.id in free]
+        if want.only is None and len(mine) < len(rows) == want.limit:
+            [rows] = yield [self._sql("due_locked", limit=want.limit, **_line(want))]
+            mine, more = yield from self._addressable(want, rows)
+            failed += more
+        return (yield from self._take(want, ordering.unordered(mine)[: want.limit], failed))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
