@@ -104,7 +104,7 @@ async def test_one_row_that_nobody_can_read_stops_all_behind_it(case: Case) -> N
     if case.broken:
         case.patch.setattr(HandlerSink, "send", all_decoded_first(HandlerSink.send))
     shop = Shop(case.database("sqlite"))
-    taken = shop.collect("shop", max_attempts=2)
+    taken = shop.collect("shop", max_attempts=1)
 
     shop.emit(5)
     make_unreadable(shop, 0)
