@@ -288,7 +288,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_batch(
     fenced, keyed = STATEMENTS[kind], LOCK_AND_MAKE_DUE[kind]
     async with counted_by_statement(module, url, tables, monkeypatch) as store:
         claim, took = await store.claim(plain)
-        assert (len(claim.deliveries), took.statements) == (limit, 3), "lock due rows, lease, read"
+        assert (len(claim.deliveries), took.statements) == (limit, 4), "look, lock, lease, read"
         assert (await store.extend(claim.deliveries)).statements == fenced
         assert (await store.settle(delivered(claim))).statements == fenced
 
