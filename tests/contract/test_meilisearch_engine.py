@@ -360,6 +360,15 @@ async def test_an_index_that_is_gone_is_not_made_by_what_is_written(place: Place
     assert await place.present() == {}
 
 
+async def test_what_was_added_to_an_index_that_is_deleted_meanwhile_is_not_delivered(place: Place) -> None:
+    async def look(name: str) -> Any:
+        await place.engine.drop(name)
+        return await really_look(name)
+
+    really_look, place.engine._index = place.engine._index, look
+    assert "does not exist" in await place.refused(put("a"))
+
+
 async def test_an_index_is_not_made_by_a_document_that_is_refused_either(place: Place) -> None:
     await place.engine.drop(place.index)
     bad, good = await place.write([Change("1-5", {"id": 1.5}, 1), put("b")])

@@ -86,7 +86,8 @@ def engine(configuration: Mapping[str, str], directory: Path) -> Iterator[Engine
         "offset.flush.interval.ms": "0",
     }
     file, log = directory / "engine.properties", directory / "engine.log"
-    file.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in properties.items()))
+    escaped = {name: value.replace("\\", "\\\\") for name, value in properties.items()}
+    file.write_text("".join(f"{name}={value}\n" for name, value in escaped.items()))
     java = [maven.java(), *OPTIONS, "-cp", classpath, str(SOURCE), str(file)]
     with (
         log.open("wb") as errors,
@@ -104,7 +105,3 @@ def engine(configuration: Mapping[str, str], directory: Path) -> Iterator[Engine
             yield running
         finally:
             running.kill()
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\")

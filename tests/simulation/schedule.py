@@ -354,7 +354,7 @@ class Schedule:
         events: Iterable[Emitted] = self.application.events
         if name == "dead":
             events = self.judge.dead_letters
-        known = sorted((e for e in events if e.destination == name), key=_position)
+        known = sorted((e for e in events if e.destination == name), key=lambda e: e.position)
         return [Committed(name, e.event_id, e.ordering_key, e.position, _bytes(e.payload)) for e in known]
 
     def _excused(self, receiver: Receiver) -> dict[tuple[str, UUID], int]:
@@ -466,10 +466,6 @@ def _dead_letter(destination: Destination, others: dict[str, Destination]) -> De
 
 def _number(event_id: UUID) -> int:
     return (event_id.int >> 64) - 1
-
-
-def _position(emitted: Emitted) -> int:
-    return emitted.position
 
 
 def _bytes(payload: str | None) -> bytes:

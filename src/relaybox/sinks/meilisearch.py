@@ -215,7 +215,10 @@ class MeilisearchEngine:
         task = await self._tasks.finished(enqueued(reply), end)
         failed, error = self._tasks.failure(task), task.error or Error()
         if not piece.deletes and (failed is None or error.of_index or error.of_document):
-            await self._check_index(index, task)
+            exists = await self._check_index(index, task)
+            if failed is None and not exists:
+                # Another request has found that they had made it, and deleted it with what was added.
+                raise self._missing(index)
         return failed or DELIVERED, error
 
     async def _post(self, path: str, piece: Piece, end: float) -> Reply:
@@ -230,20 +233,27 @@ class MeilisearchEngine:
         except TimeoutError:
             raise Unavailable(f"no answer from {self.where} within {self._timeout:g}s") from None
 
-    async def _check_index(self, index: str, task: Task) -> None:
-        """Raises ``Unavailable`` where the index is not what it should be: no document is to blame then."""
+    async def _check_index(self, index: str, task: Task) -> bool:
+        """Return whether the index exists.
+
+        Raises ``Unavailable`` where it is not what it should be: no document is to blame then.
+        """
         found = await self._index(index)
         if found is None:
-            return
+            return False
         if self._was_made_by(task, index, found.created_at):
             await self.drop(index)
-            raise Unavailable(f"the index {index!r} does not exist on {self.where}; create it")
+            raise self._missing(index)
         key = found.primary_key
         if key is not None and key != self._id_field:
             reason = (
                 f"the primary key of the index {index!r} on {self.where} is {key!r}, not {self._id_field!r}"
             )
             raise Unavailable(f"{reason}: set id_field, or make the index anew")
+        return True
+
+    def _missing(self, index: str) -> Unavailable:
+        return Unavailable(f"the index {index!r} does not exist on {self.where}; create it")
 
     def _was_made_by(self, task: Task, index: str, created: datetime) -> bool:
         """Whether adding to it made it, which nobody wanted."""
