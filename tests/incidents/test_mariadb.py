@@ -27,8 +27,7 @@ async def test_a_locking_read_through_a_filesort_locks_every_row(case: Case) -> 
     async with shop.store() as store:
         with shop.transaction() as one, shop.transaction() as two:
             # The second finds that another has all that it looks at, and scans on.
-            want = Want("shop", "relay-1", limit=5)
-            first = [drive(connection, store.steps.claim(want)) for connection in (one, two)]
+            first = [drive(each, store.steps.claim(Want("shop", "relay-1", limit=5))) for each in (one, two)]
             rest = await store.claim(Want("shop", "relay-3"))
             # An emitter waits for nobody.
             await asyncio.wait_for(asyncio.to_thread(shop.emit, 1, first=30), PATIENCE)

@@ -168,15 +168,18 @@ async def test_nobody_there_is_unreachable(amazon: Amazon) -> None:
 async def unanswered(
     *deliveries: Delivery, **settings: Any
 ) -> AsyncIterator[tuple[Any, asyncio.Future[Any]]]:
-    """A sink and a send of it to a service that has taken the connection and says nothing."""
+    """A sink and a send of it to a service that says nothing: connected, unless it was given up before."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with sink_to(
-            sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders"), **settings
-        ) as sink:
+        silent.setblocking(False)
+        url = sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders")
+        async with sink_to(url, **settings) as sink, asyncio.TaskGroup() as group:
             sending = asyncio.ensure_future(sink.send(deliveries))
-            connection, _ = await asyncio.to_thread(silent.accept)
-            with connection:
-                yield sink, sending
+            accepting = group.create_task(asyncio.get_running_loop().sock_accept(silent))
+            await asyncio.wait((accepting, sending), return_when=asyncio.FIRST_COMPLETED)
+            yield sink, sending
+            accepting.cancel()
+        if not accepting.cancelled():
+            accepting.result()[0].close()
 
 
 async def test_a_service_that_says_nothing_is_given_up_in_time() -> None:
