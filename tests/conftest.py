@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NoReturn, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import leaks, tiers
 from tests.servers import base, chromium, fresh, ports, shared, sqlite
@@ -17,6 +18,12 @@ from tests.servers import base, chromium, fresh, ports, shared, sqlite
 Started = TypeVar("Started")
 
 FIXTURES = {"postgresql-18": "postgres18_url", "postgresql-15": "postgres15_url", "mariadb": "mariadb_url"}
+
+# The same examples in every run, and no bound on how long a busy machine takes for one.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -100,8 +100,6 @@ def feed(area: str, batch: Batch, size: int) -> int:
     settings = hypothesis.settings(
         max_examples=examples,
         derandomize=drawn_by is None,
-        deadline=None,
-        database=None,
         # A smaller number is no simpler input.
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -132,7 +132,7 @@ async def live(world: World, me: Membership, chance: random.Random, faults: floa
         await world.sleep(INTERVAL)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(2, 5), st.sampled_from([0.0, 0.05, 0.3]))
 def test_at_no_moment_is_more_given_than_there_is(seed: int, count: int, faults: float) -> None:
     chance = random.Random(seed)

@@ -263,7 +263,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_the_batch_the_index_is_what_the_delivered_ones_left(
     given_events: list[tuple[str, str | None, str, bool]], most: int
 ) -> None:

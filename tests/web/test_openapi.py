@@ -132,9 +132,6 @@ def test_whatever_it_can_think_of_is_answered_as_described(address: str, mode: G
 
         @settings(
             max_examples=EXAMPLES,
-            deadline=None,
-            database=None,
-            derandomize=True,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
