@@ -38,19 +38,19 @@ names = st.sampled_from(("shop", "shop", "shop", "shop", "shop", "other", "dead"
 rarely = st.sampled_from(("other", "other", "shop", "dead"))  # What is held up gives little to compare
 keys = st.sampled_from((None, "a", "a", "a", "b", "c"))
 members = st.sampled_from(("relay-1", "relay-2"))
-seconds = st.sampled_from((25.0, 65.0))
+seconds = st.sampled_from((250.0, 650.0))
 where = st.one_of(names.map(lambda name: [name]), st.just(["shop", "other"]))
 # What has a key is not emitted for later.
 news = st.one_of(
     st.builds(New, where, keys, st.just(0.0), st.integers(1, 3)),
-    st.builds(New, where, st.none(), st.sampled_from((0.0, 15.0)), st.integers(1, 3)),
+    st.builds(New, where, st.none(), st.sampled_from((0.0, 150.0)), st.integers(1, 3)),
 )
 some = st.lists(news, min_size=1, max_size=4)
 dead_letters = st.sampled_from((None, None, DeadLetter("dead", 2, True), DeadLetter("dead", 1)))
 policies: st.SearchStrategy[OnFailed] = st.sampled_from(("block", "skip"))
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Delivered, st.booleans()),
-    st.builds(Retried, st.sampled_from((0.0, 5.0, 35.0)), st.sampled_from(("503", "")), st.booleans()),
+    st.builds(Retried, st.sampled_from((0.0, 50.0, 350.0)), st.sampled_from(("503", "")), st.booleans()),
     st.builds(Failed, st.just("400"), st.booleans()),
     st.just(Released()),
 )
@@ -94,7 +94,7 @@ async def _unpark(side: Twin, term: int, name: str, block: bool) -> int | None:
 async def _prune(side: Twin, term: int, name: str, block: bool) -> list[int | None]:
     kept = await side.upkeep.kept()
     assert all(row.destination in kept for row in side.see().rows if row.status == "delivered")
-    return await _walk(lambda after: side.upkeep.prune_delivered(term, name, 5.0, after, 2))
+    return await _walk(lambda after: side.upkeep.prune_delivered(term, name, 50.0, after, 2))
 
 
 CHORES = {"sweep": _sweep, "unpark": _unpark, "prune": _prune}
@@ -206,13 +206,13 @@ class Machine(RuleBasedStateMachine):
         self.both.end(self.both.open[which % len(self.both.open)], commit=commit)
         self.both.look()
 
-    @rule(tens=st.sampled_from((10, 10, 30, 70)))
-    def pass_time(self, tens: int) -> None:
+    @rule(length=st.sampled_from((100, 100, 300, 700)))
+    def pass_time(self, length: int) -> None:
         for transaction in [transaction for transaction in self.both.open if transaction.locked]:
             self.both.end(transaction, commit=True)
         self.both.compared["pass time"] += 1
-        self.both.fake.pass_time(tens, ())
-        self.both.real.pass_time(tens, [(each.real, each.written) for each in self.both.open])
+        self.both.fake.pass_time(length, ())
+        self.both.real.pass_time(length, [(each.real, each.written) for each in self.both.open])
         self.both.look()
 
     # The relay.
@@ -258,7 +258,7 @@ class Machine(RuleBasedStateMachine):
     def stumble(self, want: Want, end: bool, events: list[New]) -> None:
         """What comes first fails and is tried later; the rest is given back, and more is emitted."""
         self.claim(want, None, end)
-        late: list[Outcome] = [Retried(35.0, "503"), *[Released()] * len(self.batch)]
+        late: list[Outcome] = [Retried(350.0, "503"), *[Released()] * len(self.batch)]
         self.settle_batch(late, want.on_failed, want.dead_letter, end)
         self.emit(events)
         self.claim(want, None, end)
@@ -266,7 +266,7 @@ class Machine(RuleBasedStateMachine):
     @rule(want=wants, end=st.booleans())
     def die(self, want: Want, end: bool) -> None:
         self.claim(want, None, end)
-        self.pass_time(70)
+        self.pass_time(700)
 
     @precondition(lambda self: self.leased)
     @rule(
@@ -352,7 +352,7 @@ class Machine(RuleBasedStateMachine):
         self.both.compared["hold"] += 1
         self.both.look()
 
-    @rule(name=names, count=st.integers(1, 5), rate=st.sampled_from((0.1, 1.0, 100.0)), end=st.booleans())
+    @rule(name=names, count=st.integers(1, 5), rate=st.sampled_from((0.01, 0.1, 100.0)), end=st.booleans())
     def reserve(self, name: str, count: int, rate: float, end: bool) -> None:
         self.check("reserve", lambda side: side.store.reserve(name, count, rate), end)
 
@@ -367,7 +367,7 @@ class Machine(RuleBasedStateMachine):
 
         self.check("leave" if leaves else "beat", act)
 
-    @rule(name=members, length=st.sampled_from((25.0, 205.0, 205.0, None)))
+    @rule(name=members, length=st.sampled_from((250.0, 2050.0, 2050.0, None)))
     def lead(self, name: str, length: float | None) -> None:
         if length is None:
             self.check("resign", lambda side: side.upkeep.resign(name))
@@ -380,7 +380,7 @@ class Machine(RuleBasedStateMachine):
     )
     def upkeep(self, chore: str, past: int, name: str, end: bool, block: bool) -> None:
         if past == 1:
-            self.lead("relay-1", 205.0)
+            self.lead("relay-1", 2050.0)
         term = self._term(past)
         self.check(chore, lambda side: CHORES[chore](side, term, name, block), end)
 

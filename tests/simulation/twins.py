@@ -332,7 +332,7 @@ def _make_older(
 Twin: TypeAlias = Fake | Real
 
 
-TOLERANCE = 4.0  # Seconds by which times may differ
+TOLERANCE = 40.0  # Seconds by which times may differ: less than histories have between two moments
 PATIENCE = 60.0  # Seconds after which the real one is taken to wait for something
 A_WHILE = 0.05  # Seconds in which the real one would have been done, did it not wait as the fake does
 
