@@ -21,7 +21,7 @@ from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.store import Settlement, Want
 from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.statements import Query, Statements
-from relaybox.stores.steps import OneStatement, Steps, StoreSteps
+from relaybox.stores.steps import OneStatement, Settled, Steps, StoreSteps
 from tests.chaos.crew import DESTINATION, make_outbox, open_store
 from tests.chaos.scene import stored
 from tests.databases import EVERY_KIND, KINDS, engine
@@ -152,11 +152,8 @@ async def _two_holders_of_one_key(url: str, outbox: Outbox) -> tuple[Sequence[De
     return stalled.deliveries, other.deliveries
 
 
-def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[None]:
-    """As a store does it: what is settled is committed before the next of the key is made due."""
-    settlements = [Settlement(delivery, Delivered()) for delivery in held]
-    yield from steps.settle(settlements, "block")
-    yield from steps.go_on(steps.to_go_on(settlements), "block")
+def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[Settled]:
+    return steps.settle([Settlement(delivery, Delivered()) for delivery in held], "block")
 
 
 async def _transaction(url: str) -> Connection:

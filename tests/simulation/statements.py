@@ -64,6 +64,7 @@ def make_steps(flavour: Flavour) -> StoreSteps:
 
 
 HELD_BY = "destination"
+SETTLES = "settles"
 LEADER = ("leader",)
 NOBODY: tuple[Any, ...] = (None,) * 16
 
@@ -171,6 +172,10 @@ class Server:
             return []
         self.database.lock(transaction, key)
         return [[destination]]
+
+    def do_lock_settles(self, transaction: Transaction, destination: str) -> Rows:
+        self.database.lock(transaction, (SETTLES, destination))
+        return [[]]
 
     def do_read_destination(self, transaction: Transaction, destination: str) -> Rows:
         place = self._place(transaction, destination)
@@ -402,11 +407,26 @@ class Server:
         gone = [[id_] for id_ in mine]
         return gone if items else _unless_all(gone, count)
 
-    def do_extend(self, transaction: Transaction, items: str, seconds: float) -> Rows:
-        until, mine = self.database.now() + seconds, self._mine(transaction, items)
-        for item, _row in mine:
-            self.database.change(transaction, item.id).leased_until = until
-        return [[item.id] for item, _row in mine]
+    def do_extend(
+        self, transaction: Transaction, seconds: float, items: str = "", ids: Sequence[str] = ()
+    ) -> Rows:
+        """What is locked is left alone: where ``ids`` are named, they were found and locked ahead."""
+        held, until = self._held(transaction, items), self.database.now() + seconds
+        for id_ in [*ids, *(id_ for [id_] in held if self.database.lockable(transaction, id_))]:
+            self.database.change(transaction, id_).leased_until = until
+        return held
+
+    def do_mine_now(self, transaction: Transaction, items: str) -> Rows:
+        return self._held(transaction, items)
+
+    def do_mine_free(self, transaction: Transaction, items: str) -> Rows:
+        held = self._held(transaction, items)
+        return [[id_] for [id_] in held if self.database.lockable(transaction, id_)]
+
+    def _held(self, transaction: Transaction, items: str) -> Rows:
+        """The ids whose lease is the one that is named, locked or not."""
+        rows = [(item, self.database.row(transaction, item.id)) for item in self._items(items or [])]
+        return [[item.id] for item, row in rows if row is not None and self.holds(row, item)]
 
     def do_copy_failed(
         self, transaction: Transaction, items: str, dead_letter: str, max_attempts: int, ordered: bool

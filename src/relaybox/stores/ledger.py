@@ -36,7 +36,7 @@ from relaybox.stores.journal import SqlJournal, audited
 from relaybox.stores.search import COLUMNS, Bounds, Search, shown
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
-from relaybox.stores.steps import Row, Steps, make_found_due, make_heads_due
+from relaybox.stores.steps import Row, Steps, lock_lines, make_found_due, make_heads_due
 
 NEXT_NAME = """
 SELECT destination FROM {event} WHERE CONDITION AND destination > :after ORDER BY destination LIMIT 1"""
@@ -282,14 +282,7 @@ class SqlLedger(SqlJournal):
         for part in _batches(entries):
             ids = [self._dialect.to_uuid(entry.id) for entry in sorted(part, key=lambda entry: entry.id)]
             keys = _keys(part)
-            before = [
-                query
-                for name in sorted(keys)
-                for query in (
-                    self._own("ensure_destination", destination=name),
-                    self._own("lock_destination", destination=name),
-                )
-            ]
+            before = lock_lines(self._own, keys)
             values = {"ids": ids, **params, **self._seen(part), **audited(audit)}
             after = self._make_heads_due(keys, lanes)
             rows = await self._driver.run(partial(self._change, action, values, before, after))

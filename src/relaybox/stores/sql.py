@@ -8,12 +8,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from relaybox.errors import StoreError
 from relaybox.event import Delivery
 from relaybox.outcome import Released, wait
 from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Want
 from relaybox.stores.destinations import DestinationSteps
-from relaybox.stores.steps import Steps, StoreSteps, keys_of
+from relaybox.stores.steps import Steps, StoreSteps
 
 T = TypeVar("T")
 
@@ -44,13 +43,9 @@ class SqlStore:
         self.steps = steps
         self.driver = driver
         self._destinations = DestinationSteps(steps.statements)
-        self._waiting: dict[tuple[str, OnFailed], dict[str, None]] = {}
-        """By destination the keys of which something was settled and the next one is not due yet."""
 
     async def claim(self, want: Want) -> Claim:
         """Lease due rows."""
-        if want.ordered:
-            await self._go_on(want.destination, want.on_failed)
         return await self.driver.run(lambda: self.steps.claim(want))
 
     async def settle(
@@ -62,36 +57,16 @@ class SqlStore:
         made_due: Callable[[], None] | None = None,
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
-        lost: set[UUID] = set()
+        lost: frozenset[UUID] = frozenset()
+        due = False
         for start in range(0, len(settlements), ROWS_PER_SETTLE):
             part = settlements[start : start + ROWS_PER_SETTLE]
-            lost |= await self.driver.run(partial(self.steps.settle, part, on_failed, dead_letter))
-            for destination, keys in self.steps.to_go_on(part).items():
-                self._waiting.setdefault((destination, on_failed), {}).update(keys)
-        # Between two parts somebody else may have let the keys of the first go on.
-        due = len(settlements) > ROWS_PER_SETTLE
-        for destination in keys_of(settlements):
-            try:
-                due |= await self._go_on(destination, on_failed)
-            except StoreError:
-                # What is settled is settled: these keys go on ahead of the next claim, or are swept.
-                due = True
+            settled = await self.driver.run(partial(self.steps.settle, part, on_failed, dead_letter))
+            lost |= settled.lost
+            due |= settled.due
         if due and made_due is not None:
             made_due()
-        return frozenset(lost)
-
-    async def _go_on(self, destination: str, on_failed: OnFailed) -> bool:
-        """Whether something of the destination may be claimed now."""
-        place = (destination, on_failed)
-        keys = self._waiting.pop(place, None)
-        if keys is None:
-            # Either the settle itself has made them due, or they go on with a claim that is under way.
-            return True
-        try:
-            return await self.driver.run(partial(self.steps.go_on, {destination: keys}, on_failed))
-        except BaseException:
-            self._waiting.setdefault(place, {}).update(keys)
-            raise
+        return lost
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""

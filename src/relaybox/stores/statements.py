@@ -84,6 +84,7 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     {set}error_message = COALESCE(s.error, e.error_message),
     {set}leased_until = NULL, {set}lease_token = NULL, {set}lease_owner = NULL, {set}updated_at = {now}""",
     "mine": "e.id = s.id AND e.lease_token = s.token AND e.status = 'pending'",
+    "mine_now": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
     "copied": ", ".join(INSERTED[:-1]),
     "copy": """copy, event_id, :dead_letter, aggregate_type, aggregate_id, event_type, payload, payload_data,
     payload_encoding, {dead_letter_headers}, CASE WHEN :ordered THEN ordering_key END, idempotency_key,
@@ -164,13 +165,15 @@ RETURNING id""",
 # MySQL's UPDATE returns nothing: the rows that are still ours are locked and read first.
 MYSQL = STEPWISE | {
     "lock_rows": "SELECT id FROM {event} {by_id} WHERE id IN (:ids) ORDER BY id {lock}",
-    "mine": "SELECT e.id FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} ORDER BY e.id {lock}",
+    "mine": "{mine_now} ORDER BY e.id {lock}",
+    "mine_now": "{mine_now}",
+    "mine_free": "{mine_now} ORDER BY e.id {skip_locked}",
     "settle": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET {settlement}",
     "forget_attempts": """
 DELETE a FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}
 STRAIGHT_JOIN {attempt} a {by_id} ON a.delivery_id = e.id""",
     "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
-    "extend": "UPDATE {items} STRAIGHT_JOIN {event} e {by_id} ON {mine} SET e.leased_until = {later}",
+    "extend": "UPDATE {event} {by_id} SET leased_until = {later} WHERE id IN (:ids)",
     # What an UPDATE of two tables reads it locks: the heads are read ahead of it (see steps.py).
     "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids) AND {parked}",
 }
@@ -231,6 +234,10 @@ POSTGRESQL = (
         "lock_destination": """
 SELECT set_config('relaybox.locked', name, true)
 FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS locked""",
+        # Held to the end of the transaction. Claims never take it, so they do not wait for outcomes. A claim
+        # that puts a row behind another holds that one's row: its settle waits, and then sees what was done.
+        "lock_settles": """
+SELECT pg_advisory_xact_lock(hashtextextended(:destination, CAST(CAST('{event}' AS regclass) AS bigint)))""",
         # Only a pending row has a token. To say so, or to say what is parked in the words of an index, would
         # let the planner go through all that is pending instead of the ids.
         "settle": """
@@ -250,8 +257,14 @@ WITH s AS MATERIALIZED (SELECT * FROM {items}), failed AS MATERIALIZED (
 )
 INSERT INTO {event} ({copied}) SELECT {copy} FROM failed WHERE copy IS NOT NULL ORDER BY position""",
         "extend": """
-WITH s AS MATERIALIZED (SELECT * FROM {items})
-UPDATE {event} AS e SET leased_until = {later} FROM s WHERE {listed} RETURNING e.id""",
+WITH s AS MATERIALIZED (SELECT * FROM {items}), held AS MATERIALIZED (
+    SELECT e.id FROM s, {event} AS e WHERE {listed}
+), free AS MATERIALIZED (
+    SELECT e.id FROM s, {event} AS e WHERE {listed} FOR UPDATE OF e SKIP LOCKED
+), extended AS (
+    UPDATE {event} SET leased_until = {later} WHERE id = ANY (ARRAY(SELECT id FROM free))
+)
+SELECT id FROM held""",
         # Whether any of them can be claimed now: one that nobody had put behind another is due already.
         "make_heads_due": """
 WITH heads AS MATERIALIZED (

@@ -40,6 +40,13 @@ DELETED = Delivered(keep=False)
 _json = msgspec.json.Encoder(uuid_format="hex")
 
 
+class Settled(NamedTuple):
+    """The ids whose lease was lost, and whether the next of some key can be claimed now."""
+
+    lost: frozenset[UUID]
+    due: bool
+
+
 class Claiming(Protocol):
     """How one kind of database leases rows: those of ``Delivery``, how many others were parked, and the
     destination's own row where nothing was leased.
@@ -70,11 +77,11 @@ class StoreSteps:
         if unread:
             parked += len(unread)
             yield from fail_unread(self.statements, unread, want)
-            yield from self._settle([Settlement(one, Released()) for one in behind], want.on_failed)
+            yield from self.settle([Settlement(one, Released()) for one in behind], want.on_failed)
         if len(deliveries) == 1 and deliveries[0].exhausted:
             error = f"the relay died {deliveries[0].crashes} times while it held this event"
             buried = Settlement(deliveries[0], Failed(error, counts=False))
-            yield from self._settle([buried], want.on_failed, want.dead_letter)
+            yield from self.settle([buried], want.on_failed, want.dead_letter)
             return Claim(failed=deliveries, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
@@ -98,14 +105,11 @@ class StoreSteps:
         settlements: Sequence[Settlement],
         on_failed: OnFailed,
         dead_letter: DeadLetter | None = None,
-    ) -> Steps[frozenset[UUID]]:
-        """Write outcomes; the ids whose lease was lost are the result. ``go_on`` is to follow.
-
-        MySQL and SQLite make the next of each key due here.
-        """
+    ) -> Steps[Settled]:
+        """Write outcomes and make the next of each key due, in one transaction."""
         settlements = _each_once(settlements)
-        keys = {} if self.dialect.one_statement else keys_of(settlements)
-        queries = self._lock_destinations(keys)
+        keys = keys_of(settlements)
+        queries = [lock_settles(self.statements, name) for name in sorted(keys)]
         outcomes = {type(settlement.outcome) for settlement in settlements}
         if Delivered in outcomes and len(outcomes) > 1:
             queries += self._lock_rows(settlements)
@@ -116,41 +120,13 @@ class StoreSteps:
         first = len(queries)
         queries += [self._deliver(one) for one in delivered]
         answers = list(self._settle_others(queries, settlements, dead_letter))
-        heads = self._make_heads_due(keys, on_failed)
-        results = yield [*queries, *heads]
-        yield from make_found_due(self.statements, results[len(queries) :])
+        results = yield [*queries, *self._make_heads_due(keys, on_failed)]
+        heads = results[len(queries) :]
+        yield from make_found_due(self.statements, heads)
         lost = self._lost([s.delivery for s in settlements], [results[index] for index in answers])
-        return lost.union(*(one.lost(results[first + at]) for at, one in enumerate(delivered)))
-
-    def to_go_on(self, settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
-        """The keys of each destination that ``go_on`` is to be called with."""
-        return keys_of(settlements) if self.dialect.one_statement else {}
-
-    def go_on(self, keys: Mapping[str, Collection[str]], on_failed: OnFailed) -> Steps[bool]:
-        """Make the next of each key due, after ``settle`` was committed; whether any can be claimed now.
-
-        So a claim need not wait for a settle. A claim that saw the settled row still leased, and put the next
-        one behind it, is over when this one has the lock, and what it did is seen.
-        """
-        if not keys:
-            return False
-        results = yield [*self._lock_destinations(keys), *self._make_heads_due(keys, on_failed)]
-        return any(due for [[due]] in results[len(keys) :])
-
-    def _settle(
-        self,
-        settlements: Sequence[Settlement],
-        on_failed: OnFailed,
-        dead_letter: DeadLetter | None = None,
-    ) -> Steps[None]:
-        yield from self.settle(settlements, on_failed, dead_letter)
-        yield from self.go_on(self.to_go_on(settlements), on_failed)
-
-    def _lock_destinations(self, names: Collection[str]) -> list[Query]:
-        """Two relays may settle rows of one key at the same moment, one of them late. Each would take the
-        other's row for the head and neither would make the next one due: they go one after the other.
-        """
-        return [self.statements("lock_destination", destination=name) for name in sorted(names)]
+        lost = lost.union(*(one.lost(results[first + at]) for at, one in enumerate(delivered)))
+        due = any(due for [[due]] in heads) if self.dialect.one_statement else bool(keys)
+        return Settled(lost, due)
 
     def _deliver(self, delivered: _Delivered) -> Query:
         name = "deliver" if delivered.keep else "delete"
@@ -199,12 +175,18 @@ class StoreSteps:
         return self._add_fenced(queries, *names, **params)
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[frozenset[UUID]]:
-        """Move the end of leases; the ids whose lease was lost are the result."""
+        """Move the end of leases; the ids whose lease was lost are the result.
+
+        Rows that somebody has locked are left as they are: most often they are being settled.
+        """
         items = self._items([Settlement(delivery, Released()) for delivery in deliveries])
-        queries: list[Query] = []
-        answer = self._add_fenced(queries, "extend", items=items, seconds=lease)
-        results = yield queries
-        return self._lost(deliveries, [results[answer]])
+        if self.dialect.returning:
+            [held] = yield [self.statements("extend", items=items, seconds=lease)]
+        else:
+            held, free = yield [self.statements(name, items=items) for name in ("mine_now", "mine_free")]
+            if free:
+                yield [self.statements("extend", ids=[row[0] for row in free], seconds=lease)]
+        return self._lost(deliveries, [held])
 
     def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
         """Add statements for the rows that are still ours; where the result is that holds those rows' ids.
@@ -304,6 +286,27 @@ def _array(values: Iterable[str]) -> str:
     return f"{{{','.join(values)}}}"
 
 
+def lock_settles(sql: Statements, destination: str) -> Query:
+    """Lock what lets settles of a destination come one after the other.
+
+    Two relays may settle rows of one key at the same moment, one of them late. Each would take the other's
+    row for the head, and neither would make the next one due.
+    """
+    return sql("lock_settles" if sql.dialect.one_statement else "lock_destination", destination=destination)
+
+
+def lock_lines(sql: Statements, destinations: Collection[str]) -> list[Query]:
+    """Lock out the claims and the settles of these destinations, in the order in which everybody does."""
+    locks = [
+        sql(name, destination=destination)
+        for destination in sorted(destinations)
+        for name in ("ensure_destination", "lock_destination")
+    ]
+    if sql.dialect.one_statement:
+        locks += [lock_settles(sql, destination) for destination in sorted(destinations)]
+    return locks
+
+
 def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
     """Where an UPDATE would wait for a head that is not committed yet, the heads are only found."""
     name = "make_heads_due" if sql.dialect.returning else "heads"
@@ -322,9 +325,10 @@ def fail_unread(sql: Statements, unread: Sequence[Unread], want: Want) -> Steps[
     fail = [sql("fail_unreadable", id=row.id, text=row.text_id, error=row.error) for row in unread]
     keys = {row.key for row in unread if isinstance(row.key, str)}
     block = want.on_failed == "block"
+    queries = [lock_settles(sql, want.destination), *fail] if keys else fail
     heads = [make_heads_due(sql, want.destination, keys, block)] if keys else []
-    results = yield [*fail, *heads]
-    yield from make_found_due(sql, results[len(fail) :])
+    results = yield [*queries, *heads]
+    yield from make_found_due(sql, results[len(queries) :])
 
 
 class OneStatement:

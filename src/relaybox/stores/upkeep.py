@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid7
 
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
-from relaybox.stores.steps import Row, Steps
+from relaybox.stores.steps import Row, Steps, lock_lines
 from relaybox.stores.upkeep_statements import templates
 from relaybox.upkeep import Beat, History, Member, Minute, Router, Slice, Turn, Waiting
 
@@ -274,7 +274,7 @@ class SqlUpkeep:
 
     def _make_due(self, term: int, destination: str, find: Query) -> Steps[int | None]:
         """Where one statement does not do it, the rows are found and locked first; how many it were."""
-        led, *_, found = yield [self._fence(term), *self._lock(destination), find]
+        led, *_, found = yield [self._fence(term), *lock_lines(self._store_sql, [destination]), find]
         if led and found and not self._dialect.one_statement:
             yield [self._sql("make_due", ids=[row[0] for row in found])]
         return len(found) if led else None
@@ -315,11 +315,6 @@ class SqlUpkeep:
             route = self._sql("route", targets=_json.encode(targets).decode())
             yield [route, self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
         return len(ids)
-
-    def _lock(self, destination: str) -> list[Query]:
-        """The lock under which claims and settles of an ordered destination come one after the other."""
-        statements = ("ensure_destination", "lock_destination")
-        return [self._store_sql(statement, destination=destination) for statement in statements]
 
 
 def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dict[str, Any]]:

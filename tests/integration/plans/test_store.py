@@ -52,14 +52,13 @@ def work(database: Database) -> Seen:
     lost, extend = watch(steps.extend(held, 60.0))
     assert not lost
     outcomes = [Settlement(delivery, OUTCOMES[at % 5]) for at, delivery in enumerate(held)]
-    lost, settle = watch(steps.settle(outcomes, "block", DeadLetter("grave")))
-    assert not lost
-    _, go_on = watch(steps.go_on(steps.to_go_on(outcomes), "block"))
+    settled, settle = watch(steps.settle(outcomes, "block", DeadLetter("grave")))
+    assert not settled.lost
     delivered = [Settlement(delivery, Delivered()) for delivery in whole.deliveries]
-    lost, settle_lease = watch(steps.settle(delivered, "block"))
+    settled, settle_lease = watch(steps.settle(delivered, "block"))
     assert len(delivered) == BATCH
-    assert not lost
-    settles = [*settle, *go_on, *settle_lease]
+    assert not settled.lost
+    settles = [*settle, *settle_lease]
     return Seen([*with_suspects, *claim], ordered, one_key, parking, extend, settles)
 
 
