@@ -192,14 +192,15 @@ class Upkeep(Protocol):
         """Remove what is more than ``age`` seconds old; how many rows it were."""
         ...
 
-    async def sweep(
-        self, term: int, destination: str, block: bool, after: int | None, limit: int
-    ) -> Slice[int] | None:
-        """Look at the next ``limit`` parked rows, and make the heads of their keys due that are parked."""
+    async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
+        """Look at the next ``limit`` keys, and make those of their heads due that are parked.
+
+        Any relay may do so at any time: it repeats, under their locks, what settles and operators do.
+        """
         ...
 
-    async def unpark(self, term: int, destination: str, limit: int) -> int | None:
-        """Make parked rows due, whatever their keys: the destination is not ordered; how many it were."""
+    async def unpark(self, destination: str, limit: int) -> int:
+        """Make parked rows due, whatever their keys: the destination is not ordered. Return how many."""
         ...
 
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:

@@ -723,43 +723,49 @@ class UpkeepServer(Server):
 
     do_upkeep__audit = do_upkeep__stats
 
-    def do_upkeep__parked(
-        self, transaction: Transaction, destination: str, after: int, limit: int, block: bool = True
-    ) -> Rows:
-        database, rows = self.database, []
-        for position, id_ in database.parked[destination]:
-            row = database.row(transaction, id_)
-            if position > after and row is not None and row.next_attempt_at is None:
-                rows.append([row.emitted.ordering_key, position])
-            if len(rows) == limit:
-                break
-        return rows  # type: ignore[return-value]
+    def do_upkeep__parked(self, transaction: Transaction, destination: str, limit: int) -> Rows:
+        return [
+            [self.database.rows[id_].emitted.ordering_key] for _, id_ in self.database.parked[destination]
+        ][:limit]
 
-    def do_upkeep__stuck(
-        self, transaction: Transaction, destination: str, keys: str, block: bool, **_: Any
+    def do_upkeep__next_keys(
+        self, transaction: Transaction, destination: str, first: str, limit: int
     ) -> Rows:
+        return [[key] for key, _ in self._lines(destination, first)[:limit]]
+
+    def do_upkeep__keys_of_next_rows(
+        self, transaction: Transaction, destination: str, first: str, limit: int
+    ) -> Rows:
+        rows = [key for key, rows in self._lines(destination, first) for _ in range(rows)]
+        return [[key] for key in sorted(set(rows[:limit]))]
+
+    def _lines(self, destination: str, first: str) -> list[tuple[str, int]]:
+        """The keys from the first one on, and how many open rows each of them has."""
+        lines = self.database.open.items()
+        return sorted(
+            (key, len(rows)) for (name, key), rows in lines if rows and name == destination and key >= first
+        )
+
+    def do_upkeep__stuck(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
         return [[key] for key in _names(keys) if self._stuck(transaction, destination, key, block)]
 
     def do_upkeep__make_heads_due(
-        self, transaction: Transaction, destination: str, keys: str, block: bool, term: int, **_: Any
+        self, transaction: Transaction, destination: str, keys: str, block: bool
     ) -> Rows:
         database, now, made = self.database, self.database.now(), []
-        if self._led(transaction, term):
-            for key in _names(keys):
-                id_ = self._stuck(transaction, destination, key, block)
-                if id_ is not None and database.lockable(transaction, id_):
-                    row = database.change(transaction, id_)
-                    row.next_attempt_at = min(row.emitted.created, now)
-                    made.append([id_])
+        for key in _names(keys):
+            id_ = self._stuck(transaction, destination, key, block)
+            if id_ is not None and database.lockable(transaction, id_):
+                row = database.change(transaction, id_)
+                row.next_attempt_at = min(row.emitted.created, now)
+                made.append([id_])
         transaction.changed = len(made)
         return made
 
-    def do_upkeep__unpark(
-        self, transaction: Transaction, destination: str, limit: int, term: int, **_: Any
-    ) -> Rows:
+    def do_upkeep__unpark(self, transaction: Transaction, destination: str, limit: int) -> Rows:
         database, now = self.database, self.database.now()
         found: list[str] = []
-        for _, id_ in database.parked[destination] if self._led(transaction, term) else ():
+        for _, id_ in database.parked[destination]:
             if len(found) == limit:
                 break
             if database.rows[id_].unleased(now) and database.lockable(transaction, id_):

@@ -84,11 +84,11 @@ async def _walk(step: Callable[[Any], Awaitable[Slice[Any] | None]]) -> list[int
 
 
 async def _sweep(side: Twin, term: int, name: str, block: bool) -> list[int | None]:
-    return await _walk(lambda after: side.upkeep.sweep(term, name, block, after, 2))
+    return await _walk(lambda after: side.upkeep.sweep(name, block, after, 2))
 
 
 async def _unpark(side: Twin, term: int, name: str, block: bool) -> int | None:
-    return await side.upkeep.unpark(term, name, 2)
+    return await side.upkeep.unpark(name, 2)
 
 
 async def _prune(side: Twin, term: int, name: str, block: bool) -> list[int | None]:

@@ -21,7 +21,7 @@ from relaybox.errors import ConfigError, StoreError
 from relaybox.event import Delivery
 from relaybox.maintenance import prune
 from relaybox.maintenance.canary import GRACE, Canary
-from relaybox.maintenance.caretaker import Caretaker, Chores
+from relaybox.maintenance.caretaker import AGAIN, SWEEP, Caretaker, Chores
 from relaybox.maintenance.lag import LAST, bucket, ends, percentile
 from relaybox.maintenance.leadership import LEASE, Leadership
 from relaybox.maintenance.moment import DatabaseTime
@@ -239,12 +239,57 @@ async def test_a_job_that_works_again_is_said(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-async def test_who_does_not_lead_prunes_and_sweeps_nothing(clock: Clock, upkeep: Any) -> None:
+async def test_who_does_not_lead_prunes_nothing(clock: Clock, upkeep: Any) -> None:
     upkeep.term = None
+    await run_until(caretaker(upkeep, clock), lambda: upkeep.calls.count("lead") > 20)
+    assert await caretaker(upkeep, clock).once() == Chores(swept=Round())
+    assert not {"kept", "prune_orphans"} & set(upkeep.calls)
+
+
+class Still(Clock):
+    """A clock that stands still: a rest has no end, unless it has no length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rests: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        if seconds:
+            await asyncio.Event().wait()
+
+
+async def test_a_relay_sweeps_at_once_when_it_begins_and_when_it_begins_to_lead(upkeep: Any) -> None:
+    clock = Still()
     here = caretaker(upkeep, clock)
-    await run_until(here, lambda: upkeep.calls.count("lead") > 20)
-    assert not {"kept", "unpark", "prune_orphans"} & set(upkeep.calls)
-    assert await here.once() == Chores()
+    task = asyncio.create_task(here.run())
+    for term in (1, 2, 3):
+        await await_for(lambda term=term: upkeep.calls.count("unpark") == term, "it sweeps")
+        upkeep.term = term + 1
+        await here._lead()
+    upkeep.term = None
+    await await_for(lambda: upkeep.calls.count("unpark") == 4, "it sweeps")
+    await here._lead()
+    here.stop()
+    await asyncio.wait_for(task, PATIENCE)
+    assert upkeep.calls.count("unpark") == 4
+
+
+@pytest.mark.parametrize(("term", "turns"), [(1, 1), (None, 4)])
+async def test_the_leader_sweeps_as_often_as_all_others_together(
+    term: int | None, turns: int, upkeep: Any
+) -> None:
+    upkeep.term, upkeep.others = term, ("a", "b", "c")
+    clock = Still()
+    here = caretaker(upkeep, clock)
+    await run_until(here, lambda: turns * SWEEP in clock.rests)
+    assert upkeep.calls.count("unpark") == 1
+
+
+async def test_a_sweep_that_failed_is_tried_again_soon(upkeep: Any) -> None:
+    upkeep.broken = {"unpark"}
+    clock = Still()
+    await run_until(caretaker(upkeep, clock), lambda: AGAIN in clock.rests)
 
 
 async def test_a_killed_caretaker_neither_resigns_nor_leaves(clock: Clock, upkeep: Any) -> None:
@@ -271,7 +316,7 @@ async def test_a_leader_that_cannot_renew_stops_to_lead_by_its_own_clock(clock: 
 def test_the_name_of_mysqls_index_has_the_prefix_of_the_tables() -> None:
     statements = Statements(make_tables(sa.MetaData(), prefix="my_"), MARIADB, "format")
     assert statements.by_due == "FORCE INDEX (`idx_my_outbox_event_due`)"
-    parked = statements.others(templates("mysql"))("parked", destination="runner", after=0, limit=1)
+    parked = statements.others(templates("mysql"))("parked", destination="runner", limit=1)
     assert statements.by_due in parked.sql
 
 

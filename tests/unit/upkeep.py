@@ -35,6 +35,7 @@ class FakeUpkeep:
         self.calls: list[str] = []
         self.broken: set[str] = set()
         self.term: int | None = 1
+        self.others: tuple[str, ...] = ()
         self.recorded: list[Minute] = []
         self.commits_and_fails = False
         self.meanwhile: Callable[[], None] | None = None
@@ -55,7 +56,7 @@ class FakeUpkeep:
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
         self._called("beat")
-        return Beat((member.name,), NOON)
+        return Beat((*self.others, member.name), NOON)
 
     async def lead(self, name: str, seconds: float) -> int | None:
         self._called("lead")

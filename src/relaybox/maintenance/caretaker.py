@@ -28,7 +28,7 @@ RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
 """Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
 
 AGAIN = 1.0
-"""Seconds after which a heartbeat that failed is tried again: without one a relay sends nothing."""
+"""Seconds after which a heartbeat or a sweep that failed is tried again: something may wait for it."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,10 @@ Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
-    """What a single run did: the rounds of its jobs; None where another relay leads, or it was left out."""
+    """What a single run did: the rounds of its jobs; None where it was left out.
+
+    What is led is left out where another relay leads.
+    """
 
     pruned: Round | None = None
     swept: Round | None = None
@@ -83,6 +86,7 @@ class Caretaker:
             None if samples is None else Sampling(samples, destinations, tally.time, clock, self._rest)
         )
         self._stopping = asyncio.Event()
+        self._elected = asyncio.Event()
         self._troubled: set[str] = set()
 
     def share(self, total: int) -> int:
@@ -92,12 +96,12 @@ class Caretaker:
     async def run(self) -> None:
         """Do every job in its time until stopped; then write the last counts, resign and leave."""
         await self._try("beat", self._beat)
-        await self._try("lead", self.leadership.renew)
+        await self._try("lead", self._lead)
         async with asyncio.TaskGroup() as jobs:
             jobs.create_task(self._every(self.membership.interval, "beat", self._beat, again=AGAIN))
-            jobs.create_task(self._every(RENEW, "lead", self.leadership.renew))
+            jobs.create_task(self._every(RENEW, "lead", self._lead))
             jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
-            jobs.create_task(self._every(SWEEP, "sweep", self._led(self._sweep)))
+            jobs.create_task(self._sweep_in_turn())
             if self._reroute:
                 jobs.create_task(self._every(ROUTE, "route", self._led(self._reroute)))
             if self._sampling:
@@ -114,19 +118,20 @@ class Caretaker:
         self._stopping.set()
 
     async def once(self, *, prune: bool = True, sweep: bool = True) -> Chores:
-        """One round of each job that is led, unless another relay leads; counts are written in any case.
+        """One sweep, and one round of each job that is led unless another relay leads; counts are written.
 
         ``prune`` or ``sweep`` alone leaves the others out; to route what is unrouted goes with the sweep.
         """
+        swept = await self._sweep() if sweep else None
         await self.flush()
         term = await self.leadership.renew()
         if term is None:
-            return Chores()
+            return Chores(swept=swept)
         renewing = asyncio.create_task(self._every(RENEW, "lead", self.leadership.renew))
         try:
             return Chores(
                 pruned=await self._prune(term) if prune else None,
-                swept=await self._sweep(term) if sweep else None,
+                swept=swept,
                 routed=await self._reroute.round(term) if sweep and self._reroute else None,
             )
         finally:
@@ -152,6 +157,24 @@ class Caretaker:
             self.canary.rest()
         else:
             await self.canary.look()
+
+    async def _lead(self) -> None:
+        before = self.leadership.term
+        if await self.leadership.renew() not in (None, before):
+            self._elected.set()
+
+    async def _sweep_in_turn(self) -> None:
+        """Sweep when the relay begins, and when it begins to lead.
+
+        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version,
+        or not know all of their destinations.
+        """
+        pause = 0.0
+        while await self._rest(pause, self._elected):
+            self._elected.clear()
+            swept = await self._try("sweep", self._sweep)
+            turns = 1 if self.leadership.term is not None else max(1, len(self.membership.alive))
+            pause = turns * SWEEP if swept else AGAIN
 
     def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
         async def led() -> None:
@@ -182,9 +205,10 @@ class Caretaker:
             log.info("upkeep can %s again", doing)
         return True
 
-    async def _rest(self, seconds: float) -> bool:
-        """Wait so long, or until stopped; whether to go on."""
-        waits = [asyncio.ensure_future(wait) for wait in (self._clock.sleep(seconds), self._stopping.wait())]
+    async def _rest(self, seconds: float, *events: asyncio.Event) -> bool:
+        """Wait so long, or for one of the events, or until stopped; whether to go on."""
+        ends = [event.wait() for event in (self._stopping, *events)]
+        waits = [asyncio.ensure_future(wait) for wait in (self._clock.sleep(seconds), *ends)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

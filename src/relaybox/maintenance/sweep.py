@@ -1,8 +1,9 @@
 """Makes parked rows due that have nothing before them.
 
 Claims and settles see to that themselves. Left over is what a change of the configuration leaves behind (a
-destination that is no longer ordered, or where a failed event no longer blocks its key), and what a relay
-does that dies after it settled an event and before it made the next of its key due.
+destination that is no longer ordered, or where a failed event no longer blocks its key), what was edited by
+hand, and what a relay of an older version does that dies after it settled an event and before it made the
+next of its key due.
 """
 
 from __future__ import annotations
@@ -15,38 +16,38 @@ from relaybox.maintenance.round import Batch, Rest, Round, Work, take_turns
 from relaybox.relay.clock import Clock
 from relaybox.upkeep import Upkeep
 
-BATCH = 1000
-"""Parked rows looked at in one transaction."""
+BATCH = 5000
+"""Keys looked at before a rest."""
+ROWS = 1000
+"""Rows made due in one transaction where there is no order any more."""
 BATCHES = 200
-"""In one round: with their rests it is over before the next one is due."""
+"""In one round."""
 
 
 class Sweep:
-    """Sweeps round by round; a long line of parked rows is gone on with where the last round left it."""
+    """Sweeps round by round; a long line of keys is gone on with where the last round left it."""
 
     def __init__(self, upkeep: Upkeep, destinations: Iterable[Destination], clock: Clock, rest: Rest) -> None:
         self._upkeep = upkeep
         self._destinations = tuple(destinations)
         self._clock = clock
         self._rest = rest
-        self._after: dict[str, int | None] = {}
+        self._after: dict[str, str | None] = {}
 
-    async def __call__(self, term: int) -> Round:
-        """One round under this term."""
+    async def __call__(self) -> Round:
+        """One round. It is led by nobody: what it does is right whoever does it."""
         works: list[Work] = [
             partial(self._ordered if destination.ordered else self._unordered, destination)
             for destination in self._destinations
         ]
-        return await take_turns(term, works, self._clock, self._rest, BATCHES)
+        return await take_turns(0, works, self._clock, self._rest, BATCHES)
 
-    async def _ordered(self, destination: Destination, term: int) -> Batch | None:
+    async def _ordered(self, destination: Destination, _term: int) -> Batch:
         name, block = destination.name, destination.on_failed == "block"
-        swept = await self._upkeep.sweep(term, name, block, self._after.get(name), BATCH)
-        if swept is None:
-            return None
+        swept = await self._upkeep.sweep(name, block, self._after.get(name), BATCH)
         self._after[name] = swept.after
         return Batch(swept.changed, more=swept.after is not None)
 
-    async def _unordered(self, destination: Destination, term: int) -> Batch | None:
-        changed = await self._upkeep.unpark(term, destination.name, BATCH)
-        return None if changed is None else Batch(changed, more=changed == BATCH)
+    async def _unordered(self, destination: Destination, _term: int) -> Batch:
+        changed = await self._upkeep.unpark(destination.name, ROWS)
+        return Batch(changed, more=changed == ROWS)

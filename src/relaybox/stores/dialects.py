@@ -108,6 +108,7 @@ _ON_CONFLICT = {
     "set": "",
     "by_id": "",
     "by_due": "",
+    "by_head": "",
 }
 
 POSTGRESQL = Dialect(
@@ -160,6 +161,7 @@ def _mysql(name: str, collation: str) -> Dialect:
             "by_id": "FORCE INDEX (PRIMARY)",
             # By the destination alone it would look at every parked row: they stand first in the index.
             "by_due": "FORCE INDEX ({due_index})",
+            "by_head": "FORCE INDEX ({head_index})",
             "items": """JSON_TABLE(:items, '$[*]' COLUMNS (
             id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
             token CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.token',

@@ -354,8 +354,9 @@ def _table_names(tables: Tables, dialect: Dialect) -> dict[str, str]:
 
     every = {field.name: getattr(tables, field.name) for field in fields(tables)}
     names = {word: quoted(table.schema, table.name) for word, table in every.items()}
-    [due] = [index.name for index in tables.event.indexes if index.columns[0].name == "due_destination"]
-    return names | {"event_alias": quoted(tables.event.name), "due_index": quoted(due)}
+    of = {index.columns[0].name: index.name for index in tables.event.indexes}
+    indexes = {f"{word}_index": quoted(of[f"{word}_destination"]) for word in ("due", "head")}
+    return names | indexes | {"event_alias": quoted(tables.event.name)}
 
 
 def _expand(sql: str, words: dict[str, str]) -> str:

@@ -26,6 +26,10 @@ OLDEST = 100 * 365 * 86_400.0
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KEYED = {"idempotency": ("find_keys", "forget_keys"), "inbox": ("find_marks", "forget_marks")}
 """What callers write in transactions of their own, with the statements that find and remove it."""
+KEYS = 1000
+"""Keys looked at in one statement."""
+ROWS_OF_A_KEY = 5
+"""Rows read for each of them where a database cannot step from one key to the next."""
 ROUTED = 100
 """Events given to their destinations in one transaction; all of them are read with their payloads."""
 # Every database reads a UUID from its 32 digits.
@@ -89,16 +93,13 @@ class SqlUpkeep:
         words = {"seconds": _ago(age), "limit": limit}
         return await self._run(lambda: self._prune_history(term, history, words))
 
-    async def sweep(
-        self, term: int, destination: str, block: bool, after: int | None, limit: int
-    ) -> Slice[int] | None:
-        """Look at the next parked rows, and make the heads of their keys due that are parked."""
-        words = {"destination": destination, "after": after or 0, "limit": limit, "block": block}
-        return await self._run(lambda: self._sweep(term, words))
+    async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
+        """Look at the next keys, and make those of their heads due that are parked."""
+        return await self._run(lambda: self._sweep(destination, block, after, limit))
 
-    async def unpark(self, term: int, destination: str, limit: int) -> int | None:
+    async def unpark(self, destination: str, limit: int) -> int:
         """Make parked rows due, whatever their keys."""
-        return await self._run(lambda: self._unpark(term, destination, limit))
+        return await self._run(lambda: self._unpark(destination, limit))
 
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
         """Look at the next unrouted events, and give those to their destinations that are taken.
@@ -248,36 +249,58 @@ class SqlUpkeep:
             yield [self._sql(forget, of=of, keys=several)]
         return len(found)
 
-    def _sweep(self, term: int, words: dict[str, Any]) -> Steps[Slice[int] | None]:
-        """The lock is taken only where there is something to do, and then all is judged once more."""
-        led, rows = yield [self._fence(term), self._sql("parked", **words)]
-        if not led:
-            return None
-        after = rows[-1][1] if len(rows) == words["limit"] else None
-        keys = list({key: None for key, _ in rows})
-        if not keys:
-            return Slice(0, after)
-        [stuck] = yield [self._sql("stuck", **words, keys=_json.encode(keys).decode())]
+    def _sweep(self, destination: str, block: bool, first: str | None, limit: int) -> Steps[Slice[str]]:
+        """Where few rows are parked, their keys are all; otherwise one key comes after the other."""
+        page = min(limit, KEYS)
+        if first is None:
+            [rows] = yield [self._sql("parked", destination=destination, limit=page)]
+            if len(rows) < page:
+                keys = list({key: None for [key] in rows if key is not None})
+                return Slice((yield from self._make_heads_due(destination, block, keys)), None)
+            first = ""
+        for _ in range(0, limit, page):
+            keys, first = yield from self._next_keys(destination, first, page)
+            made = yield from self._make_heads_due(destination, block, keys)
+            if made or first is None:
+                return Slice(made, first)
+        return Slice(0, first)
+
+    def _next_keys(self, destination: str, first: str, limit: int) -> Steps[tuple[list[str], str | None]]:
+        """The keys of open rows from the first one on, and the one to go on with."""
+        words = {"destination": destination, "first": first}
+        if self._dialect.returning:
+            [rows] = yield [self._sql("next_keys", **words, limit=limit + 1)]
+            keys = [key for [key] in rows]
+            return keys[:limit], keys[limit] if len(keys) > limit else None
+        [rows] = yield [self._sql("keys_of_next_rows", **words, limit=limit * ROWS_OF_A_KEY)]
+        keys = [key for [key] in rows]
+        # The first text behind a text, by the order of bytes, is that text with a NUL.
+        return keys, f"{keys[-1]}\0" if keys else None
+
+    def _make_heads_due(self, destination: str, block: bool, keys: Sequence[str]) -> Steps[int]:
+        """The locks are taken only where there is something to do, and then all is judged once more."""
+        words = {"destination": destination, "block": block}
+        stuck: list[Row] = []
+        if keys:
+            [stuck] = yield [self._sql("stuck", **words, keys=_json.encode(keys).decode())]
         if not stuck:
-            return Slice(0, after)
-        keys = [key for [key] in stuck]
-        find = self._sql("make_heads_due", term=term, **words, keys=_json.encode(keys).decode())
-        made = yield from self._make_due(term, words["destination"], find)
-        return None if made is None else Slice(made, after)
+            return 0
+        words |= {"keys": _json.encode([key for [key] in stuck]).decode()}
+        return (yield from self._make_due(destination, self._sql("make_heads_due", **words)))
 
-    def _unpark(self, term: int, destination: str, limit: int) -> Steps[int | None]:
-        words = {"destination": destination, "limit": limit, "after": 0}
-        led, parked = yield [self._fence(term), self._sql("parked", **words | {"limit": 1})]
-        if not led or not parked:
-            return 0 if led else None
-        return (yield from self._make_due(term, destination, self._sql("unpark", term=term, **words)))
+    def _unpark(self, destination: str, limit: int) -> Steps[int]:
+        words = {"destination": destination}
+        [parked] = yield [self._sql("parked", **words, limit=1)]
+        if not parked:
+            return 0
+        return (yield from self._make_due(destination, self._sql("unpark", **words, limit=limit)))
 
-    def _make_due(self, term: int, destination: str, find: Query) -> Steps[int | None]:
-        """Where one statement does not do it, the rows are found and locked first; how many it were."""
-        led, *_, found = yield [self._fence(term), *lock_lines(self._store_sql, [destination]), find]
-        if led and found and not self._dialect.one_statement:
+    def _make_due(self, destination: str, find: Query) -> Steps[int]:
+        """Where one statement does not do it, the rows are found and locked first; return how many."""
+        *_, found = yield [*lock_lines(self._store_sql, [destination]), find]
+        if found and not self._dialect.one_statement:
             yield [self._sql("make_due", ids=[row[0] for row in found])]
-        return len(found) if led else None
+        return len(found)
 
     def _unrouted(self, term: int, after: Turn | None, limit: int) -> Steps[list[Row] | None]:
         if after is None:

@@ -55,9 +55,19 @@ ON CONFLICT (minute, destination, relay) DO UPDATE SET delivered = excluded.deli
     retried = excluded.retried, failed = excluded.failed, lag = excluded.lag""",
     # They stand at one end of the index of what is due.
     "parked": """
-SELECT ordering_key, position FROM {event}
-WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND position > :after
+SELECT ordering_key FROM {event}
+WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
 ORDER BY next_attempt_at, position LIMIT :limit""",
+    # From one key to the next, however many rows each of them has.
+    "next_keys": """
+WITH RECURSIVE k (ordering_key, number) AS (
+    SELECT (SELECT ordering_key FROM {event} WHERE {keyed} AND ordering_key >= :first
+        ORDER BY ordering_key LIMIT 1), 1
+    UNION ALL
+    SELECT (SELECT e.ordering_key FROM {event} e WHERE {keyed} AND e.ordering_key > k.ordering_key
+        ORDER BY e.ordering_key LIMIT 1), number + 1
+    FROM k WHERE k.ordering_key IS NOT NULL AND number < :limit)
+SELECT ordering_key FROM k WHERE ordering_key IS NOT NULL ORDER BY number""",
     "kept": """
 SELECT destination FROM {event} WHERE status = 'delivered' AND destination > :after
 ORDER BY destination, delivered_at LIMIT 1""",
@@ -119,7 +129,7 @@ DELETE FROM {audit} WHERE ctid = ANY (ARRAY(
     ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
         "make_heads_due": """
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
-    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased} AND {led}
+    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased}
     FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
         "route": """
 WITH s AS MATERIALIZED (SELECT * FROM {targets}), taken AS MATERIALIZED (
@@ -136,7 +146,7 @@ DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM taken)) RETURNING id"""
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     SELECT id FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
-      AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {led}
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now}))
     ORDER BY next_attempt_at, position LIMIT :limit FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
     }
 )
@@ -200,11 +210,16 @@ INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag
 VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
 ON DUPLICATE KEY UPDATE delivered = VALUES(delivered), retried = VALUES(retried),
     failed = VALUES(failed), lag = VALUES(lag)""",
-    # It does not know by itself that what is null is in the order of position.
     "parked": """
-SELECT ordering_key, position FROM {event} {by_due}
-WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND position > :after
+SELECT ordering_key FROM {event} {by_due}
+WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
 ORDER BY position LIMIT :limit""",
+    # It cannot go from one key to the next.
+    "keys_of_next_rows": """
+SELECT DISTINCT ordering_key FROM (SELECT ordering_key FROM {event} {by_head}
+    WHERE head_destination = :destination AND ordering_key >= :first
+    ORDER BY ordering_key LIMIT :limit) t ORDER BY ordering_key""",
+    # It does not know by itself that what is null is in the order of position.
     "unpark": """
 SELECT id FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
@@ -230,6 +245,8 @@ WORDS = {
     "{routed_or_final}": ROUTED_OR_FINAL,
     "{routed_event}": ROUTED_EVENT,
     "{still_unrouted}": STILL_UNROUTED,
+    # In the words of the index of heads, which is partial.
+    "{keyed}": "{head} = :destination AND status IN ('pending', 'failed') AND ordering_key IS NOT NULL",
 }
 POSTGRESQL_WORDS = WORDS | {
     "{beyond}": "(next_attempt_at, position) > (:since, :position)",

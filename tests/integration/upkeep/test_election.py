@@ -18,8 +18,10 @@ from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.tally import Tally
 from relaybox.parts import new_tally
 from relaybox.relay.clock import MonotonicClock
+from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Member, Minute
-from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member
+from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member, some
+from tests.locks import waiters
 from tests.waiting import await_for
 
 
@@ -166,6 +168,40 @@ async def test_a_clock_of_a_process_that_jumps_changes_nothing(bench: Bench) -> 
     assert (await upkeep.beat(member("three"), LIVE)).alive == ("three", "two")
     assert await upkeep.lead("one", 60.0) == term
     assert bench.ids() == {row}
+
+
+async def test_nobody_follows_a_leader_in_the_middle_of_what_it_does(bench: Bench) -> None:
+    """The lease of a leader runs out while it waits for a lock: the next term begins when it is done."""
+    if not bench.locks_rows:
+        pytest.skip("SQLite has one writer at a time anyway")
+    upkeep, other, audit = bench.upkeep(), bench.upkeep(), bench.tables.audit
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+    bench.execute(sa.insert(audit).values(actor="ann", action="retry", details={}, at=old))
+    with bench.engine.begin() as connection:
+        connection.execute(sa.select(audit).with_for_update())
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text("LOCK TABLE outbox_audit IN EXCLUSIVE MODE"))
+        term, pruning = await prune_that_waits(bench, upkeep)
+        following = asyncio.create_task(follow(other))
+        await await_for(lambda: waiters(bench.engine) == 2, "the next leader waits for the prune")
+        assert not pruning.done()
+    assert await pruning is not None, "it led when it began"
+    assert await following == term + 1
+
+
+async def prune_that_waits(bench: Bench, upkeep: SqlUpkeep) -> tuple[int, asyncio.Task[int | None]]:
+    """Begin to prune under a lease that runs out soon, but not before it has begun."""
+    for seconds in (1.0, 10.0, 60.0):
+        term = some(await upkeep.lead("one", seconds))
+        pruning = asyncio.create_task(upkeep.prune_history(term, "audit", 400 * DAY, 10))
+        await await_for(lambda task=pruning: task.done() or waiters(bench.engine), "the prune waits")
+        if not pruning.done():
+            break
+    return term, pruning
+
+
+async def follow(upkeep: SqlUpkeep) -> int:
+    return int(await await_for(lambda: upkeep.lead("other", 60.0)))
 
 
 async def test_once_prunes_and_sweeps_and_lets_others_lead(bench: Bench) -> None:

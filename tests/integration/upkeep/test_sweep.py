@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,18 +14,13 @@ from relaybox.maintenance.sweep import Sweep
 from relaybox.outcome import Delivered, Failed
 from relaybox.relay.clock import MonotonicClock
 from relaybox.store import Settlement, Want
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Slice
-from tests.integration.upkeep.bench import Bench, go_on, leading, some
+from tests.integration.upkeep.bench import Bench, go_on
 from tests.locks import waiters
 from tests.waiting import await_for
 
 
 async def swept(bench: Bench, *destinations: Destination) -> int:
-    upkeep = bench.upkeep()
-    round_ = await Sweep(upkeep, destinations, MonotonicClock(), go_on)(await leading(upkeep))
-    assert round_.led
-    return round_.changed
+    return (await Sweep(bench.upkeep(), destinations, MonotonicClock(), go_on)()).changed
 
 
 ORDERED = Destination("shop", "console:", ordered=True)
@@ -90,15 +84,21 @@ async def test_a_destination_that_is_no_longer_ordered_has_nothing_parked(bench:
     assert len((await bench.store().claim(Want("shop", "r"))).deliveries) == 3
 
 
-async def test_a_sweep_goes_on_behind_the_rows_it_has_seen(bench: Bench) -> None:
-    upkeep, term = await bench.leader()
-    bench.put("shop", "failed", ordering_key="blocked")
-    for _ in range(3):
-        bench.park("shop", "blocked")
-    bench.park("shop", "free")
-    first = some(await upkeep.sweep(term, "shop", True, None, 2))
-    assert first.changed == 0
-    assert await upkeep.sweep(term, "shop", True, first.after, 3) == Slice(1, None)
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_a_sweep_goes_on_behind_the_keys_it_has_seen(bench: Bench, limit: int) -> None:
+    upkeep = bench.upkeep()
+    for key in ("", "a", "b", "c", "ü", "ÿ\u2028"):
+        bench.put("shop", "failed", ordering_key=key)
+        for _ in range(3):
+            bench.park("shop", key)
+    heads = {bench.park("shop", key) for key in ("'a", "aa", "z", "𐀀")}
+    before, changed = bench.parked(), 0
+    after = None
+    while (slice_ := await upkeep.sweep("shop", True, after, limit)).after is not None:
+        changed += slice_.changed
+        after = slice_.after
+    assert changed + slice_.changed == 4
+    assert before - bench.parked() == heads
 
 
 async def test_a_sweep_waits_for_a_settle_of_the_same_destination(bench: Bench) -> None:
@@ -115,44 +115,11 @@ async def test_a_sweep_waits_for_a_settle_of_the_same_destination(bench: Bench) 
     assert await sweeping == 1
 
 
-async def test_nobody_follows_a_leader_in_the_middle_of_what_it_does(bench: Bench) -> None:
-    """The lease of a leader runs out while its sweep waits: the next term begins when the sweep has ended."""
-    if not bench.locks_rows:
-        pytest.skip("SQLite has one writer at a time anyway")
-    bench.park("shop", "k")
-    upkeep, other, destination = bench.upkeep(), bench.upkeep(), bench.tables.destination
-    bench.execute(sa.insert(destination).values(name="shop"))
-    with bench.engine.begin() as connection:
-        connection.execute(sa.select(destination.c.name).with_for_update())
-        term, sweeping = await sweep_that_waits(bench, upkeep)
-        following = asyncio.create_task(follow(other))
-        await await_for(lambda: waiters(bench.engine) == 2, "the next leader waits for the sweep")
-        assert not sweeping.done()
-    assert isinstance(await sweeping, Slice)
-    assert await following == term + 1
-
-
-async def sweep_that_waits(bench: Bench, upkeep: SqlUpkeep) -> tuple[int, asyncio.Task[Any]]:
-    """Begin a sweep under a lease that runs out soon, but not before the sweep has begun."""
-    for seconds in (1.0, 5.0, 20.0):
-        term = some(await upkeep.lead("one", seconds))
-        sweeping = asyncio.create_task(upkeep.sweep(term, "shop", True, None, 10))
-        await await_for(lambda task=sweeping: task.done() or waiters(bench.engine), "the sweep waits")
-        if not sweeping.done():
-            break
-    return term, sweeping
-
-
-async def follow(upkeep: SqlUpkeep) -> int:
-    return int(await await_for(lambda: upkeep.lead("other", 60.0)))
-
-
 async def test_sweeps_beside_claims_and_settles_keep_the_order_and_lose_nothing(bench: Bench) -> None:
     rows = [bench.put("shop", ordering_key=f"k{n % 3}") for n in range(60)]
     keys = {id_: n % 3 for n, id_ in enumerate(rows)}
-    store, upkeep, seen = bench.store(), bench.upkeep(), []
-    term = await leading(upkeep)
-    round_ = Sweep(upkeep, [SKIPPING], MonotonicClock(), go_on)
+    store, seen = bench.store(), []
+    round_ = Sweep(bench.upkeep(), [SKIPPING], MonotonicClock(), go_on)
 
     async def deliver() -> None:
         while len(seen) < len(rows):
@@ -164,7 +131,7 @@ async def test_sweeps_beside_claims_and_settles_keep_the_order_and_lose_nothing(
 
     async def tidy() -> None:
         while len(seen) < len(rows):
-            await round_(term)
+            await round_()
 
     async with asyncio.timeout(60):
         await asyncio.gather(deliver(), tidy())
