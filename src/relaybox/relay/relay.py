@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -19,7 +20,7 @@ from relaybox.relay.shared import Shared
 T = TypeVar("T")
 
 SWEEPING = 0.25
-"""The part of its time that a drain which also sweeps leaves for that."""
+"""The part of its time that a drain which also sweeps may take for that."""
 
 
 class Relay:
@@ -77,17 +78,17 @@ class Relay:
         """Deliver what is due, then return True; False: it was stopped, and there may be more.
 
         After ``seconds`` it stops by itself, and as for ``stop`` what is being sent has the relay's patience.
-        With ``sweep`` it also does what ``upkeep`` calls so, in the last quarter of the time; False then as
-        well where that made something due.
+        With ``sweep`` it first does what ``upkeep`` calls so, for no longer than a quarter of the time.
         """
         async with self._closing():
-            sweeping = SWEEPING * (seconds or 0.0) if sweep else 0.0
-            with _after(None if seconds is None else seconds - sweeping, self._stop_lanes):
-                drained = await self._drain()
+            since = await self._shared.store.now()
+            self._caretaker.set_time(since)
+            with _after(seconds, self._stop_lanes):
+                if sweep:
+                    with _after(None if seconds is None else SWEEPING * seconds, self._caretaker.stop):
+                        await self._try("sweep", partial(self._caretaker.once, prune=False))
+                drained = await self._drain(since)
             await self._try("write statistics", self._caretaker.flush)
-            if sweep:
-                with _after(None if seconds is None else sweeping, self._caretaker.stop):
-                    drained &= not await self._try("sweep", self._sweep)
             return drained
 
     async def upkeep(self, *, prune: bool = True, sweep: bool = True) -> Chores:
@@ -119,9 +120,7 @@ class Relay:
         self.stop()
         await self._task
 
-    async def _drain(self) -> bool:
-        since = await self._shared.store.now()
-        self._caretaker.set_time(since)
+    async def _drain(self, since: datetime) -> bool:
         async with asyncio.TaskGroup() as group:
             drains = [group.create_task(self._drain_lane(lane, since)) for lane in self._lanes]
         ends = [task.result() for task in drains]
@@ -138,13 +137,8 @@ class Relay:
             self._stop_lanes()
             return error
 
-    async def _sweep(self) -> bool:
-        """Whether that made something due."""
-        chores = await self._caretaker.once(prune=False)
-        return any(round_ is not None and round_.changed > 0 for round_ in chores)
-
     async def _try(self, doing: str, work: Callable[[], Awaitable[T]]) -> T | None:
-        """What was delivered is delivered, whatever goes wrong afterwards."""
+        """What can be delivered is delivered, whatever goes wrong beside it."""
         try:
             return await work()
         except StoreError as error:
