@@ -22,7 +22,6 @@ import sqlalchemy as sa
 
 from relaybox.admin import Admin
 from relaybox.crashpoint import CRASH_POINTS
-from relaybox.maintenance.caretaker import SWEEP
 from relaybox.parts import open_store
 from relaybox.stores.ledger import SqlLedger
 from relaybox.testing.checker import Received
@@ -251,7 +250,7 @@ STILL = 8.0  # Seconds for which a receiver that is well may get nothing though 
 LATE = 30.0  # Seconds in which an event reaches it, also where the machine is busy with something else
 ASKING = 15.0  # Seconds after which somebody who asks why is answered, also where the machine is busy
 LEASES = 2
-"""Where relays are killed it may take so many more, and a sweep, for what is left between two steps."""
+"""Where relays are killed it may take so many more."""
 CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 FROM outbox_event"
 
 
@@ -371,7 +370,7 @@ class BrokerSchedule(Schedule):
         created = {(str(event), place): at for event, place, at in scene.rows.execute(CREATED)}
         offset = time.time() - time.monotonic()
         arrivals = [(one.headers["webhook-id"], one.endpoint, one.at + offset) for one in applied]
-        more = LEASES * self._lease + SWEEP if scene.fleet.killed else 0.0
+        more = LEASES * self._lease if scene.fleet.killed else 0.0
         found = list(waits(created, arrivals))
         self._slowest = max((wait.still for wait in found), default=0.0)
         return [

@@ -134,7 +134,7 @@ def _not_final(events: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 EMITTERS = 3
-PATIENCE = 60.0  # Seconds for everything to be delivered once all is well; more than the sweep's interval
+PATIENCE = 60.0  # Seconds for everything to be delivered once all is well, also where the machine is busy
 WARM_UP = 5.0
 CALM_LEASE = 10.0  # Where there is no fault, a slow machine shall not be one
 

@@ -225,7 +225,7 @@ async def _pause_for_ever(self: Breaker, opening: Any, **options: Any) -> None:
 _claim_steps, _effect = StoreSteps.claim, steps_module._effect
 _is_free, _lease, _settle, _read = Server._is_free, Server.do_lease, Server.do_settle, Emitted.read
 _extend, _copy, _execute = Server.do_extend, Server.do_copy_failed, Server.execute
-_rollback = Database.rollback
+_rollback, _steps_settle = Database.rollback, StoreSteps.settle
 
 NO_SWEEP = (UpkeepServer, "do_upkeep__parked", lambda *_, **__: [])
 """The sweep would mend what is left parked, and so hide why."""
@@ -357,6 +357,22 @@ def _effect_without_return(outcome: Any) -> dict[str, Any]:
     return {**effect, "given_back": 0} if isinstance(outcome, Released) else effect
 
 
+def _settle_in_two_transactions(self: StoreSteps, *settle: Any) -> Any:
+    steps = _steps_settle(self, *settle)
+    queries: Any = next(steps)
+    heads = [query for query in queries if query[0] in ("make_heads_due", "heads")]
+    results = yield queries[: len(queries) - len(heads)]
+    if heads:
+        locks = [query for query in queries if query[0] in ("lock_settles", "lock_destination")]
+        results += (yield [*locks, *heads])[len(locks) :]
+    try:
+        queries = steps.send(results)
+        while True:
+            queries = steps.send((yield queries))
+    except StopIteration as end:
+        return end.value
+
+
 def _probe_only_what_is_open(server: Any, transaction: Transaction, destination: str, seconds: float) -> Rows:
     now = server.database.now()
 
@@ -485,7 +501,11 @@ BUGS = (
     Bug("leaves the token when it settles", 1, [(Server, "do_settle", _settle_and_leave_the_token)]),
     Bug("a release keeps the attempt", 18, [(steps_module, "_effect", _effect_without_return)]),
     Bug("parked rows are never made due", 0, [(StoreSteps, "_make_heads_due", lambda *_: []), NO_SWEEP]),
-    Bug("nobody looks for what a death left parked", 369, [NO_SWEEP]),
+    Bug(
+        "settles, and makes the next of a key due in another transaction",
+        349,
+        [(StoreSteps, "settle", _settle_in_two_transactions), NO_SWEEP],
+    ),
     Bug(
         "copies a dead letter whoever holds the row",
         1400,

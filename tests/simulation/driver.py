@@ -50,6 +50,7 @@ class Site:
     flavour: Flavour
     server: Server
     weather: Weather
+    dies: Callable[[Node], bool]  # Whether a node dies before the statement that it is about to send
     life: int = 0  # One more each time that the server was killed
     troubled: list[tuple[float, float]] = field(default_factory=list)
     cut_off: dict[str, float] = field(default_factory=dict)  # Until when which node reaches nobody
@@ -141,6 +142,8 @@ class Wire:
 
     async def _trip(self, serve: Callable[[Reply], None]) -> Any:
         """One round trip: ``serve`` is called at the server, with what takes the answer."""
+        if self._site.dies(self._node):
+            await self._node.create_future()
         fate, there, back = self._fate()
         answer = Answer(self._world, fate == "answer lost", back)
         if fate == "refused" or fate == "request lost":
@@ -332,6 +335,9 @@ class Alone(Wire):
             queries: Any = next(steps)
             while True:
                 self._execute(transaction, queries, results := [], _raise)
+                if self._site.dies(self._node):
+                    self._database.rollback(transaction)
+                    return
                 queries = steps.send(results)
         except StopIteration as end:
             self._database.commit(transaction)

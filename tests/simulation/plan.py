@@ -16,7 +16,7 @@ EMITTING = 1.0  # Seconds in which events are emitted
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
-    "receiver lies", "outage", "poison", "killer", "late wakes",
+    "receiver lies", "outage", "poison", "killer", "late wakes", "death between statements", "restarts",
 )  # fmt: skip
 
 
@@ -43,6 +43,9 @@ class Plan:
     crashes: list[tuple[float, float]] = field(default_factory=list)
     """When one relay dies, and how long it is missing."""
     crash_points: list[tuple[CrashPoint, int]] = field(default_factory=list)
+    deaths: set[int] = field(default_factory=set)
+    """Before which of the statements that relays send the one dies that would send it."""
+    restarts: float | None = None  # How often every relay is replaced, also when all is healed
     stalls: list[tuple[float, float]] = field(default_factory=list)
     churn: list[float] = field(default_factory=list)
     kills: list[tuple[float, float]] = field(default_factory=list)
@@ -152,6 +155,10 @@ def _befall(plan: Plan, fault: str, luck: Random, strength: float) -> None:
             plan.steps = [(luck.uniform(0.1, plan.trouble), luck.uniform(-2.0, 4.0) * strength)]
         case "late wakes":
             plan.wakes = 0.1
+        case "death between statements":
+            plan.deaths = {luck.randint(1, 300) for _ in range(max(1, round(6 * strength)))}
+        case "restarts":
+            plan.restarts = luck.uniform(4.0, 20.0)
         case _:
             _befall_receivers(plan, fault, luck, strength)
 

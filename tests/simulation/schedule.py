@@ -42,7 +42,8 @@ from tests.simulation.world import Node, World
 Tell: TypeAlias = Callable[[str], None]
 
 PATIENCE = 240.0  # Seconds of virtual time after which what was healed must be drained
-SWEEPS, PRUNES, BEATS = 3.0, 4.0, 1.0
+STUCK = 2.0  # Seconds beyond a lease after which the first of a key must be due
+PRUNES, BEATS = 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
 
 
@@ -84,7 +85,7 @@ class Schedule:
         self.world = World(plan.seed)
         self.database = Database(self.world)
         self.server = UpkeepServer(self.database)
-        self.site = Site(self.world, plan.flavour, self.server, plan.weather)
+        self.site = Site(self.world, plan.flavour, self.server, plan.weather, self._dies)
         self.receivers = {destination.name: self._receiver(destination) for destination in plan.destinations}
         self.application = Application(self.world, self.server, plan, self._tell)
         self.nodes: dict[Node, Relay] = {}
@@ -96,6 +97,7 @@ class Schedule:
         self._extra = plan.events
         self._attended = 0
         self._points = Counter[str]()
+        self._statements = 0
         self._blocking = {d.name for d in plan.destinations if d.on_failed == "block"}
         self.judge = Judge(self)
 
@@ -217,6 +219,8 @@ class Schedule:
             after(at, self._cut_off, seconds)
         for at, seconds in plan.steps:
             after(at, self._step_clock, seconds)
+        if plan.restarts is not None:
+            after(min(plan.restarts, 0.5 * plan.trouble), self._restart, plan.restarts)
 
     def _to_somebody(self, what: str, do: Any) -> None:
         if self.nodes and not self._healed:
@@ -236,6 +240,23 @@ class Schedule:
             self._start_relay()
 
         self._to_somebody("churn", leave)
+
+    def _restart(self, seconds: float) -> None:
+        """Replace every relay, as a rollout does; again and again."""
+        for node in list(self.nodes):
+            self.faults["restart"] += 1
+            node.call_soon(self.nodes[node].stop)
+            self._start_relay()
+        self.world.after(seconds, self._restart, seconds)
+
+    def _dies(self, node: Node) -> bool:
+        """Whether a node dies before the statement that it is about to send."""
+        self._statements += 1
+        if self._healed or self._statements not in self.plan.deaths:
+            return False
+        self.faults["died between statements"] += 1
+        node.crash()
+        return True
 
     def _read_only(self, seconds: float) -> None:
         self.site.weather.read_only_until = self.world.now + seconds
@@ -389,7 +410,6 @@ class Schedule:
             (steps, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
             (upkeep, "templates", lambda *_: {"fence": ""}),
-            (caretaker, "SWEEP", SWEEPS),
             (caretaker, "PRUNE", PRUNES),
             (caretaker.log, "disabled", True),
             (lane, "SHORTEST_POLL", 0.2),
@@ -500,6 +520,9 @@ class Judge:
         """How often a relay died that held this row and no other under its token."""
         self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)
         """The suspects that each relay holds, by their positions."""
+        self._blocking = {d.name for d in schedule.plan.destinations if d.on_failed == "block"}
+        self._stranded: dict[tuple[str, str], object] = {}
+        """The keys whose first row is parked: nobody will settle anything before it."""
         self._findings: list[Finding] = []
 
     def findings(self) -> list[Finding]:
@@ -510,7 +533,34 @@ class Judge:
 
     def _committing(self, transaction: Transaction, *, flush: bool = True) -> None:
         self._writer = transaction.node
+        changed = [(row or self._database.rows.get(id_)) for id_, row in transaction.rows.items()]
         self._commit(transaction, flush=flush)
+        for line in {
+            (row.emitted.destination, row.emitted.ordering_key) for row in changed if row is not None
+        }:
+            self._look_at(line)
+
+    def _look_at(self, line: tuple[str, str | None]) -> None:
+        """Whether the first row of a key is parked; it must not be so for long."""
+        name, key = line
+        if key is None or name not in self._leases:
+            return
+        if self._parked_head(name, key) is None:
+            self._stranded.pop((name, key), None)
+        elif (name, key) not in self._stranded:
+            since = self._stranded[name, key] = object()
+            self._schedule.world.after(self._leases[name] + STUCK, self._judge_stranded, name, key, since)
+
+    def _parked_head(self, name: str, key: str) -> Row | None:
+        rows = (self._database.rows[id_] for _, id_ in self._database.open[name, key])
+        head = next((row for row in rows if row.status == "pending" or name in self._blocking), None)
+        parked = head is not None and head.status == "pending" and head.next_attempt_at is None
+        return head if parked else None
+
+    def _judge_stranded(self, name: str, key: str, since: object) -> None:
+        row = self._parked_head(name, key)
+        if row is not None and self._stranded.get((name, key)) is since:
+            self._find("stuck", row, f"is parked behind nothing, a lease and {STUCK:g} s long")
 
     def _changed(self, before: Row | None, row: Row | None) -> None:
         if before is None and row is not None and row.emitted.destination == "dead":
