@@ -278,11 +278,10 @@ class Outbox:
     def relay(self, *, patience: float = 30.0, observers: Sequence[Observer] = ()) -> Relay:
         """A relay for every destination: ``await outbox.relay().run()``, or ``async with outbox.relay():``.
 
-        It holds at most three connections to the database, whatever the number of destinations, and for a
-        moment a fourth when it proves that its LISTEN gets through; one more for each call of a handler that
-        says ``once``. Asked to stop, it waits ``patience``
-        seconds for what it is sending and gives the rest back. ``observers`` are told of what it does, as
-        ``relaybox.observe`` says.
+        It holds at most five connections to the database, whatever the number of destinations, and for a
+        moment a sixth when it proves that its LISTEN gets through; one more for each call of a handler that
+        says ``once``. Asked to stop, it waits ``patience`` seconds for what it is sending and gives the rest
+        back. ``observers`` are told of what it does, as ``relaybox.observe`` says.
         """
         from relaybox.parts import open_relay
 

@@ -6,7 +6,9 @@ RelayboxError
 ├── MissingExtra                a package of an extra is not installed
 ├── SchemaError                 the tables are missing or older than this version
 ├── StoreError                  the database refused or could not be reached; worth another try
-│   └── NoTables                a SchemaError too: seen by a store, so that a running relay waits for them
+│   ├── NoTables                a SchemaError too: seen by a store, so that a running relay waits for them
+│   ├── Locked                  another session holds a lock, and was not waited for any longer
+│   └── RowsLocked              of a settle: others hold some of the rows; all the rest is written
 └── EmitError                   of ``emit`` and the inbox: nothing was written, the transaction is as it was
     ├── InvalidField            an argument is empty, too long or of the wrong type
     ├── PayloadError            the payload (or the headers) cannot be stored; ``path`` says where
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from uuid import UUID
 
 
 class RelayboxError(Exception):
@@ -57,6 +60,22 @@ class StoreError(RelayboxError):
 
 class NoTables(SchemaError, StoreError):
     """A store found a table missing. To a relay that runs it is worth another try: it may be made yet."""
+
+
+class Locked(StoreError):
+    """Another session holds a lock that is needed. Nothing was written; try again."""
+
+
+class RowsLocked(StoreError):
+    """Other sessions hold ``rows``, by their ids. All other outcomes of the settle were written.
+
+    ``lost`` are the ids among those others whose lease was lost.
+    """
+
+    def __init__(self, rows: frozenset[UUID], lost: frozenset[UUID]) -> None:
+        super().__init__(f"another session has locked {len(rows)} of the rows; end its transaction")
+        self.rows = rows
+        self.lost = lost
 
 
 class EmitError(RelayboxError):

@@ -308,8 +308,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def open_store(database: str, tables: Tables, *, connections: int = 2) -> SqlStore:
-    """The store in a database; it holds at most ``connections`` connections, on SQLite one."""
+def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlStore:
+    """The store in a database; it holds at most ``connections`` connections, on SQLite one.
+
+    One that extends leases or beats, as a relay's does, has one more for that.
+    """
     from relaybox.migrations import server_dialect
 
     dialect = server_dialect(database)

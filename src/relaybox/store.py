@@ -115,11 +115,13 @@ class Store(Protocol):
         on_failed: OnFailed = "block",
         dead_letter: DeadLetter | None = None,
         made_due: Callable[[], None] | None = None,
+        wait: bool = True,
     ) -> frozenset[UUID]:
         """Write the outcomes and make the next of each key due; the ids whose lease was lost come back.
 
         ``on_failed`` and ``dead_letter`` are the destination's policy, the same that its claims name.
-        ``made_due`` is called if the next of a key may be claimed now.
+        ``made_due`` is called if the next of a key may be claimed now. Where other sessions have locked some
+        of the rows, all others are settled and ``RowsLocked`` is raised; without ``wait`` at once.
         """
         ...
 

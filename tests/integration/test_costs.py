@@ -173,6 +173,7 @@ async def counted_postgres(url: str, tables: Tables) -> AsyncIterator[Counted]:
         store = postgres.open_store(through, tables, connections=1)
         try:
             await store.claim(Want("nobody", "me"))
+            await store.vital.run(store.steps.now)
             yield Counted(store, lambda: wire.total)
         finally:
             await store.close()
@@ -195,13 +196,13 @@ async def test_an_operation_on_postgresql_is_one_round_trip(limit: int, url: str
         claim, took = await store.claim(ordered)
         assert (len(claim.deliveries), took) == (limit, Count(2, 1)), "the lock comes ahead of the claim"
         assert await store.extend(claim.deliveries) == Count(1, 1)
-        assert await store.release(claim.deliveries) == Count(3, 2), "the same lock, and heads are made due"
+        assert await store.release(claim.deliveries) == Count(3, 1), "a lock, and heads are made due"
         claim, took = await store.claim(ordered)
-        assert await store.settle(delivered(claim)) == Count(3, 2)
+        assert await store.settle(delivered(claim)) == Count(3, 1)
         claim, took = await store.claim(ordered)
-        assert await store.settle(mixed(claim)) == Count(7, 2), "a lock, and one for each kind"
+        assert await store.settle(mixed(claim)) == Count(7, 1), "a lock, and one for each kind"
         claim, took = await store.claim(ordered)
-        assert await store.bury(mixed(claim)) == Count(8, 2), "copies of what failed are one more"
+        assert await store.bury(mixed(claim)) == Count(8, 1), "copies of what failed are one more"
         claim, took = await store.claim(plain)
         assert await store.bury(delivered(claim)) == Count(1, 1), "nothing to copy"
         assert (await store.claim(Want("nobody", "me")))[1] == Count(2, 1), "and why there is nothing"
@@ -220,7 +221,7 @@ async def test_behind_a_pooler_a_round_trip_says_what_a_session_would_remember(
         assert await store.settle(delivered(claim)) == Count(4, 1)
         claim, took = await store.claim(Want("keys", "me", limit=10, ordered=True, explain=False))
         assert (len(claim.deliveries), took) == (10, Count(5, 1))
-        assert await store.settle(delivered(claim)) == Count(9, 2)
+        assert await store.settle(delivered(claim)) == Count(6, 1)
         assert (await store.claim(Want("nobody", "me")))[1] == Count(5, 1), "and why there is nothing"
 
 
@@ -270,8 +271,11 @@ async def counted_by_statement(
 STATEMENTS = {"mariadb": 2, "sqlite": 1}
 LOCKED = {"mariadb": 1, "sqlite": 0}
 """All rows ahead of several kinds of outcomes, where others might lock them in another order."""
-LOCK_AND_MAKE_DUE = {"mariadb": 3, "sqlite": 2}
-"""MariaDB finds the heads first: an UPDATE that looks for them would lock what others have not committed."""
+EXTEND = {"mariadb": 3, "sqlite": 1}
+"""MariaDB reads which rows are held, and which of those nobody has locked."""
+LOCK_AND_MAKE_DUE = {"mariadb": 2, "sqlite": 2}
+"""MariaDB finds the heads first: an UPDATE that looks for them would lock what others have not committed.
+Here none is parked, so there is nothing to update."""
 
 
 @pytest.mark.parametrize("limit", [10, 100])
@@ -289,7 +293,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_batch(
     async with counted_by_statement(module, url, tables, monkeypatch) as store:
         claim, took = await store.claim(plain)
         assert (len(claim.deliveries), took.statements) == (limit, 4), "look, lock, lease, read"
-        assert (await store.extend(claim.deliveries)).statements == fenced
+        assert (await store.extend(claim.deliveries)).statements == EXTEND[kind]
         assert (await store.settle(delivered(claim))).statements == fenced
 
         claim, took = await store.claim(ordered)

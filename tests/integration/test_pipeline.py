@@ -32,7 +32,6 @@ from tests.waiting import PATIENCE, await_for, cancel
 
 MEGABYTES = 1 << 20
 ORDERED = Want("keys", "me", limit=5, ordered=True)
-NEXT = {name: Want(name, "me", limit=1, ordered=True) for name in ("plain", "keys")}
 
 
 @pytest.fixture
@@ -179,7 +178,7 @@ async def test_the_databases_default_isolation_is_not_the_stores(url: str) -> No
     with psycopg.connect(url, autocommit=True) as administrator:
         for setting in ("default_transaction_isolation = 'repeatable read'", "plan_cache_mode = 'auto'"):
             administrator.execute(f"ALTER DATABASE {name} SET {setting}")  # type: ignore[arg-type]
-    async with opened(url, tables, connections=2) as store:
+    async with opened(url, tables, connections=3) as store:
         level = Query("SELECT current_setting('transaction_isolation')", ())
         assert await store.driver.run(lambda: one(level)) == [("read committed",)]
         with engine.begin() as connection:
@@ -244,79 +243,6 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(url: str) -> 
             await cancel(sleeping)
             await await_for(lambda: observer.execute(busy).fetchone() == (0,), "the server is cancelled")
         assert not (await store.claim(Want("plain", "me"))).deliveries
-
-
-class Refusing:
-    """A driver that refuses to go on for as long as it is told to."""
-
-    def __init__(self, store: SqlStore) -> None:
-        self._run, self._steps = store.driver.run, store.steps
-        self.refuses = True
-        self.calls: list[str] = []
-
-    async def run(self, begin: Any, *, checked: bool = False) -> Any:
-        name = getattr(getattr(begin, "func", None), "__name__", "claim")
-        self.calls.append(name)
-        if name == "go_on" and self.refuses:
-            raise StoreError("the connection was lost")
-        return await self._run(begin, checked=checked)
-
-
-@asynccontextmanager
-async def refusing(url: str, connections: int = 1) -> AsyncIterator[tuple[SqlStore, Refusing]]:
-    """A store that has delivered the first of one key, in two destinations, and could not go on with it."""
-    engine, tables = filled(url, 10)
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE outbox_event SET ordering_key = 'one'"))
-    async with opened(url, tables, connections) as store:
-        held = [(await store.claim(want)).deliveries[0] for want in NEXT.values()]
-        for want in NEXT.values():
-            assert (await store.claim(want)).parked == 1
-        driver = Refusing(store)
-        store.driver.run = driver.run  # type: ignore[method-assign]
-        for delivery in held:
-            assert await store.settle([Settlement(delivery, Delivered())]) == frozenset()
-        assert driver.calls == ["settle", "go_on"] * 2
-        driver.calls.clear()
-        for name in NEXT:
-            assert column(engine, tables, "status", name)[0] == "delivered", "what is settled is settled"
-            assert column(engine, tables, "next_attempt_at", name)[1] is None
-        yield store, driver
-
-
-async def test_keys_that_could_not_go_on_do_so_ahead_of_the_next_claim_of_their_destination(url: str) -> None:
-    async with refusing(url) as (store, driver):
-        with pytest.raises(StoreError):
-            await store.claim(NEXT["keys"])
-        assert driver.calls == ["go_on"], "a claim would tell that there is nothing"
-        driver.refuses = False
-        for want in NEXT.values():
-            driver.calls.clear()
-            assert len((await store.claim(want)).deliveries) == 1
-            assert driver.calls == ["go_on", "claim"]
-            assert not (await store.claim(want)).deliveries
-            assert driver.calls == ["go_on", "claim", "claim"], "nothing waits any more"
-
-
-async def test_claims_at_the_same_time_share_what_waits(url: str) -> None:
-    """Several tasks may find the same keys waiting; each is taken by one of them."""
-    async with refusing(url, connections=2) as (store, driver):
-        driver.refuses = False
-        claims = await asyncio.gather(*(store.claim(NEXT["keys"]) for _ in range(4)))
-        assert driver.calls.count("go_on") == 1
-        assert sum(len(claim.deliveries) for claim in claims) == 1
-
-
-async def test_a_destination_that_is_locked_does_not_hold_up_the_settles_of_another(url: str) -> None:
-    async with refusing(url, connections=2) as (store, driver):
-        driver.refuses = False
-        [other] = (await store.claim(NEXT["plain"])).deliveries
-        with psycopg.connect(url) as blocker:
-            blocker.execute("SELECT 1 FROM outbox_destination WHERE name = 'keys' FOR UPDATE")
-            async with asyncio.timeout(PATIENCE):
-                assert await store.settle([Settlement(other, Delivered())]) == frozenset()
-                assert len((await store.claim(NEXT["plain"])).deliveries) == 1
-        assert len((await store.claim(NEXT["keys"])).deliveries) == 1
 
 
 async def test_a_claim_leaves_out_what_was_due_before_it_looks(url: str) -> None:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import msgspec
+
 from relaybox import ordering, sink
 from relaybox.circuit import Circuit, Trouble
 from relaybox.errors import StoreError
@@ -172,6 +174,7 @@ async def _forget_refused_outcomes(self: Settler, settlements: Sequence[Settleme
         self._observer.trouble(destination.name, "settle", error)
     else:
         self._observer.settled(destination.name, settlements, lost)
+    self._settled([delivery for delivery, _ in settlements])
 
 
 async def _claim_shorter(self: SqlStore, want: Any) -> Claim:
@@ -225,7 +228,8 @@ async def _pause_for_ever(self: Breaker, opening: Any, **options: Any) -> None:
 _claim_steps, _effect = StoreSteps.claim, steps_module._effect
 _is_free, _lease, _settle, _read = Server._is_free, Server.do_lease, Server.do_settle, Emitted.read
 _extend, _copy, _execute = Server.do_extend, Server.do_copy_failed, Server.execute
-_rollback, _steps_settle = Database.rollback, StoreSteps.settle
+_make_heads_due, _rollback = Server.do_make_heads_due, Database.rollback
+_steps_settle = StoreSteps.settle
 
 NO_SWEEP = (UpkeepServer, "do_upkeep__parked", lambda *_, **__: [])
 """The sweep would mend what is left parked, and so hide why."""
@@ -352,6 +356,18 @@ def _settle_and_leave_the_token(server: Any, transaction: Transaction, items: It
     return rows
 
 
+def _make_free_heads_due(
+    server: Any, transaction: Transaction, destination: str, keys: str, block: bool, **_: Any
+) -> Rows:
+    free = [
+        key
+        for key in msgspec.json.decode(keys)
+        if (head := server._head(transaction, destination, key, block)) is None
+        or server.database.lockable(transaction, head)
+    ]
+    return _make_heads_due(server, transaction, destination, msgspec.json.encode(free).decode(), block)
+
+
 def _effect_without_return(outcome: Any) -> dict[str, Any]:
     effect = _effect(outcome)
     return {**effect, "given_back": 0} if isinstance(outcome, Released) else effect
@@ -438,6 +454,12 @@ BUGS = (
     Bug("an outage uses up attempts", 10, [(Policy, "_unavailable", _outage_counts)]),
     Bug("a poison event gets its attempt back for ever", 10, [(Circuit, "fail", _nothing_is_poison)]),
     Bug("forgets outcomes that the database refused", 890, [(Settler, "_settle", _forget_refused_outcomes)]),
+    Bug("forgets outcomes of rows that others have locked", 5, [(Settler, "run_locked", _nothing)]),
+    Bug(
+        "settles a key whose next row is locked, and leaves that parked",
+        412,
+        [(Server, "do_make_heads_due", _make_free_heads_due), NO_SWEEP],
+    ),
     Bug("never extends a lease", 7, [(Extender, "_extend", _yes)]),
     Bug("claims for a shorter time than it counts on", 6, [(SqlStore, "claim", _claim_shorter)]),
     Bug("claims suspects beside the one that it examines", 138, [(Lane, "_claim", _claim_suspects)]),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from relaybox.errors import StoreError
+from relaybox.errors import Locked, StoreError
+from relaybox.stores.places import Places
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import Steps
 from tests.simulation.database import Blocked, Database, Deadlock, Transaction
@@ -26,7 +27,8 @@ Fate: TypeAlias = Literal["well", "refused", "request lost", "answer lost"]
 
 TRIES = 5
 IDLE_IN_TRANSACTION = 5.0  # Seconds after which the server ends a transaction whose session says nothing
-CONNECTIONS = 2
+CONNECTIONS = 3
+LOCK_TIMEOUT = 0.5  # Seconds; less than at work, as leases are
 SUFFERS = 1.0  # Seconds for which a lost round trip may keep a node from settling: until it tries again
 
 
@@ -63,7 +65,9 @@ class Site:
         drivers = {"pipeline": Pipeline, "steps": Session, "single": Alone}
         if self.flavour == "steps":
             node.at_crash.append(partial(self.world.after, self.weather.latency, self._hang_up, node))
-        return SqlStore(make_steps(self.flavour), drivers[self.flavour](self, node))
+        driver = drivers[self.flavour]
+        vital = None if self.flavour == "single" else driver(self, node, connections=1)
+        return SqlStore(make_steps(self.flavour), driver(self, node), vital)
 
     def kill(self, down: float) -> None:
         forget = self.world.random.randint(0, self.database.unflushed) if self.flavour == "pipeline" else 0
@@ -115,18 +119,18 @@ class Wire:
 
     AT_ONCE = 0.6  # The part of all ways that take no time
 
-    def __init__(self, site: Site, node: Node) -> None:
+    def __init__(self, site: Site, node: Node, connections: int = CONNECTIONS) -> None:
         self._site = site
         self._world = site.world
         self._weather = site.weather
         self._database = site.database
         self._node = node
-        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._places = Places(connections)
         self._longest = 2 * site.weather.latency / (1.0 - self.AT_ONCE)
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, lane: str = "") -> T:
         """Drive the steps; ``begin`` is called again where a deadlock was broken."""
-        async with self._places:
+        async with self._places.take(lane):
             for _ in range(TRIES):
                 try:
                     return await self._transact(begin())
@@ -182,13 +186,36 @@ class Wire:
                 results.append(self._site.server.execute(transaction, query))
             except Blocked as blocked:
                 go_on = partial(self._go_on, transaction, queries, results, done, life)
-                try:
-                    self._database.wait(transaction, blocked.holder, partial(self._world.after, 0.0, go_on))
-                except Deadlock as deadlock:
-                    self._database.rollback(transaction)
-                    done(deadlock)
+                self._wait(transaction, blocked.holder, go_on, done)
                 return
         done(results)
+
+    def _wait(
+        self, transaction: Transaction, holder: Transaction, go_on: Callable[[], None], done: Reply
+    ) -> None:
+        """Wait for another transaction to end, but not for longer than a lock is waited for."""
+        waits = True
+
+        def stop_waiting(then: Callable[[], None]) -> None:
+            nonlocal waits
+            if waits:
+                waits = False
+                then()
+
+        def give_up() -> None:
+            transaction.awaiting = None
+            self._database.rollback(transaction)
+            self._weather.met["lock timeout"] += 1
+            done(Locked("lock timeout"))
+
+        try:
+            ended = partial(self._world.after, 0.0, stop_waiting, go_on)
+            self._database.wait(transaction, holder, ended)
+        except Deadlock as deadlock:
+            self._database.rollback(transaction)
+            done(deadlock)
+        else:
+            self._world.after(LOCK_TIMEOUT, stop_waiting, give_up)
 
     def _go_on(
         self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], done: Reply, life: int

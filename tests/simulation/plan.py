@@ -17,6 +17,7 @@ FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
     "receiver lies", "outage", "poison", "killer", "late wakes", "death between statements", "restarts",
+    "row locks", "table lock",
 )  # fmt: skip
 
 
@@ -52,6 +53,9 @@ class Plan:
     read_only: list[tuple[float, float]] = field(default_factory=list)
     cuts: list[tuple[float, float]] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)
+    row_locks: list[tuple[float, float]] = field(default_factory=list)
+    table_locks: list[tuple[float, float]] = field(default_factory=list)
+    """When a stranger takes a lock, and how long it is held."""
 
 
 def draw(seed: int) -> Plan:
@@ -153,6 +157,10 @@ def _befall(plan: Plan, fault: str, luck: Random, strength: float) -> None:
             plan.cuts = _some(plan, luck, 3 * strength, 0.2, 4.0)
         case "clock step":
             plan.steps = [(luck.uniform(0.1, plan.trouble), luck.uniform(-2.0, 4.0) * strength)]
+        case "row locks":
+            plan.row_locks = _some(plan, luck, 4 * strength, 0.1, 4.0)
+        case "table lock":
+            plan.table_locks = _some(plan, luck, 2 * strength, 0.1, 3.0)
         case "late wakes":
             plan.wakes = 0.1
         case "death between statements":

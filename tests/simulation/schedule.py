@@ -36,7 +36,7 @@ from tests.simulation.database import Database, Emitted, Row, Transaction, to_da
 from tests.simulation.driver import SUFFERS, Site
 from tests.simulation.plan import Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
-from tests.simulation.statements import UpkeepServer
+from tests.simulation.statements import HELD_BY, UpkeepServer
 from tests.simulation.world import Node, World
 
 Tell: TypeAlias = Callable[[str], None]
@@ -221,6 +221,10 @@ class Schedule:
             after(at, self._step_clock, seconds)
         if plan.restarts is not None:
             after(min(plan.restarts, 0.5 * plan.trouble), self._restart, plan.restarts)
+        for at, seconds in plan.row_locks:
+            after(at, self._lock_rows, seconds)
+        for at, seconds in plan.table_locks:
+            after(at, self._lock_table, seconds)
 
     def _to_somebody(self, what: str, do: Any) -> None:
         if self.nodes and not self._healed:
@@ -273,6 +277,35 @@ class Schedule:
         self.database.skew += seconds
         # What is leased at that moment may be over at once, and its relay does not know.
         self.site.trouble("clock step", max(destination.lease for destination in self.plan.destinations))
+
+    def _lock_rows(self, seconds: float) -> None:
+        """A stranger locks some of the rows that are in flight or parked, and a destination now and then."""
+        stranger, luck = self._stranger("row locks", seconds), self.world.random
+        if self.plan.flavour == "single":
+            return
+        for id_, row in list(self.database.rows.items()):
+            held = row.token is not None or (row.status == "pending" and row.next_attempt_at is None)
+            if held and luck.random() < 0.3:
+                self.database.lockable(stranger, id_)
+        if luck.random() < 0.3:
+            self.database.lockable(stranger, (HELD_BY, luck.choice(self.plan.destinations).name))
+
+    def _lock_table(self, seconds: float) -> None:
+        """A stranger lets nobody write to the table, as CREATE INDEX does."""
+        stranger = self._stranger("table lock", seconds)
+        if self.plan.flavour != "single":
+            self.server.table_lock = stranger
+
+    def _stranger(self, what: str, seconds: float) -> Transaction:
+        stranger = self.database.begin("stranger")
+        if self.plan.flavour == "single":
+            # All that there is to lock; the application needs it too.
+            self.database.lockable(stranger, "writer")
+            seconds = min(seconds, 0.3)
+        self.faults[what] += 1
+        self.site.trouble(what, seconds)
+        self.world.after(seconds, self.database.rollback, stranger)
+        return stranger
 
     def _at_point(self, point: str) -> None:
         """A node has come to a crash point, and one of the plan's crashes may be there."""

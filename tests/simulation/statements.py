@@ -20,7 +20,16 @@ from relaybox.ordering import Candidate
 from relaybox.schema import make_tables
 from relaybox.stores import dialects
 from relaybox.stores.steps import OneStatement, Stepwise, StoreSteps
-from tests.simulation.database import OPEN, Database, Emitted, Row, Transaction, to_datetime, to_seconds
+from tests.simulation.database import (
+    OPEN,
+    Blocked,
+    Database,
+    Emitted,
+    Row,
+    Transaction,
+    to_datetime,
+    to_seconds,
+)
 
 Flavour: TypeAlias = Literal["pipeline", "steps", "single"]
 """PostgreSQL: a round trip is a transaction; MariaDB: each statement is one; SQLite: one writer at a time."""
@@ -63,6 +72,15 @@ def make_steps(flavour: Flavour) -> StoreSteps:
     return StoreSteps(statements, DIALECTS[flavour], claiming)
 
 
+EVENT_WRITES = frozenset(
+    {
+        "claim", "claim_unsuspected", "claim_chosen", "claim_ordered", "claim_chosen_ordered", "lease",
+        "park", "settle", "deliver", "deliver_lease", "delete", "delete_lease", "copy_failed", "extend",
+        "make_heads_due", "make_due", "upkeep make_heads_due", "upkeep unpark", "upkeep make_due",
+        "upkeep delivered", "upkeep remove",
+    }
+)  # fmt: skip
+"""What waits for a table lock that lets others read, and lock rows."""
 HELD_BY = "destination"
 SETTLES = "settles"
 LEADER = ("leader",)
@@ -103,6 +121,10 @@ def _array(text: str) -> list[str]:
     return text[1:-1].split(",")
 
 
+def _ids(ids: str | list[str]) -> list[str]:
+    return ids if isinstance(ids, list) else _array(ids)
+
+
 def _unless_all(rows: Rows, count: int) -> Rows:
     ids = None if len(rows) == count else ",".join(str(UUID(id_)) for [id_] in rows)
     return [[len(rows), ids]]
@@ -125,6 +147,7 @@ _names = msgspec.json.Decoder(list[str]).decode
 class Server:
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.table_lock: Transaction | None = None
         self._decoded: tuple[str, list[Item]] = "", []
         self._read_token = "", UUID(int=0)
         self._statements: dict[str, Callable[..., Rows]] = {
@@ -134,6 +157,8 @@ class Server:
     def execute(self, transaction: Transaction, query: Query) -> Rows:
         """The statement's rows; raises ``Blocked`` where it has to wait, and is then executed again."""
         name, params = query
+        if self.table_lock is not None and not self.table_lock.over and name in EVENT_WRITES:
+            raise Blocked(self.table_lock)
         rows = (self._statements.get(name) or self._statement(name))(transaction, **params)
         transaction.memo = None
         return rows
@@ -225,6 +250,11 @@ class Server:
 
     def do_heads(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
         return [[self._head(transaction, destination, key, block)] for key in _names(keys)]
+
+    def do_parked_heads(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
+        heads = [self._head(transaction, destination, key, block) for key in _names(keys)]
+        rows = [(id_, self.database.row(transaction, id_)) for id_ in heads if id_ is not None]
+        return [[id_] for id_, row in rows if row and row.status == "pending" and row.next_attempt_at is None]
 
     def do_run(self, transaction: Transaction, records: Sequence[dict[str, Any]]) -> Rows:
         database, now, rows = self.database, self.database.now(), []
@@ -392,10 +422,29 @@ class Server:
         return self.do_delete(transaction, ids=ids, tokens=_tokens(ids, token), count=count)
 
     def do_lock_rows(self, transaction: Transaction, ids: str | list[str]) -> Rows:
-        for id_ in ids if isinstance(ids, list) else _array(ids):
+        for id_ in _ids(ids):
             if self.database.row(transaction, id_) is not None:
                 self.database.lock(transaction, id_)
         return []
+
+    def do_rows_there(self, transaction: Transaction, ids: str | list[str]) -> Rows:
+        return [[id_] for id_ in _ids(ids) if self.database.row(transaction, id_) is not None]
+
+    def do_rows_free(self, transaction: Transaction, ids: str | list[str]) -> Rows:
+        there = self.do_rows_there(transaction, ids)
+        return [[id_] for [id_] in there if self.database.lockable(transaction, id_)]
+
+    def do_next_of_keys(
+        self, transaction: Transaction, destination: str, keys: str, block: bool, ids: str | list[str]
+    ) -> Rows:
+        settled = set(_ids(ids))
+        rows: Rows = []
+        for key in _names(keys):
+            of_key = (id_ for _, id_ in self.database.open[destination, key] if id_ not in settled)
+            found = ((id_, self.database.row(transaction, id_)) for id_ in of_key)
+            others = (id_ for id_, row in found if row is not None and self._is_open(row, block))
+            rows.append([key, next(others, None)])
+        return rows
 
     def do_delete(
         self, transaction: Transaction, items: str = "", ids: str = "", tokens: str = "", count: int = 0

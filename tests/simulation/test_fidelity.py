@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from relaybox.errors import RowsLocked
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Want
@@ -294,6 +295,28 @@ class Machine(RuleBasedStateMachine):
         pairs = [(pair, said[index % len(said)]) for index, pair in enumerate(self.batch)]
         self._settle(pairs, on_failed, dead_letter, end)
         self.batch = []
+
+    @precondition(lambda self: self.batch and self.both.real.concurrent)
+    @rule(
+        said=st.lists(outcomes, min_size=1), on_failed=policies, dead_letter=dead_letters, end=st.booleans()
+    )
+    def settle_free(
+        self, said: list[Outcome], on_failed: OnFailed, dead_letter: DeadLetter | None, end: bool
+    ) -> None:
+        """As a relay does it with what somebody had locked; what still is stays as it was."""
+        batch, self.batch = self.batch, []
+
+        async def act(side: Twin) -> Any:
+            settlements = [
+                Settlement(self._of(side, pair), said[index % len(said)]) for index, pair in enumerate(batch)
+            ]
+            policy: Any = {"on_failed": on_failed, "dead_letter": dead_letter}
+            try:
+                return self._labels(side, await side.store.settle(settlements, **policy, wait=False)), []
+            except RowsLocked as locked:
+                return self._labels(side, locked.lost), self._labels(side, locked.rows)
+
+        self.both.met["left"] += bool(self.check("settle what is free", act, end)[1])
 
     def _settle(
         self,

@@ -84,7 +84,7 @@ class Direct:
         self._database = server.database
         self._flavour = flavour
 
-    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, lane: str = "") -> T:
         """PostgreSQL: each yield is a transaction; elsewhere one is for all of them."""
         steps, transaction = begin(), self._database.begin(self)
         try:

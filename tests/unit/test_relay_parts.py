@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from relaybox.config import Destination
-from relaybox.errors import StoreError
+from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
 from relaybox.observe import Observer, Sends
 from relaybox.observers.several import Observers
@@ -25,7 +25,7 @@ from relaybox.stores.memory import MemoryStore
 from relaybox.testing.sink_contract import make_delivery
 from tests.unit.deliveries import make
 from tests.unit.lanes import shared
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, await_for
 
 
 class Refusing(MemoryStore):
@@ -63,6 +63,51 @@ async def test_a_lane_is_woken_in_time(outcome: Outcome, refusals: int, ordered:
         await settled.wait()
     running.cancel()
     assert bool(told) == woken
+
+
+class Locking(MemoryStore):
+    """A database where a stranger holds some rows until they are let go."""
+
+    def __init__(self, *rows: UUID) -> None:
+        super().__init__()
+        self.locked = set(rows)
+        self.written: list[UUID] = []
+        self.waited: list[bool] = []
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, wait: bool = True, **policy: Any
+    ) -> frozenset[UUID]:
+        ids = [settlement.delivery.id for settlement in settlements]
+        self.written += [id_ for id_ in ids if id_ not in self.locked]
+        self.waited.append(wait)
+        if left := self.locked.intersection(ids):
+            raise RowsLocked(frozenset(left), frozenset())
+        return frozenset()
+
+
+async def test_only_the_row_that_somebody_has_locked_waits_for_its_settle() -> None:
+    locked, *others = [replace(make_delivery(), id=uuid4(), position=n) for n in range(4)]
+    store, settled = Locking(locked.id), []
+    destination = Destination("runner", "handler:", poll_interval="20ms")
+    settler = Settler(destination, shared(store), None, settled.extend, lambda: None)
+    running = [asyncio.create_task(work) for work in (settler.run(), settler.run_locked())]
+    for delivery in (locked, *others[:2]):
+        settler.add(Settlement(delivery, Delivered()))
+    await await_for(lambda: settled == others[:2], "all but the locked one")
+    assert settler.waits
+    assert not settler.in_trouble, "the lane goes on with its claims"
+    assert settler.delivered_before(locked) == Delivered()
+    assert settler.delivered_before(others[0]) is None
+    settler.add(Settlement(others[2], Delivered()))
+    await await_for(lambda: settled == others, "what comes later")
+    await await_for(lambda: store.waited.count(False) > 2, "it is tried again and again")
+    store.locked.clear()
+    await await_for(lambda: settled == [*others, locked], "the locked one, as soon as it is free")
+    assert not settler.waits
+    for task in running:
+        task.cancel()
+    assert sorted(store.written) == sorted(delivery.id for delivery in (locked, *others)), "each once"
+    assert store.waited[:1] == [True]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from uuid import UUID
 from relaybox.circuit import THRESHOLD, Circuit
 from relaybox.config import Destination
 from relaybox.crashpoint import reached
-from relaybox.errors import StoreError
+from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
 from relaybox.outcome import Released, Retry
 from relaybox.relay.batch import Batch, InFlight
@@ -175,7 +175,8 @@ class Lane:
     async def _beside(self, patience: float, *others: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """What runs beside the claims. A lane that is cancelled leaves its leases to run out."""
         async with asyncio.TaskGroup() as self._tasks:
-            works = (self._end(patience), self._settler.run(), self._extender.run(), *others)
+            settles = self._settler.run(), self._settler.run_locked()
+            works = (self._end(patience), *settles, self._extender.run(), *others)
             ending, *beside = [self._tasks.create_task(work) for work in works]
             refused: StoreError | None = None
             try:
@@ -298,7 +299,7 @@ class Lane:
         return batch
 
     async def _send(self, batch: Batch, turn: bool) -> None:
-        deliveries = self._without_shadows(batch)
+        deliveries = self._without_known(batch, self._without_shadows(batch))
         if not deliveries:
             return
         if not turn:
@@ -336,6 +337,22 @@ class Lane:
             self._answered += 1
             if delivery.position in batch.unsettled:
                 self._settler.add(Settlement(delivery, self._policy.shadowed if began else Released()))
+        return left
+
+    def _without_known(self, batch: Batch, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """What is to be sent; what was delivered before, under a lease that ran out, is only settled."""
+        if not self._settler.waits:
+            return deliveries
+        left = []
+        for delivery in deliveries:
+            outcome = self._settler.delivered_before(delivery)
+            if outcome is None:
+                left.append(delivery)
+                continue
+            reached("answered")
+            batch.answered.add(delivery.position)
+            self._answered += 1
+            self._settler.add(Settlement(delivery, outcome))
         return left
 
     def _settled(self, deliveries: Sequence[Delivery]) -> None:
@@ -500,6 +517,9 @@ class Lane:
         reached("release")
         try:
             await self._store.release(deliveries, on_failed=self._destination.on_failed or "skip")
+        except RowsLocked as error:
+            # All others were given back.
+            self._observer.trouble(self.name, "release", error)
         except StoreError as error:
             self._observer.trouble(self.name, "release", error)
             return False
@@ -567,7 +587,7 @@ class Lane:
 
     async def _until_done(self, batch: Batch) -> None:
         """Until it is settled; not for ever, where the relay stops and the database is away."""
-        while not (batch.done.is_set() or (self._stopping and self._settler.in_trouble)):
+        while not (batch.done.is_set() or (self._stopping and self._settler.waits)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._destination.poll_interval):
                     await batch.done.wait()

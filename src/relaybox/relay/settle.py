@@ -10,9 +10,9 @@ from functools import partial
 
 from relaybox.config import Destination
 from relaybox.crashpoint import reached
-from relaybox.errors import StoreError
+from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
-from relaybox.outcome import Retried, wait
+from relaybox.outcome import Delivered, Retried, wait
 from relaybox.relay.shared import Shared
 from relaybox.store import DeadLetter, Settlement
 
@@ -48,6 +48,19 @@ class Settler:
         self._began = -math.inf
         self.in_trouble = False
         """Whether the database has not taken the last outcomes yet: a claim might get the same rows again."""
+        self._locked: dict[int, Settlement] = {}
+        """By position, what could not be settled because another session has locked it."""
+        self._any_locked = asyncio.Event()
+
+    @property
+    def waits(self) -> bool:
+        """Whether some outcomes cannot be written now."""
+        return self.in_trouble or bool(self._locked)
+
+    def delivered_before(self, delivery: Delivery) -> Delivered | None:
+        """The outcome of a row that was claimed again because its settle met a lock until its lease ended."""
+        known = self._locked.get(delivery.position)
+        return known.outcome if known is not None and isinstance(known.outcome, Delivered) else None
 
     def add(self, settlement: Settlement) -> None:
         """Settle this with the next statement."""
@@ -70,8 +83,19 @@ class Settler:
             settlements, self._waiting = self._waiting, []
             reached("settle")
             await self._settle(settlements)
-            reached("settled")
-            self._settled([delivery for delivery, _ in settlements])
+
+    async def run_locked(self) -> None:
+        """Settle what somebody had locked, once it is free. The others do not wait for it meanwhile."""
+        while True:
+            await self._any_locked.wait()
+            await self._clock.sleep(self._pause())
+            settlements = list(self._locked.values())
+            try:
+                await self._write(settlements, wait=False)
+            except StoreError as error:
+                self._observer.trouble(self._destination.name, "settle", error)
+            if not self._locked:
+                self._any_locked.clear()
 
     async def _gather(self) -> None:
         """Right after the last settle, let some more come: many small statements are the dearest."""
@@ -83,25 +107,46 @@ class Settler:
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         """Until the database takes it: what was delivered must not be delivered again."""
-        destination = self._destination
         while True:
             try:
-                lost = await self._store.settle(
-                    settlements,
-                    on_failed=destination.on_failed or "skip",
-                    dead_letter=self._dead_letter,
-                    made_due=self._made_due,
-                )
+                await self._write(settlements)
             except StoreError as error:
                 self.in_trouble = True
-                self._observer.trouble(destination.name, "settle", error)
+                self._observer.trouble(self._destination.name, "settle", error)
                 await self._clock.sleep(self._pause())
             else:
                 if self.in_trouble or self._has_short_waits(settlements):
                     self._made_due()
                 self.in_trouble = False
-                self._observer.settled(destination.name, settlements, lost)
                 return
+
+    async def _write(self, settlements: Sequence[Settlement], *, wait: bool = True) -> None:
+        """Write them, except what other sessions have locked: that is kept for later."""
+        destination = self._destination
+        try:
+            lost = await self._store.settle(
+                settlements,
+                on_failed=destination.on_failed or "skip",
+                dead_letter=self._dead_letter,
+                made_due=self._made_due,
+                wait=wait,
+            )
+        except RowsLocked as error:
+            lost = error.lost
+            if wait:
+                self._observer.trouble(destination.name, "settle", error)
+            self._locked |= {s.delivery.position: s for s in settlements if s.delivery.id in error.rows}
+            self._any_locked.set()
+            settlements = [s for s in settlements if s.delivery.id not in error.rows]
+        if not settlements:
+            return
+        reached("settled")
+        self._observer.settled(destination.name, settlements, lost)
+        if self._locked:
+            for settlement in settlements:
+                if self._locked.get(settlement.delivery.position) is settlement:
+                    del self._locked[settlement.delivery.position]
+        self._settled([delivery for delivery, _ in settlements])
 
     def _has_short_waits(self, settlements: Sequence[Settlement]) -> bool:
         """Whether a key is to be tried again sooner than the lane would look by itself."""

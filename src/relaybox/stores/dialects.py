@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from uuid import UUID
 
 from relaybox.codec import Limits
-from relaybox.errors import NoTables, StoreError
+from relaybox.errors import Locked, NoTables, StoreError
 from relaybox.event import Delivery
 from relaybox.program import Program
 from relaybox.setting import without_password
@@ -227,12 +227,14 @@ DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, MARIADB, SQ
 
 # Undefined table, column and schema in PostgreSQL; table and column in MySQL, as states and as numbers.
 _NO_TABLE = frozenset({"42P01", "42703", "3F000", "42S02", "42S22", 1146, 1054})
+# A lock that was waited for as long as the session's settings say: in PostgreSQL, and in MySQL.
+LOCK_NOT_AVAILABLE, LOCK_WAIT_TIMEOUT = "55P03", 1205
 _NO_TABLE_IN_SQLITE = ("no such table", "has no column")
 
 
 def missing_tables(error: BaseException) -> str | None:
     """What to say of a driver's error that comes from a table or column that is not there."""
-    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or (*error.args, None)[0]
+    code = _code(error)
     if not isinstance(code, str | int) or not (code in _NO_TABLE or _is_missing_in_sqlite(code)):
         return None
     problem = "a table is missing, or older than this version needs"
@@ -245,7 +247,15 @@ def refusal(error: Exception, url: str = "") -> StoreError:
     if missing:
         return NoTables(missing)
     text = without_password(str(error), url) if url else str(error)
-    return StoreError(" ".join(text.split()) or type(error).__name__)
+    text = " ".join(text.split()) or type(error).__name__
+    # Drivers of MySQL tell a state, too, which is that of many errors.
+    if _code(error) == LOCK_NOT_AVAILABLE or error.args[:1] == (LOCK_WAIT_TIMEOUT,):
+        return Locked(f"another session holds a lock for too long ({text}); end its transaction")
+    return StoreError(text)
+
+
+def _code(error: BaseException) -> Any:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or (*error.args, None)[0]
 
 
 def _is_missing_in_sqlite(message: str | int) -> bool:

@@ -152,6 +152,7 @@ class MemoryStore:
         on_failed: OnFailed = "block",
         dead_letter: DeadLetter | None = None,
         made_due: Callable[[], None] | None = None,
+        wait: bool = True,
     ) -> frozenset[UUID]:
         """Write the outcomes; the ids whose lease was lost come back."""
         now = self._clock()

@@ -12,31 +12,37 @@ from asyncmy.errors import MySQLError
 from sqlalchemy import make_url
 
 from relaybox.schema import Tables
-from relaybox.stores.dialects import MARIADB, MYSQL, refusal
+from relaybox.stores.dialects import LOCK_WAIT_TIMEOUT, MARIADB, MYSQL, refusal
+from relaybox.stores.places import Places
 from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query, Statements
+from relaybox.stores.statements import LOCK_SECONDS, STATEMENT_SECONDS, Query, Statements
 from relaybox.stores.steps import Row, Steps, Stepwise, StoreSteps
 
 T = TypeVar("T")
 
-DEADLOCK, LOCK_WAIT_TIMEOUT, CHECK_FAILED = 1213, 1205, 4025
+DEADLOCK, CHECK_FAILED = 1213, 4025
+LET_GO = (DEADLOCK, LOCK_WAIT_TIMEOUT)
+"""After these the connection is of use, once it has rolled back."""
 TRIES = 5
 ANSWER_SECONDS = 60.0
 """Unless the URL says otherwise: a server that has not answered by then is taken to be gone."""
 CLOSING_SECONDS = 1.0
 """How much longer the driver has to close a connection; it would wait until all that it wrote was taken."""
 
-MYSQL_SESSION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+# A lock that a stranger holds is not waited for long, and a statement ends before the client hangs up.
+_WAITS = f"SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, SESSION lock_wait_timeout = {LOCK_SECONDS}"
+MYSQL_SESSION = f"SET SESSION transaction_isolation = 'READ-COMMITTED', {_WAITS}"
 # A transaction, and its locks, whose process was stopped in the midst of it is ended.
-MARIADB_SESSION = "SET SESSION tx_isolation = 'READ-COMMITTED', SESSION idle_transaction_timeout = 5"
+MARIADB_SESSION = f"""SET SESSION tx_isolation = 'READ-COMMITTED', SESSION idle_transaction_timeout = 5,
+{_WAITS}, SESSION max_statement_time = {STATEMENT_SECONDS}"""
 
 
-def open_store(url: str, tables: Tables, *, connections: int = 2, mariadb: bool = True) -> SqlStore:
-    """A store that holds at most ``connections`` connections."""
+def open_store(url: str, tables: Tables, *, connections: int = 3, mariadb: bool = True) -> SqlStore:
+    """A store of at most ``connections`` connections, and one for leases and heartbeats if it has any."""
     dialect = MARIADB if mariadb else MYSQL
     statements = Statements(tables, dialect, "format")
     steps = StoreSteps(statements, dialect, Stepwise(statements, dialect))
-    return SqlStore(steps, Asyncmy(url, connections, mariadb))
+    return SqlStore(steps, Asyncmy(url, connections, mariadb), Asyncmy(url, 1, mariadb))
 
 
 class Asyncmy:
@@ -46,14 +52,16 @@ class Asyncmy:
         self._mariadb = mariadb
         self._url = make_url(url).set(drivername="mysql+asyncmy")
         self._connections = connections
+        self._places = Places(connections)
         self._pool: Any = None
         self._patience = ANSWER_SECONDS
 
-    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
         """Drive the steps in one transaction, again from the start when it was chosen to break a deadlock."""
         before = _cancellations()
         try:
-            return await self._run(begin, checked)
+            async with self._places.take(lane):
+                return await self._run(begin, checked)
         finally:
             # One that came together with the answer, or with an error, is one all the same. The driver waits
             # by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its cancellation
@@ -72,7 +80,7 @@ class Asyncmy:
                     checks = False
                     continue
                 tries += 1
-                if tries == TRIES or not _is_worth_another_try(error):
+                if tries == TRIES or _number(error) != DEADLOCK:
                     raise refusal(error, self._url.render_as_string(hide_password=False)) from error
 
     async def close(self) -> None:
@@ -98,7 +106,7 @@ class Asyncmy:
                     await _fetch(connection, Query("SET SESSION check_constraint_checks = 1", ()))
                 return end.value  # type: ignore[no-any-return]
             except BaseException as error:
-                if checks and _is_worth_another_try(error):
+                if checks and _number(error) in LET_GO:
                     with suppress(MySQLError):
                         await connection.rollback()
                 else:
@@ -134,8 +142,8 @@ def _hang_up(connection: Any) -> None:
         connection._transport.abort()
 
 
-def _is_worth_another_try(error: BaseException) -> bool:
-    return isinstance(error, MySQLError) and error.args[:1] in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,))
+def _number(error: BaseException) -> Any:
+    return error.args[0] if isinstance(error, MySQLError) and error.args else None
 
 
 async def _fetch(connection: Any, query: Query) -> list[Row]:

@@ -39,19 +39,23 @@ class Pipeline:
         self._libpq.enter_pipeline_mode()
         self._lasting = lasting
         self._names: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._named = 0
         self._values: abc.Transformer = Transformer(connection)
         self._any_values: abc.Transformer | None = None
         self._connection = connection
         self._encoding = connection.info.encoding
 
     async def run(self, queries: Sequence[Query]) -> list[list[Row]]:
-        """The rows of each. After an exception the connection is of no use any more."""
+        """The rows of each. After an error that the server answered the connection may go on."""
+        known = dict(self._names)
         # Of what is only prepared there is an answer, too.
         answers = [answer for query in queries for answer in self._send(query)]
         self._libpq.pipeline_sync()
         results = await _Exchange(self._libpq).results()
         for result in results:
             if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+                # What was to be prepared behind it is not.
+                self._names = known
                 raise error_from_result(result)
         return [self._rows(result) for result, wanted in zip(results, answers, strict=True) if wanted]
 
@@ -67,7 +71,8 @@ class Pipeline:
         if query.sql not in self._lasting:
             self._libpq.send_query_params(sql, values, types, formats)
             return (True,)
-        name = self._names[query.sql, types] = f"relaybox_{len(self._names)}".encode()
+        self._named += 1
+        name = self._names[query.sql, types] = f"relaybox_{self._named}".encode()
         self._libpq.send_prepare(name, sql, types)
         self._libpq.send_query_prepared(name, values, formats)
         return (False, True)

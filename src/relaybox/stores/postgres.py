@@ -10,11 +10,13 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import LockNotAvailable
 
 from relaybox.connect import hang_up
 from relaybox.schema import Tables
 from relaybox.stores.dialects import POSTGRESQL, refusal
 from relaybox.stores.pipeline import Pipeline
+from relaybox.stores.places import Places
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
 from relaybox.stores.steps import OneStatement, Row, Steps, StoreSteps
@@ -39,39 +41,45 @@ CANCEL_SECONDS = 1.0
 # Said, not presumed: the database's or the role's default may be another.
 BEGIN = Query("BEGIN ISOLATION LEVEL READ COMMITTED", ())
 COMMIT = Query("COMMIT", ())
+ROLLBACK = Query("ROLLBACK", ())
 
 
-def open_store(url: str, tables: Tables, *, connections: int = 2) -> SqlStore:
-    """A store that holds at most ``connections`` connections."""
+def open_store(url: str, tables: Tables, *, connections: int = 3) -> SqlStore:
+    """A store of at most ``connections`` connections, and one for leases and heartbeats if it has any."""
     statements = Statements(tables, POSTGRESQL, "numeric")
     steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
-    return SqlStore(steps, Psycopg(url, connections, statements))
+    return SqlStore(steps, Psycopg(url, connections, statements), Psycopg(url, 1, statements))
 
 
 class Psycopg:
     """A few psycopg connections, made when they are needed.
 
     One that failed or whose caller was cancelled is closed; so a database that is away is told of at once,
-    and one that came back is found by the next call.
+    and one that came back is found by the next call. One that only met a lock is kept.
     """
 
     def __init__(self, url: str, connections: int, statements: Statements) -> None:
         self._url = url
         self._statements = statements
         self._lasting = frozenset(statements.texts())
-        self._places = asyncio.Semaphore(connections)
+        self._places = Places(connections)
         self._idle: list[Session] = []
 
-    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
         """Drive the steps on one connection."""
+        async with self._places.take(lane):
+            try:
+                return await self._run(begin())
+            except psycopg.Error as error:
+                raise refusal(error, self._url) from error
+
+    async def _run(self, steps: Steps[T]) -> T:
+        session = self._idle.pop() if self._idle else await self._connect()
         try:
-            async with self._places:
-                session = self._idle.pop() if self._idle else await self._connect()
-                result = await _answered(session.connection, session.drive(begin()))
+            return await _answered(session.connection, session.drive(steps))
+        finally:
+            if not session.connection.closed:
                 self._idle.append(session)
-                return result
-        except psycopg.Error as error:
-            raise refusal(error, self._url) from error
 
     async def close(self) -> None:
         """Give up every connection."""
@@ -93,11 +101,24 @@ class Psycopg:
         So what is set and what is prepared holds for one transaction only.
         """
         cursor = await connection.execute("SELECT pg_backend_pid()")
-        if await cursor.fetchone() != (connection.info.backend_pid,):
-            return Session(connection, [BEGIN, self._statements("pin_plan")], [COMMIT])
+        direct = await cursor.fetchone() == (connection.info.backend_pid,)
+        name = "pin_session" if direct else "pin_plan"
+        if await self._can_notice_hang_up(connection):
+            name += "_and_notice_hang_up"
+        pin = self._statements(name)
+        if not direct:
+            return Session(connection, [BEGIN, pin], [COMMIT], [ROLLBACK])
         session = Session(connection, [self._statements("unpin_plan")], lasting=self._lasting)
-        await session.pipeline.run([self._statements("pin_session")])
+        await session.pipeline.run([pin])
         return session
+
+    async def _can_notice_hang_up(self, connection: Connection) -> bool:
+        """Whether the server has the setting; it is tried for one statement only."""
+        try:
+            await connection.execute(self._statements("notice_hang_up").sql.encode())
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
+            return False
+        return True
 
 
 class Session:
@@ -108,12 +129,14 @@ class Session:
         connection: Connection,
         before: Sequence[Query],
         after: Sequence[Query] = (),
+        undo: Sequence[Query] = (),
         lasting: frozenset[str] = frozenset(),
     ) -> None:
         self.connection = connection
         self.pipeline = Pipeline(connection, lasting)
         self._before = before
         self._after = after
+        self._undo = undo
         self._lasting = lasting
 
     async def drive(self, steps: Steps[T]) -> T:
@@ -124,6 +147,10 @@ class Session:
                 queries = steps.send(await self._transact(queries))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        except LockNotAvailable:
+            if self._undo:
+                await self.pipeline.run(self._undo)
+            raise
 
     async def _transact(self, queries: Sequence[Query]) -> list[list[Row]]:
         if all(query.sql in self._lasting for query in queries):
@@ -134,18 +161,26 @@ class Session:
 
 async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
     """The result of what is done on the connection, which is given up when it fails or takes too long."""
-    timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _hang_up, connection)
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.Task[None]] = []
+    timer = loop.call_later(ANSWER_SECONDS, lambda: ending.append(loop.create_task(_end(connection))))
     try:
         return await work
+    except LockNotAvailable:
+        raise
     except BaseException as error:
         try:
             if isinstance(error, asyncio.CancelledError):
                 await _cancel(connection)
         finally:
             await connection.close()
+        if ending and isinstance(error, psycopg.Error):
+            raise psycopg.OperationalError(f"no answer within {ANSWER_SECONDS:g} s") from error
         raise
     finally:
         timer.cancel()
+        if ending:
+            await connection.close()
 
 
 async def _cancel(connection: Connection) -> None:
@@ -154,6 +189,8 @@ async def _cancel(connection: Connection) -> None:
         await connection.cancel_safe(timeout=CANCEL_SECONDS)
 
 
-def _hang_up(connection: Connection) -> None:
+async def _end(connection: Connection) -> None:
+    """Hang up, and before that let the server end what is under way: it might wait for a lock for long."""
+    await _cancel(connection)
     with suppress(psycopg.Error):
         hang_up(connection.fileno())

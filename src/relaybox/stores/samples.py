@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from relaybox.stores.sample_statements import templates
-from relaybox.stores.sql import SqlStore
+from relaybox.stores.sql import UPKEEP, SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row, Steps
 from relaybox.upkeep import Sample, Sampled
@@ -17,7 +18,7 @@ class SqlSamples:
     """The ``Samples`` (see there) of the database of a store."""
 
     def __init__(self, store: SqlStore) -> None:
-        self._run = store.driver.run
+        self._run = partial(store.driver.run, lane=UPKEEP)
         statements = store.steps.statements
         self._dialect = statements.dialect
         self._sql = statements.others(templates(self._dialect.name, statements.tables))

@@ -39,7 +39,7 @@ class Sqlite3:
         self._thread = ThreadPoolExecutor(1, "relaybox-sqlite")
         self._connection: sqlite3.Connection | None = None
 
-    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
         """Drive the steps in one transaction that is the only writer from its beginning."""
         loop = asyncio.get_running_loop()
         try:

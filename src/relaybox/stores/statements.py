@@ -92,6 +92,10 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "heads_of_keys": """SELECT (SELECT id FROM {event}
         WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS id FROM {keys}""",
+    # The first of each key but for the rows that are being settled: one that may be made due.
+    "next_of_keys": """SELECT k.ordering_key, (SELECT id FROM {event}
+        WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}""",
+    "first_of_key": "ORDER BY position LIMIT 1) AS id FROM {keys}",
     "make_due": "next_attempt_at = {least}(created_at, {now}), updated_at = {now}",
     "parked": "status = 'pending' AND next_attempt_at IS NULL",
     "listed": "e.id = ANY (ARRAY(SELECT id FROM s)) AND e.id = s.id AND e.lease_token = s.token",
@@ -165,6 +169,9 @@ RETURNING id""",
 # MySQL's UPDATE returns nothing: the rows that are still ours are locked and read first.
 MYSQL = STEPWISE | {
     "lock_rows": "SELECT id FROM {event} {by_id} WHERE id IN (:ids) ORDER BY id {lock}",
+    "rows_there": "SELECT id FROM {event} {by_id} WHERE id IN (:ids)",
+    "rows_free": "SELECT id FROM {event} {by_id} WHERE id IN (:ids) ORDER BY id {skip_locked}",
+    "next_of_keys": "{next_of_keys} AND id NOT IN (:ids) {first_of_key}",
     "mine": "{mine_now} ORDER BY e.id {lock}",
     "mine_now": "{mine_now}",
     "mine_free": "{mine_now} ORDER BY e.id {skip_locked}",
@@ -174,20 +181,32 @@ DELETE a FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}
 STRAIGHT_JOIN {attempt} a {by_id} ON a.delivery_id = e.id""",
     "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
     "extend": "UPDATE {event} {by_id} SET leased_until = {later} WHERE id IN (:ids)",
-    # What an UPDATE of two tables reads it locks: the heads are read ahead of it (see steps.py).
+    # What an UPDATE of two tables reads it locks: the heads are read ahead of it (see steps.py). Those that
+    # are not parked are not waited for, whoever has locked them.
+    "parked_heads": """
+SELECT e.id FROM ({heads_of_keys}) t {join} {event} e {by_id} ON e.id = t.id
+WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
     "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids) AND {parked}",
 }
+
+LOCK_SECONDS = 2
+"""How long a statement waits for a lock."""
+STATEMENT_SECONDS = 55
+"""How long a statement may take: less than a store waits for an answer."""
 
 # Neither a table without statistics nor a plan kept from the time when the table was small leads to a scan
 # of the whole table, to a sort of all that is due, or to comparing each row of a batch with each. What is
 # switched off counts as so dear that, but for the setting of jit, PostgreSQL would compile the plan, which
-# takes longer than to run it. The last one ends a transaction, and its locks, whose process was stopped in
-# the midst of it.
+# takes longer than to run it. The others bound what a session may wait for: a lock that a stranger holds, a
+# statement (the client hangs up a little later, and a server that still waited would keep the connection),
+# and the rest of a transaction whose process was stopped in the midst of it.
 _PINNED = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_nestloop": "off",
     "jit": "off",
+    "lock_timeout": f"{LOCK_SECONDS}s",
+    "statement_timeout": f"{STATEMENT_SECONDS}s",
     "idle_in_transaction_session_timeout": "5s",
 }
 # With all that is pinned the plan is the same for any parameters, and takes longer to make than to run.
@@ -195,6 +214,9 @@ _OF_A_SESSION = {
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "read committed",
 }
+# A server that is waiting for a lock looks whether its client is still there. It has the setting since
+# PostgreSQL 14, and not on every system.
+_NOTICE_HANG_UP = {"client_connection_check_interval": "5s"}
 
 
 def _settings(settings: Mapping[str, str], local: str) -> str:
@@ -225,6 +247,9 @@ POSTGRESQL = (
         # For one transaction, sent ahead in it; and for a session that nobody else has.
         "pin_plan": _settings(_PINNED, "true"),
         "pin_session": _settings(_PINNED | _OF_A_SESSION, "false"),
+        "pin_plan_and_notice_hang_up": _settings(_PINNED | _NOTICE_HANG_UP, "true"),
+        "pin_session_and_notice_hang_up": _settings(_PINNED | _OF_A_SESSION | _NOTICE_HANG_UP, "false"),
+        "notice_hang_up": _settings(_NOTICE_HANG_UP, "true"),
         "insert_final": "INSERT INTO {event} ({inserted}, status, delivered_at) VALUES",
         "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
         # What is not of the delivery path is planned for its own parameters.
@@ -247,6 +272,10 @@ UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
         "deliver_lease": _DELIVER % "WHERE {of_lease}",
         "lock_rows": """
 SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE""",
+        "rows_there": "SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[]))",
+        "rows_free": """
+SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE SKIP LOCKED""",
+        "next_of_keys": "{next_of_keys} AND id <> ALL (CAST(:ids AS uuid[])) {first_of_key}",
         "delete": _DELETE % "USING {held_by} WHERE {listed_held}",
         "delete_lease": _DELETE % "WHERE {of_lease}",
         # Locks all rows of the settle behind it, in the order in which that goes through them, so that none

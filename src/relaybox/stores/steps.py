@@ -41,10 +41,13 @@ _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class Settled(NamedTuple):
-    """The ids whose lease was lost, and whether the next of some key can be claimed now."""
+    """The ids whose lease was lost, whether the next of some key can be claimed now, and what was left
+    because somebody has locked it.
+    """
 
     lost: frozenset[UUID]
     due: bool
+    left: frozenset[UUID] = frozenset()
 
 
 class Claiming(Protocol):
@@ -127,6 +130,49 @@ class StoreSteps:
         lost = lost.union(*(one.lost(results[first + at]) for at, one in enumerate(delivered)))
         due = any(due for [[due]] in heads) if self.dialect.one_statement else bool(keys)
         return Settled(lost, due)
+
+    def settle_free(
+        self,
+        settlements: Sequence[Settlement],
+        on_failed: OnFailed,
+        dead_letter: DeadLetter | None = None,
+    ) -> Steps[Settled]:
+        """Settle as ``settle`` does, but leave rows that somebody has locked.
+
+        So too all of a key whose next row is locked: it could not be made due, and nothing else would.
+        """
+        keys = keys_of(settlements)
+        ids = sorted({self.dialect.to_uuid(settlement.delivery.id) for settlement in settlements})
+        block = on_failed == "block"
+        behind: dict[Any, tuple[str, str]] = {}
+        if keys:
+            locks = [lock_settles(self.statements, name) for name in sorted(keys)]
+            results = yield [*locks, *(self._next_of_keys(name, of, block, ids) for name, of in keys.items())]
+            for name, rows in zip(keys, results[len(locks) :], strict=True):
+                behind |= {id_: (name, key) for key, id_ in rows if id_ is not None}
+        looked_at = self._ids([*ids, *behind])
+        there, free = yield [self.statements(name, ids=looked_at) for name in ("rows_there", "rows_free")]
+        locked = {id_ for [id_] in there} - {id_ for [id_] in free}
+        stuck = {of for id_, of in behind.items() if id_ in locked}
+        locked_ids = {self.dialect.from_uuid(id_) for id_ in locked}
+        left = frozenset(
+            delivery.id
+            for delivery, _ in settlements
+            if delivery.id in locked_ids or (delivery.destination, delivery.ordering_key) in stuck
+        )
+        rest = [settlement for settlement in settlements if settlement.delivery.id not in left]
+        if not rest:
+            return Settled(frozenset(), False, left)
+        settled = yield from self.settle(rest, on_failed, dead_letter)
+        return settled._replace(left=left)
+
+    def _next_of_keys(self, destination: str, keys: Collection[str], block: bool, ids: list[Any]) -> Query:
+        listed = _json.encode(list(keys)).decode()
+        words = {"destination": destination, "keys": listed, "block": block, "ids": self._ids(ids)}
+        return self.statements("next_of_keys", **words)
+
+    def _ids(self, ids: list[Any]) -> Any:
+        return _array(map(str, ids)) if self.dialect.one_statement else ids
 
     def _deliver(self, delivered: _Delivered) -> Query:
         name = "deliver" if delivered.keep else "delete"
@@ -309,7 +355,7 @@ def lock_lines(sql: Statements, destinations: Collection[str]) -> list[Query]:
 
 def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
     """Where an UPDATE would wait for a head that is not committed yet, the heads are only found."""
-    name = "make_heads_due" if sql.dialect.returning else "heads"
+    name = "make_heads_due" if sql.dialect.returning else "parked_heads"
     return sql(name, destination=destination, keys=_json.encode(list(keys)).decode(), block=block)
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from relaybox.stores.sql import SqlStore
+from relaybox.stores.sql import UPKEEP, SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row, Steps, lock_lines
 from relaybox.stores.upkeep_statements import templates
@@ -40,7 +40,9 @@ class SqlUpkeep:
     """An ``Upkeep`` (see there) in the database of a store."""
 
     def __init__(self, store: SqlStore) -> None:
-        self._run = store.driver.run
+        self._run = partial(store.driver.run, lane=UPKEEP)
+        # A relay that is not seen in time is taken for dead.
+        self._run_vital = store.vital.run
         self._store_sql = store.steps.statements
         self._dialect = self._store_sql.dialect
         self._sql = self._store_sql.others(templates(self._dialect.name))
@@ -49,22 +51,22 @@ class SqlUpkeep:
         """Be seen, and read who was seen; one that ``joins`` commits in between."""
         be_seen = [self._be_seen(member)]
         if joins:
-            await self._run(lambda: self._do(*be_seen))
+            await self._run_vital(lambda: self._do(*be_seen))
             be_seen = []
-        return await self._run(lambda: self._see(timedelta(seconds=live), be_seen))
+        return await self._run_vital(lambda: self._see(timedelta(seconds=live), be_seen))
 
     async def leave(self, name: str) -> None:
         """Be no longer a member."""
-        await self._run(lambda: self._do(self._sql("leave", me=name)))
+        await self._run_vital(lambda: self._do(self._sql("leave", me=name)))
 
     async def lead(self, name: str, seconds: float) -> int | None:
         """Lead for so long from now, or go on leading; the term."""
-        return await self._run(lambda: self._lead(name, seconds))
+        return await self._run_vital(lambda: self._lead(name, seconds))
 
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
         queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
-        await self._run(lambda: self._do(*queries))
+        await self._run_vital(lambda: self._do(*queries))
 
     async def kept(self) -> tuple[str, ...]:
         """The destinations that may have delivered rows."""

@@ -19,7 +19,7 @@ from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
 
 T = TypeVar("T")
 
-DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
+DEADLOCK = 1213
 TRIES = 5
 
 _BEGIN = {
@@ -59,7 +59,7 @@ class DjangoDriver:
         self._using = using
         self._preamble = statements("pin_plan") if statements.dialect.one_statement else None
 
-    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False) -> T:
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
         """Drive the steps to their end, again from the start when it was chosen to break a deadlock."""
         try:
             return await call(self._run, begin)
@@ -78,7 +78,7 @@ class DjangoDriver:
             try:
                 return self._transaction(connection, begin())
             except Error as error:
-                if _beneath(error).args[:1] not in ((DEADLOCK,), (LOCK_WAIT_TIMEOUT,)):
+                if _beneath(error).args[:1] != (DEADLOCK,):
                     raise
         return self._transaction(connection, begin())
 

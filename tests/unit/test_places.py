@@ -1,0 +1,110 @@
+"""How calls share a store's connections, so that a lane that waits for a lock holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from relaybox.errors import Locked
+from relaybox.stores import places
+from relaybox.stores.places import Places
+from tests.waiting import PATIENCE, await_for
+
+
+class Calls:
+    """Calls of lanes that go on for as long as they are told to."""
+
+    def __init__(self, connections: int) -> None:
+        self.places = Places(connections)
+        self.under_way: list[str] = []
+        self.most = 0
+        self._end = asyncio.Event()
+
+    def begin(self, lane: str, count: int = 1) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._call(lane)) for _ in range(count)]
+
+    async def _call(self, lane: str) -> None:
+        async with self.places.take(lane):
+            self.under_way.append(lane)
+            self.most = max(self.most, len(self.under_way))
+            await self._end.wait()
+            self.under_way.remove(lane)
+
+    def end(self) -> None:
+        self._end.set()
+
+    async def meet_a_lock(self, lane: str) -> None:
+        with suppress(Locked):
+            async with self.places.take(lane):
+                raise Locked("a lock")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "HELD_UP", 0.001)
+
+
+async def test_a_lane_that_waits_has_not_every_place() -> None:
+    calls = Calls(3)
+    tasks = calls.begin("blocked", 5)
+    await await_for(lambda: len(calls.under_way) == 2, "two of them")
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(10):
+            async with calls.places.take("other"):
+                assert calls.under_way == ["blocked"] * 2
+    calls.end()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_call_that_takes_long_makes_room_for_another_lane() -> None:
+    calls = Calls(2)
+    tasks = calls.begin("slow")
+    await await_for(lambda: calls.under_way, "the slow one")
+    async with asyncio.timeout(PATIENCE), calls.places.take("other"):
+        assert calls.under_way == ["slow"]
+    calls.end()
+    await asyncio.gather(*tasks)
+
+
+async def test_lanes_that_met_a_lock_share_one_place_until_they_meet_none() -> None:
+    calls = Calls(3)
+    for lane in ("one", "two", "three"):
+        await calls.meet_a_lock(lane)
+    tasks = [task for lane in ("one", "two", "three") for task in calls.begin(lane)]
+    await await_for(lambda: len(calls.under_way) == 1, "one of them")
+    others = calls.begin("other") + calls.begin("another")
+    await await_for(lambda: len(calls.under_way) == 3, "the other lanes")
+    assert set(calls.under_way) >= {"other", "another"}
+    calls.end()
+    await asyncio.gather(*tasks, *others)
+    async with asyncio.timeout(PATIENCE), calls.places.take("one"), calls.places.take("two"):
+        pass  # None of them met another.
+
+
+@pytest.mark.parametrize("connections", [1, 2, 3, 5])
+async def test_no_more_calls_are_under_way_than_there_are_connections(connections: int) -> None:
+    calls = Calls(connections)
+    for lane in ("a", "b"):
+        await calls.meet_a_lock(lane)
+    tasks = [task for lane in ("a", "b", "c", "d", "") for task in calls.begin(lane, 3)]
+    await await_for(lambda: calls.most == connections, "every connection is used")
+    calls.end()
+    await asyncio.gather(*tasks)
+    assert calls.most == connections
+
+
+async def test_a_call_that_is_cancelled_leaves_its_place() -> None:
+    calls = Calls(2)
+    for _ in range(3):
+        tasks = calls.begin("one") + calls.begin("two")
+        await await_for(lambda: len(calls.under_way) == 2, "both places are taken")
+        waiting = calls.begin("three")
+        await asyncio.sleep(0)
+        for task in (*tasks, *waiting):
+            task.cancel()
+        await asyncio.gather(*tasks, *waiting, return_exceptions=True)
+        calls.under_way.clear()
+    calls.end()
+    await asyncio.gather(*calls.begin("one"), *calls.begin("two"))
