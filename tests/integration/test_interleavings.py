@@ -21,7 +21,7 @@ from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import Steps, StoreSteps
 from tests.integration.shop import Databases, Shop, drive
 from tests.locks import waiters
-from tests.waiting import await_for, cancel
+from tests.waiting import PATIENCE, await_for, cancel
 
 
 def want(owner: str, limit: int = 100) -> Want:
@@ -110,27 +110,39 @@ async def test_a_claim_and_a_settle_at_the_same_time_leave_nothing_parked(scene:
     assert [d.id for d in rest.deliveries] == ([later, other] if waits else [later])
 
 
-async def test_the_next_of_a_key_waits_for_whoever_holds_the_destination(scene: Scene) -> None:
+async def test_a_settle_waits_for_another_one_and_no_claim_waits_for_either(scene: Scene) -> None:
     if not scene.steps.dialect.one_statement:
-        pytest.skip("a settle makes the next one due itself")
+        pytest.skip("there is one lock for both")
     scene.put("a")
     head = await scene.store.claim(want("relay-1"))
-    [later] = scene.put("a")
-    assert (await scene.store.claim(want("relay-2"))).parked == 1
+    [later, other] = scene.put("a", "b")
     with scene.transaction() as connection:
-        drive(connection, lock(scene, "shop"))
+        drive(connection, lock(scene, "lock_settles"))
         settle = asyncio.create_task(scene.store.settle([Settlement(head.deliveries[0], Delivered())]))
         await scene.until_someone_waits()
-        assert scene.column("status", id=head.deliveries[0].id) == ["delivered"], (
-            "what is settled is settled at once"
-        )
-        assert scene.parked() == [later]
+        claim = await scene.store.claim(want("relay-2"))
+        assert ([d.id for d in claim.deliveries], scene.parked()) == ([other], [later])
+        assert scene.column("status", id=head.deliveries[0].id) == ["pending"], "nothing is settled in part"
     assert await settle == frozenset()
     assert scene.parked() == []
 
 
-def lock(scene: Scene, destination: str) -> Steps[None]:
-    yield [scene.steps.statements("lock_destination", destination=destination)]
+async def test_a_settle_does_not_wait_for_whoever_holds_the_destination(scene: Scene) -> None:
+    if not scene.steps.dialect.one_statement:
+        pytest.skip("there is one lock for both")
+    scene.put("a")
+    head = await scene.store.claim(want("relay-1"))
+    scene.put("a")
+    assert (await scene.store.claim(want("relay-2"))).parked == 1
+    with scene.transaction() as connection:
+        drive(connection, lock(scene, "lock_destination"))
+        async with asyncio.timeout(PATIENCE):
+            assert await scene.store.settle([Settlement(head.deliveries[0], Delivered())]) == frozenset()
+        assert scene.parked() == []
+
+
+def lock(scene: Scene, name: str) -> Steps[None]:
+    yield [scene.steps.statements(name, destination="shop")]
 
 
 async def test_what_is_locked_elsewhere_is_left_alone_with_all_of_its_key(scene: Scene) -> None:
@@ -156,13 +168,7 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
     with scene.transaction() as connection:
         drive(connection, scene.steps.settle(settled, "block"))
         late_settle = asyncio.create_task(zombie)
-        if not scene.steps.dialect.one_statement:
-            await scene.until_someone_waits()
-        else:
-            assert await late_settle == {late.deliveries[0].id}
-            assert scene.parked() == [waiting], "the head is not settled yet"
-    with scene.transaction() as connection:
-        drive(connection, scene.steps.go_on(scene.steps.to_go_on(settled), "block"))
+        await scene.until_someone_waits()
     assert await late_settle == {late.deliveries[0].id}
     assert scene.parked() == []
     assert [d.id for d in (await scene.store.claim(want("relay-2"))).deliveries] == [waiting]

@@ -13,7 +13,7 @@ from relaybox.store import Settlement, Want
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Slice
 from tests.databases import SERVERS
-from tests.integration.shop import Databases
+from tests.integration.shop import Databases, drive
 from tests.integration.test_interleavings import Scene, opened
 from tests.waiting import PATIENCE
 
@@ -51,3 +51,22 @@ async def test_a_sweep_steps_over_a_head_that_somebody_has_locked(scene: Scene) 
         async with asyncio.timeout(PATIENCE):
             assert await upkeep.sweep("shop", True, None, 10) == Slice(0, None)
     assert await upkeep.sweep("shop", True, None, 10) == Slice(1, None)
+
+
+async def test_a_claim_locks_only_what_it_takes(scene: Scene) -> None:
+    """While its transaction is open, others settle what they hold, and find the suspects that it left."""
+    store, event = scene.store, scene.outbox.tables.event
+    scene.put("", "", "")
+    held, *died = (await store.claim(Want("shop", "relay-1", limit=3))).deliveries
+    suspects = event.c.id.in_([delivery.id for delivery in died])
+    with scene.engine.begin() as connection:
+        connection.execute(
+            sa.update(event).where(suspects).values(crashes=1, leased_until=event.c.created_at)
+        )
+    with scene.transaction() as connection:
+        careful = Want("shop", "relay-2", suspects=False)
+        assert drive(connection, store.steps.claim(careful)).deliveries == ()
+        async with asyncio.timeout(PATIENCE):
+            assert await store.settle([Settlement(held, Delivered())]) == frozenset()
+            [suspect] = (await store.claim(Want("shop", "relay-1", limit=1))).deliveries
+    assert suspect.id in {delivery.id for delivery in died}
