@@ -10,11 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry
-from relaybox.errors import StoreError
+from relaybox.errors import Locked, StoreError
 from relaybox.maintenance.round import Round
 from relaybox.observe import Observer
 from relaybox.parts import open_relay, open_store
 from relaybox.relay.relay import Relay
+from relaybox.store import Claim, Want
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.wakes.local import LocalWake
@@ -125,6 +126,29 @@ async def test_upkeep_that_fails_does_not_fail_a_drain(
     troubles = Troubles()
     assert await shop.outbox.relay(observers=[troubles]).drain(sweep=doing == "sweep") is True
     assert (shop.states(), troubles.seen) == ({"delivered": 3}, [doing])
+
+
+async def test_a_lock_at_one_destination_does_not_end_the_drain_of_another(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met, really_claim = asyncio.Event(), SqlStore.claim
+
+    async def claim(store: SqlStore, want: Want) -> Claim:
+        if want.destination == "books":
+            met.set()
+            raise Locked("a stranger has locked it")
+        return await really_claim(store, want)
+
+    async def take(event: Event) -> None:
+        await met.wait()
+
+    monkeypatch.setattr(SqlStore, "claim", claim)
+    for name in ("books", "papers"):
+        shop.outbox.handler("*", name=name, batch_size=1, concurrency=1, **QUICK)(take)
+    shop.emit(9)
+    with pytest.raises(Locked):
+        await shop.outbox.adrain()
+    assert shop.column("status", destination="papers") == ["delivered"] * 9
 
 
 def change(shop: Shop, status: str, **values: Any) -> None:

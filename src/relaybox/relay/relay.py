@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from relaybox.errors import RelayboxError, StoreError
+from relaybox.errors import Locked, RelayboxError, StoreError
 from relaybox.maintenance.canary import Canary
 from relaybox.maintenance.caretaker import Caretaker, Chores
 from relaybox.relay.lane import Lane
@@ -130,11 +130,15 @@ class Relay:
         return all(ends)
 
     async def _drain_lane(self, lane: Lane, since: datetime) -> bool | StoreError:
-        """The error where the database refused it; the others then stop, and write what they have sent."""
+        """The error where the database refused it; the others then stop, and write what they have sent.
+
+        A lock that a stranger holds is nothing to them.
+        """
         try:
             return await lane.drain(since, self._patience)
         except StoreError as error:
-            self._stop_lanes()
+            if not isinstance(error, Locked):
+                self._stop_lanes()
             return error
 
     async def _try(self, doing: str, work: Callable[[], Awaitable[T]]) -> T | None:

@@ -185,8 +185,10 @@ async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
 
 async def _cancel(connection: Connection) -> None:
     """Else the server, once it has the locks, would still do what is under way: lease rows to nobody."""
-    with suppress(psycopg.Error):
-        await connection.cancel_safe(timeout=CANCEL_SECONDS)
+    # Older versions of libpq cancel in a thread, without a limit of their own.
+    with suppress(psycopg.Error, TimeoutError):
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await connection.cancel_safe(timeout=CANCEL_SECONDS)
 
 
 async def _end(connection: Connection) -> None:
