@@ -101,8 +101,8 @@ def nodes(
 def keep_connections(case: Case) -> None:
     """A connection that answers is as good as new, whatever it answers."""
 
-    async def run_on_postgres(self: Any, begin: Any) -> Any:
-        async with self._places:
+    async def run_on_postgres(self: Any, begin: Any, **_: Any) -> Any:
+        async with self._places.take(""):
             session = self._idle.pop() if self._idle else await self._connect()
             try:
                 return await session.drive(begin())
@@ -111,7 +111,7 @@ def keep_connections(case: Case) -> None:
             finally:
                 self._idle.append(session)
 
-    async def run_on_mariadb(self: Any, begin: Any) -> Any:
+    async def run_on_mariadb(self: Any, begin: Any, **_: Any) -> Any:
         async with (await self._open()).acquire() as connection:
             steps = begin()
             try:
