@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -21,13 +21,17 @@ def fitting(key: str) -> str:
 
 
 class Candidate(NamedTuple):
-    """An open row as a claim sees it. ``free``: pending, due or parked, and not leased."""
+    """An open row as a claim sees it. ``free``: pending, due or parked, and not leased.
+
+    ``size``: the bytes of its payload and headers, where they were asked for.
+    """
 
     id: Any
     key: str | None
     position: int
     free: bool
     suspect: bool
+    size: int = 0
 
 
 class Choice(NamedTuple):
@@ -37,9 +41,19 @@ class Choice(NamedTuple):
     park: list[Any]
 
 
-def unordered(window: Sequence[Candidate]) -> list[Any]:
+def unordered(window: Sequence[Candidate], limit: int, most: int) -> list[Any]:
     """The ids to lease from a window where order does not matter."""
-    return [row.id for row in _alone(window)]
+    return [row.id for row in within(_alone(window)[:limit], most)]
+
+
+def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
+    """The first rows that come to at most so many bytes; one in any case."""
+    total = 0
+    for index, row in enumerate(rows):
+        total += row.size
+        if index and total > most:
+            return
+        yield row
 
 
 def share(limit: int, keys: int) -> int:
@@ -75,10 +89,11 @@ def choose(
     window: Sequence[Candidate],
     heads: dict[str | None, Candidate],
     runs: dict[str | None, list[Candidate]],
-    locked: Collection[Any],
+    locked: Mapping[Any, int],
     limit: int,
+    most: int,
 ) -> Choice:
-    """What an ordered claim does, given the heads and the run rows that it could lock.
+    """What an ordered claim does, given the heads, and the sizes of the rows that it could lock.
 
     A key whose head is not among ``heads`` is in another hand at this moment and is left alone.
     """
@@ -87,13 +102,13 @@ def choose(
         for member in [row] if row.key is None else runs.get(row.key, ()):
             if member.id not in locked:
                 break
-            candidates.append(member)
+            candidates.append(member._replace(size=locked[member.id]))
     park = [
         row.id
         for row in window
         if row.key in heads and not heads[row.key].free and row.id != heads[row.key].id and row.id in locked
     ]
-    return Choice([row.id for row in _alone(candidates)[:limit]], park)
+    return Choice([row.id for row in within(_alone(candidates)[:limit], most)], park)
 
 
 def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:

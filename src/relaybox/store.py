@@ -23,9 +23,11 @@ from typing import Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from relaybox.event import Delivery
-from relaybox.outcome import Outcome
+from relaybox.outcome import Failed, Outcome
 
 OnFailed = Literal["block", "skip"]
+
+ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class DeadLetter:
 class Want:
     """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
 
+    Payloads and headers of the rows come to at most ``bytes``. A row that is larger is claimed alone.
     Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
     Where more keys wait, ``spread`` of them are enough, each with a longer run. Without ``explain``
@@ -65,6 +68,7 @@ class Want:
     spread: int | None = None
     explain: bool = True
     since: datetime | None = None
+    bytes: int = ANY_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,9 @@ class Held:
 class Claim:
     """What a claim got.
 
-    ``failed`` were failed on the spot, because relays died in all of their attempts. ``parked`` rows were
-    put behind the head of their key, or failed because somebody spoilt them: with nothing claimed but some
+    ``failed`` were failed on the spot, because relays died in all of their attempts; one that could not be,
+    because somebody has locked its row, is among ``deliveries``, ``exhausted``. ``parked`` rows were put
+    behind the head of their key, or failed because somebody spoilt them: with nothing claimed but some
     parked, it is worth asking again.
     """
 
@@ -99,6 +104,11 @@ class Settlement(NamedTuple):
 
     delivery: Delivery
     outcome: Outcome
+
+
+def bury(delivery: Delivery) -> Failed:
+    """What becomes of a delivery that is ``exhausted``."""
+    return Failed(f"the relay died {delivery.crashes} times while it held this event", counts=False)
 
 
 class Store(Protocol):
@@ -126,7 +136,11 @@ class Store(Protocol):
         ...
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
-        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
+        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back.
+
+        Where other sessions have locked some of the rows, all others are extended and ``RowsLocked`` is
+        raised.
+        """
         ...
 
     async def release(

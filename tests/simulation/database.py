@@ -55,6 +55,10 @@ class Emitted(NamedTuple):
     created: float
     created_at: datetime
 
+    @property
+    def size(self) -> int:
+        return len(self.payload or "") + len(self.headers)
+
     def read(self, attempts: int, crashes: int) -> tuple[Any, ...]:
         return (*self[:2], *self[3:13], attempts, self.max_attempts, crashes, self.created_at)
 

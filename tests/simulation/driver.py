@@ -258,7 +258,12 @@ class Pipeline(Wire):
         try:
             queries: Any = next(steps)
             while True:
-                queries = steps.send(await self._trip(partial(self._serve, queries)))
+                try:
+                    results = await self._trip(partial(self._serve, queries))
+                except Locked as locked:
+                    queries = steps.throw(locked)
+                else:
+                    queries = steps.send(results)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except Deadlock:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import starmap
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from relaybox import ordering
 from relaybox.ordering import Candidate
 from relaybox.schema import make_tables
+from relaybox.store import ANY_SIZE
 from relaybox.stores import dialects
 from relaybox.stores.steps import OneStatement, Stepwise, StoreSteps
 from tests.simulation.database import (
@@ -246,7 +248,7 @@ class Server:
             ):
                 continue
             limit -= 1
-            yield Candidate(id_, row.emitted.ordering_key, position, True, row.suspect)
+            yield Candidate(id_, row.emitted.ordering_key, position, True, row.suspect, row.emitted.size)
 
     def do_heads(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
         return [[self._head(transaction, destination, key, block)] for key in _names(keys)]
@@ -279,8 +281,11 @@ class Server:
             if row is None or row.status not in OPEN or not database.lockable(transaction, id_):
                 continue
             free = self._is_free(row, now, suspects)
-            rows.append((id_, row.emitted.ordering_key, row.emitted.position, free, row.suspect))
+            key, position = row.emitted.ordering_key, row.emitted.position
+            rows.append((id_, key, position, free, row.suspect, row.emitted.size))
         return rows  # type: ignore[return-value]
+
+    do_lock_heads = do_lock
 
     def do_park(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
         for id_ in ids:
@@ -327,13 +332,15 @@ class Server:
     do_claim_chosen_ordered = do_claim_ordered
 
     def _claim(
-        self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, **line: Any
-    ) -> tuple[Rows, int]:
+        self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, bytes: int,
+        **line: Any,
+    ) -> tuple[Rows, int]:  # fmt: skip
         """In one statement what the others do in steps; nothing of it waits."""
         if ordered:
-            take, park = self._in_order(transaction, **line)
+            take, park = self._in_order(transaction, most=bytes, **line)
         else:
-            take, park = ordering.unordered(list(self._window(transaction, lock=True, **line))), []
+            window = list(self._window(transaction, lock=True, **line))
+            take, park = ordering.unordered(window, len(window), bytes), []
         self.do_park(transaction, park)
         self.do_lease(transaction, take, token.hex, owner, seconds)
         rows = self._read(transaction, take)
@@ -341,7 +348,7 @@ class Server:
 
     def _in_order(
         self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, spread: int,
-        block: bool, only: str | None = None, **line: Any,
+        block: bool, most: int, only: str | None = None, **line: Any,
     ) -> tuple[list[str], list[str]]:  # fmt: skip
         """What to lease and what to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
         chosen = None if only is None else frozenset(_names(only))
@@ -354,11 +361,11 @@ class Server:
         left, share = limit, limit // max(1, min(spread, len(due)))
         for key in due:
             of_key = {"key": key, "block": block, **common}
-            [head] = map(Candidate._make, self.do_run(transaction, [of_key | {"start": 0, "share": 1}]))
+            [head] = starmap(Candidate, self.do_run(transaction, [of_key | {"start": 0, "share": 1}]))
             rows = [head]
             if head.free and (chosen is None or head.id in chosen):
                 run = of_key | {"start": head.position, "share": max(due[key], share)}
-                rows = list(map(Candidate._make, self.do_run(transaction, [run])))
+                rows = list(starmap(Candidate, self.do_run(transaction, [run])))
                 rows = rows[:left] if chosen is None else rows
                 runs |= ordering.runs([head], rows, chosen)
             heads[key] = head
@@ -369,22 +376,23 @@ class Server:
         locked = {row[0] for row in self.do_lock(transaction, blocked, suspects)}
         heads = {key: head for key, head in heads.items() if head.free or head.id in locked}
         members = [row.id for run in runs.values() for row in run] + [row.id for row in window]
-        mine = {row[0] for row in self.do_lock(transaction, list(dict.fromkeys(members)), suspects) if row[3]}
+        locks = self.do_lock(transaction, list(dict.fromkeys(members)), suspects)
+        mine = {row[0]: row[5] for row in locks if row[3]}
         line, park = self._line(window, heads, runs, mine)
-        return ordering.unordered(line[:limit]), park
+        return ordering.unordered(line[:limit], limit, most), park
 
     @staticmethod
     def _line(
         window: list[Candidate],
         heads: dict[str | None, Candidate],
         runs: dict[str | None, list[Candidate]],
-        mine: set[Any],
+        mine: dict[Any, int],
     ) -> tuple[list[Candidate], list[str]]:
         """All that could be taken, suspects at their places, and what to park."""
         rows = {row.id: row for row in (*window, *(row for run in runs.values() for row in run))}
         plain = {key: list(map(_unsuspected, run)) for key, run in runs.items()}
-        line, park = ordering.choose(list(map(_unsuspected, window)), heads, plain, mine, len(rows))
-        return [rows[id_] for id_ in line], park
+        line, park = ordering.choose(list(map(_unsuspected, window)), heads, plain, mine, len(rows), ANY_SIZE)
+        return [rows[id_]._replace(size=mine[id_]) for id_ in line], park
 
     # Settles.
 
@@ -461,9 +469,10 @@ class Server:
     ) -> Rows:
         """What is locked is left alone: where ``ids`` are named, they were found and locked ahead."""
         held, until = self._held(transaction, items), self.database.now() + seconds
-        for id_ in [*ids, *(id_ for [id_] in held if self.database.lockable(transaction, id_))]:
+        free = {id_ for [id_] in held if self.database.lockable(transaction, id_)}
+        for id_ in [*ids, *(id_ for [id_] in held if id_ in free)]:
             self.database.change(transaction, id_).leased_until = until
-        return held
+        return [[id_, id_ in free] for [id_] in held]
 
     def do_mine_now(self, transaction: Transaction, items: str) -> Rows:
         return self._held(transaction, items)

@@ -96,8 +96,8 @@ async def test_only_the_row_that_somebody_has_locked_waits_for_its_settle() -> N
     await await_for(lambda: settled == others[:2], "all but the locked one")
     assert settler.waits
     assert not settler.in_trouble, "the lane goes on with its claims"
-    assert settler.delivered_before(locked) == Delivered()
-    assert settler.delivered_before(others[0]) is None
+    assert settler.known(locked) == Delivered()
+    assert settler.known(others[0]) is None
     settler.add(Settlement(others[2], Delivered()))
     await await_for(lambda: settled == others, "what comes later")
     await await_for(lambda: store.waited.count(False) > 2, "it is tried again and again")

@@ -6,7 +6,7 @@ Rows are told apart by their position: a number, which is cheaper to look up tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from relaybox.event import Delivery
 
@@ -14,12 +14,14 @@ from relaybox.event import Delivery
 class Batch:
     """The deliveries of one claim until each is settled.
 
-    ``until`` is the moment, by the relay's own clock, up to which their leases hold for certain.
+    ``until`` is the moment, by the relay's own clock, up to which their leases hold for certain; those of
+    some may be ``behind``, because they could not be extended with the others: their own, by position.
     """
 
     def __init__(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> None:
         self.deliveries = deliveries
         self.until = until
+        self.behind: dict[int, float] = {}
         self.probing = probing
         self.token = deliveries[0].lease_token
         self.begun: set[int] = set()
@@ -27,7 +29,16 @@ class Batch:
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
         self.done = asyncio.Event()
-        self.bytes = sum([len(d.payload or d.payload_data or "") for d in deliveries])
+        self.bytes = size(deliveries)
+
+    def ends_before(self, moment: float) -> bool:
+        """Whether one of its leases does."""
+        return min((self.until, *self.behind.values())) < moment
+
+    def extend(self, until: float, except_for: Collection[int]) -> None:
+        """Its leases hold up to then, except for those of some positions."""
+        self.behind = {position: self.behind.get(position, self.until) for position in except_for}
+        self.until = until
 
     def unanswered(self) -> list[Delivery]:
         """What is neither answered nor lost."""
@@ -36,6 +47,11 @@ class Batch:
     def unbegun(self) -> list[Delivery]:
         """What was not sent."""
         return [delivery for delivery in self.unanswered() if delivery.position not in self.begun]
+
+
+def size(deliveries: Iterable[Delivery]) -> int:
+    """Payloads and headers, in bytes or, of texts, in characters."""
+    return sum([len(d.payload or d.payload_data or "") + len(d.headers) for d in deliveries])
 
 
 class InFlight:
@@ -82,5 +98,5 @@ class InFlight:
 
     @property
     def bytes(self) -> int:
-        """The payloads of the batches of which something is unsettled."""
+        """The size of the batches of which something is unsettled."""
         return sum(batch.bytes for batch in self._batches)

@@ -21,8 +21,8 @@ from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
-from relaybox.outcome import Released, Retry
-from relaybox.relay.batch import Batch, InFlight
+from relaybox.outcome import Outcome, Released, Retry
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
@@ -30,7 +30,7 @@ from relaybox.relay.probe import choose, probe_is_due
 from relaybox.relay.sending import Sending, TimedSending, Times
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
-from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
+from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing
 from relaybox.relay.turn import Turn
 from relaybox.shadow import MARK, is_shadow
 from relaybox.sink import Answer, Sink, being_cancelled, describe
@@ -204,7 +204,8 @@ class Lane:
         claim = await self._step()
         if claim.deliveries or claim.failed or claim.parked:
             self._idle_for = SHORTEST_POLL
-        return len(claim.deliveries) >= rows or bool(claim.failed or claim.parked)
+        full = len(claim.deliveries) >= rows or 2 * size(claim.deliveries) > BYTES_A_CLAIM
+        return full or bool(claim.failed or claim.parked)
 
     async def _step(self) -> Claim:
         """Claim once, when there is room, and begin to send."""
@@ -267,6 +268,7 @@ class Lane:
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
             explain=explain,
             since=since,
+            bytes=BYTES_A_CLAIM,
         )
         until = self._clock.now() + destination.lease
         reached("claim")
@@ -332,27 +334,28 @@ class Lane:
                 left.append(delivery)
                 continue
             began = self.may_begin(batch, delivery)
-            reached("answered")
-            batch.answered.add(delivery.position)
-            self._answered += 1
-            if delivery.position in batch.unsettled:
-                self._settler.add(Settlement(delivery, self._policy.shadowed if began else Released()))
+            self._settle_unsent(batch, delivery, self._policy.shadowed if began else Released())
         return left
 
+    def _settle_unsent(self, batch: Batch, delivery: Delivery, outcome: Outcome) -> None:
+        reached("answered")
+        batch.answered.add(delivery.position)
+        self._answered += 1
+        if delivery.position in batch.unsettled:
+            self._settler.add(Settlement(delivery, outcome))
+
     def _without_known(self, batch: Batch, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """What is to be sent; what was delivered before, under a lease that ran out, is only settled."""
-        if not self._settler.waits:
+        """What is to be sent; what else is only settled: its outcome is known."""
+        # Only a lone claim may be exhausted.
+        if not self._settler.waits and not (deliveries and deliveries[0].exhausted):
             return deliveries
         left = []
         for delivery in deliveries:
-            outcome = self._settler.delivered_before(delivery)
+            outcome = self._settler.known(delivery)
             if outcome is None:
                 left.append(delivery)
-                continue
-            reached("answered")
-            batch.answered.add(delivery.position)
-            self._answered += 1
-            self._settler.add(Settlement(delivery, outcome))
+            else:
+                self._settle_unsent(batch, delivery, outcome)
         return left
 
     def _settled(self, deliveries: Sequence[Delivery]) -> None:
@@ -371,7 +374,7 @@ class Lane:
         if (
             not self._halted.is_set()
             and not (self._returning and (position, batch.token) in self._returning)
-            and batch.until - self._clock.now() > self._least_lease
+            and (batch.behind.get(position, batch.until) - self._clock.now()) > self._least_lease
             and position in batch.unsettled
         ):
             return True
@@ -573,10 +576,7 @@ class Lane:
             self._expects = False
 
     async def _until_there_is_room(self) -> None:
-        while not self._stopping and (
-            len(self._in_flight) + self._sizing.rows > self._sizing.in_flight
-            or self._in_flight.bytes >= BYTES_IN_FLIGHT
-        ):
+        while not (self._stopping or self._sizing.has_room(len(self._in_flight), self._in_flight.bytes)):
             await self._until_changed()
 
     def _changed(self) -> None:

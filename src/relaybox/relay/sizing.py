@@ -7,6 +7,8 @@ from relaybox.config import Destination
 LARGEST = 1000
 BATCHES_IN_FLIGHT = 4
 BYTES_IN_FLIGHT = 32 * 2**20
+BYTES_A_CLAIM = BYTES_IN_FLIGHT // BATCHES_IN_FLIGHT
+"""The database ends a claim there, also of rows that are larger than those before."""
 PARTS_OF_A_SECOND = 10
 
 
@@ -26,14 +28,19 @@ class Sizing:
     @property
     def rows(self) -> int:
         """How many rows to ask for."""
-        if self._bytes_a_row * self._rows * BATCHES_IN_FLIGHT <= BYTES_IN_FLIGHT:
+        # About as many as fit: some databases have to read a payload to tell how large it is.
+        if self._bytes_a_row * self._rows <= BYTES_A_CLAIM:
             return self._rows
-        return max(1, int(BYTES_IN_FLIGHT / BATCHES_IN_FLIGHT / self._bytes_a_row))
+        return max(1, int(BYTES_A_CLAIM / self._bytes_a_row))
 
     @property
     def in_flight(self) -> int:
         """How many rows may be in flight."""
         return BATCHES_IN_FLIGHT * self.rows
+
+    def has_room(self, rows: int, size: int) -> bool:
+        """Whether so much is in flight that a whole claim still fits."""
+        return rows + self.rows <= self.in_flight and size + BYTES_A_CLAIM <= BYTES_IN_FLIGHT
 
     def learn(self, rows: int, size: int, answered: int, now: float) -> None:
         """A claim got so many rows and bytes, and so many were ``answered`` since the last one."""

@@ -18,7 +18,7 @@ from relaybox import ordering
 from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
+from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want, bury
 from relaybox.stores.dialects import POSTGRESQL, Dialect
 from relaybox.stores.steps import is_dead_letter, storable
 
@@ -53,6 +53,12 @@ class Row:
     def key(self) -> str | None:
         """What it is ordered by."""
         return self.values[10]  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        """The bytes of payload and headers."""
+        payload, payload_data, _, headers = self.values[6:10]
+        return len(payload.encode() if payload_data is None else payload_data) + len(headers.encode())
 
     @property
     def suspect(self) -> bool:
@@ -130,7 +136,7 @@ class MemoryStore:
         if held is not None:
             return Claim(held=held)
         window = self._window(want, now)
-        choice = self._choose(want, window, now) if want.ordered else ordering.Choice(_any(window), [])
+        choice = self._choose(want, window, now) if want.ordered else _any(want, window)
         for id_ in choice.park:
             self.rows[id_].next_attempt_at = None
         token = uuid4()
@@ -139,9 +145,8 @@ class MemoryStore:
             _lease(row, token, want, now)
         deliveries = tuple(row.delivery() for row in sorted(taken, key=lambda row: row.position))
         if len(deliveries) == 1 and deliveries[0].exhausted:
-            error = f"the relay died {deliveries[0].crashes} times while it held this event"
-            buried = Settlement(deliveries[0], Failed(error, counts=False))
-            await self.settle([buried], on_failed=want.on_failed, dead_letter=want.dead_letter)
+            buried = [Settlement(deliveries[0], bury(deliveries[0]))]
+            await self.settle(buried, on_failed=want.on_failed, dead_letter=want.dead_letter)
             return Claim(failed=deliveries, parked=len(choice.park))
         return Claim(deliveries, parked=len(choice.park))
 
@@ -261,7 +266,8 @@ class MemoryStore:
         rows = (_candidate(row, want, now) for rows in by_key.values() for row in rows)
         runs = ordering.runs(free, rows, only)
         candidates = [_candidate(row, want, now) for row in window]
-        return ordering.choose(candidates, heads, runs, self.rows.keys(), want.limit)
+        sizes = {row.id: row.size for of_key in by_key.values() for row in of_key}
+        return ordering.choose(candidates, heads, runs, sizes, want.limit, want.bytes)
 
     def _open_rows(self, destination: str, key: str | None, on_failed: OnFailed) -> list[Row]:
         blocking = {Status.PENDING, Status.FAILED} if on_failed == "block" else {Status.PENDING}
@@ -319,8 +325,9 @@ def _candidate(row: Row, want: Want, now: float) -> Candidate:
     return Candidate(row.id, row.key, row.position, free, row.suspect)
 
 
-def _any(window: Sequence[Row]) -> list[UUID]:
-    return ordering.unordered([Candidate(row.id, row.key, row.position, True, row.suspect) for row in window])
+def _any(want: Want, window: Sequence[Row]) -> ordering.Choice:
+    rows = [Candidate(row.id, row.key, row.position, True, row.suspect, row.size) for row in window]
+    return ordering.Choice(ordering.unordered(rows, want.limit, want.bytes), [])
 
 
 def _lease(row: Row, token: UUID, want: Want, now: float) -> None:

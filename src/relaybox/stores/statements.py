@@ -66,11 +66,11 @@ WORDS = {
     crashes = {least}(crashes, 2147483646) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
-    "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event} {by_due}
-WHERE {in_line}""",
-    "window_of_chosen": """SELECT id, ordering_key, position, 1, {suspect}
-FROM {chosen} {join} {event} {by_id} ON id = chosen_id
-WHERE {in_line}""",
+    "window": "id, ordering_key, position, 1, {suspect}",
+    "due_rows": "FROM {event} {by_due} WHERE {in_line}",
+    "candidate": "id, ordering_key, position, {free}, {suspect}",
+    "locked_rows": """FROM {event} {by_id}
+WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
     "in_line": """\
 {due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND {wanted}
   AND NOT {held}
@@ -132,18 +132,19 @@ WHERE s.error IS NOT NULL AND s.token = (SELECT e.lease_token FROM {event} e WHE
 # MySQL and SQLite claim in steps, one statement each, in one short transaction.
 STEPWISE = ANY_DATABASE | {
     "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
-    "due": "{window}",
-    "due_locked": "{window} {skip_locked}",
-    "due_of_chosen": "{window_of_chosen}",
+    # Sizes only of what is locked: to tell them may take reading the payloads.
+    "due": "SELECT {window} {due_rows}",
+    "due_locked": "SELECT {window}, {size} {due_rows} {skip_locked}",
+    "due_of_chosen": """
+SELECT {window} FROM {chosen} {join} {event} {by_id} ON id = chosen_id WHERE {in_line}""",
     "heads": "{heads_of_keys}",
     # Of one key; the limit is its own, so that a long key costs no more than a short one.
     "run": """
-SELECT * FROM (SELECT id, ordering_key, position, {free}, {suspect} FROM {event}
+SELECT * FROM (SELECT {candidate} FROM {event}
     WHERE {head} = :destination AND ordering_key = :key AND position >= :start AND {open}
     ORDER BY position LIMIT :share) AS run""",
-    "lock": """
-SELECT id, ordering_key, position, {free}, {suspect} FROM {event} {by_id}
-WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
+    "lock": "SELECT {candidate}, {size} {locked_rows}",
+    "lock_heads": "SELECT {candidate} {locked_rows}",
     "lease": "UPDATE {event} {by_id} SET {lease} WHERE id IN (:ids)",
     "fail_unreadable": """
 UPDATE {event} {by_id} SET status = 'failed', error_message = :error, next_attempt_at = NULL,
@@ -162,7 +163,7 @@ DELETE FROM {attempt} WHERE delivery_id IN (SELECT e.id FROM {items} CROSS JOIN 
     "delete": """
 DELETE FROM {event} WHERE id IN (SELECT e.id FROM {items} CROSS JOIN {event} AS e WHERE {mine})
 RETURNING id""",
-    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING id",
+    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING id, 1",
     "make_heads_due": "UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked}",
 }
 
@@ -293,7 +294,7 @@ WITH s AS MATERIALIZED (SELECT * FROM {items}), held AS MATERIALIZED (
 ), extended AS (
     UPDATE {event} SET leased_until = {later} WHERE id = ANY (ARRAY(SELECT id FROM free))
 )
-SELECT id FROM held""",
+SELECT id, id IN (SELECT id FROM free) FROM held""",
         # Whether any of them can be claimed now: one that nobody had put behind another is due already.
         "make_heads_due": """
 WITH heads AS MATERIALIZED (
