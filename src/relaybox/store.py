@@ -8,7 +8,8 @@ A store keeps deliveries and leases them out. Its promises, whatever races or di
 - Ordered: the rows of a key are leased from its head on, in one contiguous run. While the head is leased,
   backing off or (``block``) failed, no later row of its key is handed out.
 - A row whose lease ran out gets its attempt back and is claimed again with others. One whose lease ran out
-  twice is a suspect: its claim holds it alone. Only when a lone claim dies does the attempt stay counted.
+  twice is a suspect: its claim holds suspects alone that died as often, half as many with each death, and
+  of a key no more than its head. Only when a relay dies that held one alone does the attempt stay counted.
 - While a destination is paused, or its circuit is not closed, claims get nothing but the reason. Only the
   claim that names itself a probe passes a circuit.
 - The state of a circuit changes by compare-and-set: of several relays, one makes the change.
@@ -47,9 +48,9 @@ class Want:
 
     Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
-    Where more keys wait, ``spread`` of them are enough, each with a longer run. Without ``explain``
-    a claim that gets nothing may leave out why: there is most likely something. What was due before
-    ``since`` may be left out.
+    Where more keys wait, ``spread`` of them are enough, each with a longer run, but of no more than ``run``
+    rows. Without ``explain`` a claim that gets nothing may leave out why: there is most likely something.
+    What was due before ``since`` may be left out.
     """
 
     destination: str
@@ -63,6 +64,7 @@ class Want:
     suspects: bool = True
     only: tuple[UUID, ...] | None = None
     spread: int | None = None
+    run: int | None = None
     explain: bool = True
     since: datetime | None = None
 
@@ -127,6 +129,13 @@ class Store(Protocol):
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
+        ...
+
+    async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
+        """Have the death of the relay that holds this row count, or (not ``alone``) no longer.
+
+        A fresh claim does not count. Nothing changes if the lease was lost.
+        """
         ...
 
     async def release(

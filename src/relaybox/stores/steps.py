@@ -17,11 +17,12 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox import ordering
-from relaybox.event import TEST_TYPE, Delivery, Status
+from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
 from relaybox.stores.dialects import Dialect
+from relaybox.stores.failed import bury, is_dead_letter, used_up
 from relaybox.stores.rows import POSITION, Unread, candidates, read, without_unaddressable
 from relaybox.stores.statements import Query, Statements
 
@@ -73,7 +74,7 @@ class StoreSteps:
         self._claiming = claiming
 
     def claim(self, want: Want) -> Steps[Claim]:
-        """Lease due rows, and fail the one whose relays died in all of its attempts."""
+        """Lease due rows, and fail those whose relays died in all of their attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked, places = yield from claim(want)
         deliveries, behind, unread = read(self.dialect, rows, want.ordered)
@@ -81,11 +82,10 @@ class StoreSteps:
             parked += len(unread)
             yield from fail_unread(self.statements, unread, want)
             yield from self.settle([Settlement(one, Released()) for one in behind], want.on_failed)
-        if len(deliveries) == 1 and deliveries[0].exhausted:
-            error = f"the relay died {deliveries[0].crashes} times while it held this event"
-            buried = Settlement(deliveries[0], Failed(error, counts=False))
-            yield from self.settle([buried], want.on_failed, want.dead_letter)
-            return Claim(failed=deliveries, parked=parked)
+        if failed := used_up(deliveries):
+            yield from self.settle(list(map(bury, failed)), want.on_failed, want.dead_letter)
+            deliveries = tuple(delivery for delivery in deliveries if not delivery.exhausted)
+            return Claim(deliveries, failed=failed, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
 
@@ -233,6 +233,11 @@ class StoreSteps:
             if free:
                 yield [self.statements("extend", ids=[row[0] for row in free], seconds=lease)]
         return self._lost(deliveries, [held])
+
+    def hold_alone(self, delivery: Delivery, alone: bool) -> Steps[None]:
+        """Have the death of the relay that holds this row count, or no longer."""
+        own = {"id": self.dialect.to_uuid(delivery.id), "token": self.dialect.to_uuid(delivery.lease_token)}
+        yield [self.statements("hold_alone", alone=alone, **own)]
 
     def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
         """Add statements for the rows that are still ours; where the result is that holds those rows' ids.
@@ -404,8 +409,9 @@ class OneStatement:
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
         spread = want.limit if want.spread is None else want.spread
+        run = want.limit if want.run is None else want.run
         lease = _lease(want)
-        claim = self._sql(name, limit=want.limit, spread=spread, block=block, **lease)
+        claim = self._sql(name, limit=want.limit, spread=spread, run=run, block=block, **lease)
         while True:
             locked, rows, *places = yield [lock, claim, *self._explain(want)]
             if locked:
@@ -489,7 +495,7 @@ class Stepwise:
         locked = yield from self._lock(want, [row[0] for row in rows if row[0] is not None])
         # One that cannot be named cannot be looked at either; in its time it will be due, and failed.
         unnamed = {
-            key: Candidate(id_, key, 0, free=False, suspect=False)
+            key: Candidate(id_, key, 0, free=False, suspect=0)
             for key, [id_] in zip(keys, rows, strict=True)
             if isinstance(id_, bytes)
         }
@@ -500,7 +506,7 @@ class Stepwise:
     ) -> Steps[dict[str | None, list[Candidate]]]:
         only = None if want.only is None else {self._dialect.to_uuid(id_) for id_ in want.only}
         free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
-        share = ordering.share(want.limit, len(heads))
+        share = min(ordering.share(want.limit, len(heads)), want.run or want.limit)
         if not free or share == 1:
             return ordering.runs(free, ())
         block = want.on_failed == "block"
@@ -557,11 +563,6 @@ def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
 
 
 _position = itemgetter(POSITION)
-
-
-def is_dead_letter(delivery: Delivery, outcome: Outcome) -> bool:
-    """Whether somebody will miss it."""
-    return isinstance(outcome, Failed) and delivery.event_type != TEST_TYPE
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:
