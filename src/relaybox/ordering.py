@@ -21,16 +21,18 @@ def fitting(key: str) -> str:
 
 
 class Candidate(NamedTuple):
-    """An open row as a claim sees it. ``free``: pending, due or parked, and not leased.
+    """An open row as a claim sees it.
 
-    ``size``: the bytes of its payload and headers, where they were asked for.
+    ``free``: pending, due or parked, and not leased. ``suspect``: how often a relay died that held it, if
+    that makes it a suspect; otherwise 0. ``size``: the bytes of its payload and headers, where they were
+    asked for.
     """
 
     id: Any
     key: str | None
     position: int
     free: bool
-    suspect: bool
+    suspect: int
     size: int = 0
 
 
@@ -43,11 +45,11 @@ class Choice(NamedTuple):
 
 def unordered(window: Sequence[Candidate], limit: int, most: int) -> list[Any]:
     """The ids to lease from a window where order does not matter."""
-    return [row.id for row in within(_alone(window)[:limit], most)]
+    return [row.id for row in within(_alike(window)[:limit], most)]
 
 
 def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
-    """The first rows that come to at most so many bytes; one in any case."""
+    """Yield the first rows that come to at most so many bytes; one in any case."""
     total = 0
     for index, row in enumerate(rows):
         total += row.size
@@ -62,16 +64,19 @@ def share(limit: int, keys: int) -> int:
 
 
 def runs(
-    heads: Iterable[Candidate], rows: Iterable[Candidate], only: Collection[Any] | None = None
+    heads: Iterable[Candidate],
+    rows: Iterable[Candidate],
+    only: Collection[Any] | None = None,
+    most: int | None = None,
 ) -> dict[str | None, list[Candidate]]:
     """For each head, the run of free rows that begins with it; a suspect stands alone.
 
-    With ``only``, a run ends before the first row that is not of these ids.
+    With ``only``, a run ends before the first row that is not of these ids; it has ``most`` rows at most.
     """
     by_key: dict[str | None, list[Candidate]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.position):
         by_key[row.key].append(row if only is None or row.id in only else row._replace(free=False))
-    return {head.key: _run(head, by_key[head.key]) for head in heads}
+    return {head.key: _run(head, by_key[head.key])[:most] for head in heads}
 
 
 def _run(head: Candidate, rows: Sequence[Candidate]) -> list[Candidate]:
@@ -95,7 +100,8 @@ def choose(
 ) -> Choice:
     """What an ordered claim does, given the heads, and the sizes of the rows that it could lock.
 
-    A key whose head is not among ``heads`` is in another hand at this moment and is left alone.
+    A key whose head is not among ``heads`` is in another hand at this moment and is left alone. Behind a
+    suspect the others of its key are parked too: they would keep other suspects out of the window.
     """
     candidates: list[Candidate] = []
     for row in _first_of_each_key(window):
@@ -103,12 +109,13 @@ def choose(
             if member.id not in locked:
                 break
             candidates.append(member._replace(size=locked[member.id]))
-    park = [
-        row.id
-        for row in window
-        if row.key in heads and not heads[row.key].free and row.id != heads[row.key].id and row.id in locked
-    ]
-    return Choice([row.id for row in within(_alone(candidates)[:limit], most)], park)
+    blocking = {
+        key: head.id
+        for key, head in heads.items()
+        if not head.free or (head.suspect and key in runs and head.id in locked)
+    }
+    park = [row.id for row in window if blocking.get(row.key, row.id) != row.id and row.id in locked]
+    return Choice([row.id for row in within(_alike(candidates)[:limit], most)], park)
 
 
 def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:
@@ -121,8 +128,17 @@ def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:
             yield row
 
 
-def _alone(rows: Sequence[Candidate]) -> Sequence[Candidate]:
-    """The first row by itself if it is a suspect, else all that are not."""
-    if rows and rows[0].suspect:
-        return rows[:1]
-    return [row for row in rows if not row.suspect]
+def _alike(rows: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Some suspects that died as often as the first row; if that is not a suspect, all that are not."""
+    first = rows[0].suspect if rows else 0
+    within = rows[: together(first)] if first else rows
+    return [row for row in within if row.suspect == first]
+
+
+ALONE = 1000
+"""What a row's ``crashes`` has more, while the death of the relay that holds it would count."""
+
+
+def together(deaths: int) -> int:
+    """How many suspects are claimed together: half as many with each death, and in the end one."""
+    return 64 >> min(max(deaths, 2), 6)

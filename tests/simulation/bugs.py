@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -24,8 +24,9 @@ from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Policy
 from relaybox.relay.extend import Extender
 from relaybox.relay.lane import Lane
+from relaybox.relay.quarantine import Quarantine
 from relaybox.relay.settle import Settler
-from relaybox.relay.shared import Shared
+from relaybox.relay.sizing import Sizing
 from relaybox.sink import Answer, OneByOne, Progress
 from relaybox.store import Claim, Settlement
 from relaybox.stores import steps as steps_module
@@ -78,7 +79,7 @@ def search(bug: Bug) -> int | None:
 
 _send, _claim, _decide = Lane._send, Lane._claim, Policy.decide
 _bulk, _store_claim, _probe_with = BulkSink.send, SqlStore.claim, Lane._probe_with
-_give_up, _init, _open = Lane._give_up, Shared.__init__, Breaker.open
+_give_up, _open = Lane._give_up, Breaker.open
 
 
 async def _nothing(*_: Any, **__: Any) -> None:
@@ -92,10 +93,10 @@ async def _yes(*_: Any, **__: Any) -> bool:
 # Sending.
 
 
-async def _acknowledge_first(lane: Lane, batch: Batch, turn: bool) -> None:
+async def _acknowledge_first(lane: Lane, batch: Batch) -> None:
     for delivery in batch.deliveries:
         lane.answer(batch, delivery, Delivered())
-    await _send(lane, batch, turn)
+    await _send(lane, batch)
 
 
 async def _go_on_after_a_failure(
@@ -193,9 +194,8 @@ async def _claim_no_more_after_an_error(self: SqlStore, want: Any) -> Claim:
         raise
 
 
-def _init_without_quarantine(self: Shared, *args: Any, **options: Any) -> None:
-    _init(self, *args, **options)
-    self.quarantine = nullcontext()  # type: ignore[assignment]
+async def _always_alone(self: Quarantine, batch: Batch) -> None:
+    await self._hold(batch.deliveries[0], alone=len(batch.deliveries) == 1)
 
 
 # Stopping, resting, circuits.
@@ -466,10 +466,16 @@ BUGS = (
     Bug(
         "claims suspects together with others",
         6,
-        [(Lane, "_claim", _claim_suspects), (ordering, "_alone", lambda rows: rows)],
+        [(Lane, "_claim", _claim_suspects), (ordering, "_alike", lambda rows: rows)],
     ),
     Bug("never looks for suspects", 6, [(Lane, "_examine", _nothing)]),
-    Bug("has several suspects in flight at once", 94, [(Shared, "__init__", _init_without_quarantine)]),
+    Bug("counts the death of an innocent suspect", 94, [(Quarantine, "enter", _always_alone)]),
+    Bug("takes the mark of a lone suspect from it too late", 94, [(Quarantine, "_end_solitude", _nothing)]),
+    Bug(
+        "slow keys take the room of the others",
+        94,
+        [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
+    ),
     Bug("never claims again after a refused claim", 28, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
     Bug("gives back what it has begun when it stops", 245, [(Batch, "unbegun", Batch.unanswered)]),
     Bug("forgets what was answered when it stops", 309, [(Lane, "_finish", _nothing)]),

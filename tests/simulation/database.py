@@ -18,6 +18,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from relaybox import ordering
+
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 Key: TypeAlias = Hashable
 OPEN = frozenset({"pending", "failed"})
@@ -84,9 +86,14 @@ class Row:
         return new
 
     @property
-    def suspect(self) -> bool:
-        """Whether a relay died while it held this row and it was not settled since."""
-        return self.crashes + (self.token is not None) > 1
+    def deaths(self) -> int:
+        """How often a relay died while it held this row and it was not settled since."""
+        return self.crashes % ordering.ALONE
+
+    @property
+    def suspect(self) -> int:
+        deaths = self.deaths + (self.token is not None)
+        return deaths if deaths > 1 else 0
 
     def unleased(self, now: float) -> bool:
         return self.leased_until is None or self.leased_until <= now

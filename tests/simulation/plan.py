@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from relaybox.config import Backoff, Destination
@@ -88,7 +88,25 @@ def draw(seed: int) -> Plan:
     )
     for fault in faults:
         _befall(plan, fault, luck, luck.uniform(0.2, 1.0))
+    _slow_down(plan, Random(f"slow {seed}"))
     return plan
+
+
+def _slow_down(plan: Plan, luck: Random) -> None:
+    """Draw slow keys where nothing else is wrong, and slow neighbours of a killer."""
+    names = [destination.name for destination in plan.destinations if destination.name != "dead"]
+    if "killer" in plan.faults and luck.random() < 0.7:
+        for name in names:
+            if not plan.troubles[name].kills:
+                plan.troubles[name].crawls = luck.choice((0.1, 0.3))
+                plan.faults += ("slow neighbour",)
+    elif not plan.faults and luck.random() < 0.5:
+        plan.destinations = [replace(destination, concurrency=8) for destination in plan.destinations]
+        plan.bulk = dict.fromkeys(plan.bulk, False)
+        for name in names:
+            plan.troubles[name].crawls = 0.3
+            plan.troubles[name].slow_keys = frozenset({"key 0", "key 1"})
+        plan.faults = ("slow keys",)
 
 
 def _destinations(luck: Random) -> list[Destination]:

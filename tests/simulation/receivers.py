@@ -50,6 +50,9 @@ class Troubles:
     chokes: frozenset[int] = frozenset()
     """Numbers of events that it rejects, that it fails at, and at which it always times out."""
     kills: frozenset[int] = frozenset()  # Numbers of events that end the process that sends them
+    crawls: float = 0.0
+    """Seconds that every delivery takes, or those of the ``slow_keys``."""
+    slow_keys: frozenset[str] = frozenset()
 
     def heal(self) -> None:
         """What is wrong with the receiver ends; what is wrong with events does not."""
@@ -80,6 +83,10 @@ class Receiver:
         there = troubles.latency * (0.2 + random())
         if troubles.slow and random() < troubles.slow:
             there += random() * 1.5
+        if not troubles.slow_keys or troubles.slow_keys & {d.ordering_key for d in deliveries}:
+            there += troubles.crawls
+        if deliveries[0].suspect:
+            node.suspects.append((deliveries, answer))
         for delivery in deliveries:
             if troubles.kills and self.number(delivery.event_id) in troubles.kills:
                 self.met["killed its sender"] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -42,6 +42,7 @@ from tests.simulation.world import Node, World
 Tell: TypeAlias = Callable[[str], None]
 
 PATIENCE = 240.0  # Seconds of virtual time after which what was healed must be drained
+OF_A_KEY = 8.0  # Seconds that the events of one key may need, which are sent one after the other
 STUCK = 2.0  # Seconds beyond a lease after which the first of a key must be due
 PRUNES, BEATS = 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
@@ -179,6 +180,7 @@ class Schedule:
 
     def _died(self, node: Node) -> None:
         self.deaths[node.name] += 1
+        self.judge.died(node)
         self.nodes.pop(node, None)
         self.wakes.pop(node, None)
         if not self.world.over:
@@ -372,6 +374,7 @@ class Schedule:
         result.seconds = world.now
         for destination in self.plan.destinations:
             self._judge_destination(destination, result)
+            result.findings += self._starved(destination)
         if self._healed and not world.over:
             text = f"not at its end {PATIENCE:g} s after everything was healed"
             result.findings.append(Finding("stuck", "", None, text))
@@ -403,6 +406,20 @@ class Schedule:
         result.deliveries += report.received
         result.duplicates += report.duplicates
         result.faults += receiver.met
+
+    def _starved(self, destination: Destination) -> Iterator[Finding]:
+        """What a slow key held up; where keys are slow, nothing else is wrong."""
+        troubles, until = self.receivers[destination.name].troubles, self.plan.trouble
+        if not troubles.slow_keys:
+            return
+        longest = destination.poll_interval + OF_A_KEY
+        came = {applied.event_id: applied.at for applied in self.receivers[destination.name].applied}
+        for emitted in self.application.events:
+            if emitted.destination == destination.name and emitted.ordering_key not in troubles.slow_keys:
+                waited = came.get(emitted.event_id, until) - emitted.created - self.plan.longest_transaction
+                if waited > longest:
+                    text = f"waited for {waited:.1f} s, though its key is not slow"
+                    yield Finding("stuck", destination.name, emitted.event_id, text)
 
     def _committed(self, name: str) -> list[Committed]:
         events: Iterable[Emitted] = self.application.events
@@ -551,8 +568,8 @@ class Judge:
         self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
-        self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)
-        """The suspects that each relay holds, by their positions."""
+        self._dying: dict[str | None, set[UUID]] = {}
+        """The suspects that each relay was sending when it died."""
         self._blocking = {d.name for d in schedule.plan.destinations if d.on_failed == "block"}
         self._stranded: dict[tuple[str, str], object] = {}
         """The keys whose first row is parked: nobody will settle anything before it."""
@@ -606,12 +623,13 @@ class Judge:
             if row is not None and row.token is not None:
                 self._claimed(row)
             return
-        self._suspects[before.owner].pop(before.emitted.position, None)
         self._judge_writer(before, row)
-        if row is not None and row.crashes > before.crashes:
+        if row is not None and row.deaths > before.deaths:
             # Nobody settled it: whoever held it died, or lost it.
-            if before.crashes > 1 and self._sizes[before.token] == 1:
+            if before.deaths > 1 and self._sizes[before.token] == 1:
                 self._deaths[row.emitted.destination, row.emitted.event_id] += 1
+            if row.attempts > before.attempts:
+                self._judge_blame(before)
             self._ran_out(before)
         if row is not None and row.token is not None and row.token != before.token:
             self._claimed(row, before)
@@ -625,21 +643,21 @@ class Judge:
         if writer != before.owner and (row is None or held != (row.status, row.token, row.leased_until)):
             self._find("untrue", before, f"was changed by {writer} while {before.owner} held it")
 
+    def died(self, node: Node) -> None:
+        under_way = (deliveries for deliveries, answer in node.suspects if not answer.done())
+        self._dying[node.name] = {delivery.id for deliveries in under_way for delivery in deliveries}
+
+    def _judge_blame(self, row: Row) -> None:
+        """A death counts only where no other suspect was being sent. A stranger's lock may hide that."""
+        others = self._dying.get(row.owner, set()) - {row.emitted.id}
+        if others and not {"row locks", "table lock"} & set(self._schedule.plan.faults):
+            self._find("untrue", row, f"is blamed for a death of {row.owner}, which sent other suspects")
+
     def _claimed(self, row: Row, before: Row | None = None) -> None:
         assert row.token is not None
         if before is not None and not before.unleased(self._database.now()):
             self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
         self._sizes[row.token] += 1
-        if row.crashes > 1:
-            others = self._suspects[row.owner]
-            if any(map(self._is_held, others.values())) and self._is_well(row.owner, row):
-                self._find("untrue", row, f"{row.owner} held another suspect when it claimed this one")
-            others[row.emitted.position] = row
-
-    def _is_held(self, row: Row) -> bool:
-        """Whether it still is as it was claimed; a server that is killed may forget a claim."""
-        now = self._database.rows.get(row.emitted.id.hex)
-        return now is not None and now.token == row.token and not now.unleased(self._database.now())
 
     def _ran_out(self, row: Row) -> None:
         if row.leased_until is None or row.leased_until > self._database.now():

@@ -299,9 +299,15 @@ class Server:
         for id_ in ids:
             row = self.database.change(transaction, id_)
             died = row.token is not None
-            row.attempts += 0 if died and row.crashes < 2 else 1
-            row.crashes += died
+            row.attempts += 0 if died and row.crashes < ordering.ALONE else 1
+            row.crashes = row.deaths + died
             row.leased_until, row.token, row.owner = until, token, owner
+        return []
+
+    def do_hold_alone(self, transaction: Transaction, id: str | UUID, token: str | UUID, alone: bool) -> Rows:
+        id_, token = UUID(str(id)).hex, UUID(str(token)).hex
+        for _item, row in self._mine(transaction, [Item(id_, token, "pending", 0, 0, "")]):
+            self.database.change(transaction, id_).crashes = row.deaths + alone * ordering.ALONE
         return []
 
     def do_read(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
@@ -348,7 +354,7 @@ class Server:
 
     def _in_order(
         self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, spread: int,
-        block: bool, most: int, only: str | None = None, **line: Any,
+        run: int, block: bool, most: int, only: str | None = None, **line: Any,
     ) -> tuple[list[str], list[str]]:  # fmt: skip
         """What to lease and what to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
         chosen = None if only is None else frozenset(_names(only))
@@ -364,8 +370,8 @@ class Server:
             [head] = starmap(Candidate, self.do_run(transaction, [of_key | {"start": 0, "share": 1}]))
             rows = [head]
             if head.free and (chosen is None or head.id in chosen):
-                run = of_key | {"start": head.position, "share": max(due[key], share)}
-                rows = list(starmap(Candidate, self.do_run(transaction, [run])))
+                of_run = of_key | {"start": head.position, "share": min(run, max(due[key], share))}
+                rows = list(starmap(Candidate, self.do_run(transaction, [of_run])))
                 rows = rows[:left] if chosen is None else rows
                 runs |= ordering.runs([head], rows, chosen)
             heads[key] = head
@@ -408,8 +414,7 @@ class Server:
             row = self.database.change(transaction, item.id)
             row.status = item.status
             row.attempts -= item.given_back
-            if item.seconds is not None:
-                row.crashes = 0
+            row.crashes = row.deaths if item.seconds is None else 0
             if item.status != "pending":
                 row.next_attempt_at = None
             elif item.seconds is not None:
@@ -658,7 +663,7 @@ class Server:
 
 
 def _unsuspected(row: Candidate) -> Candidate:
-    return row._replace(suspect=False) if row.suspect else row
+    return row._replace(suspect=0) if row.suspect else row
 
 
 class Term(NamedTuple):

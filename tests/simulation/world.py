@@ -53,6 +53,7 @@ class Node:
         self.offset = world.random.uniform(0.0, 1000.0)
         self.rate = world.random.choice((1.0, 1.0, 0.99, 1.01))
         self.at_crash: list[Callable[[], Any]] = []
+        self.suspects: list[tuple[Any, asyncio.Future[Any]]] = []  # The suspects it sent, and their answers
         self._backlog: list[Handle] = []
         self._tasks: list[SimTask] = []
         self.create_future = partial(asyncio.Future, loop=self)

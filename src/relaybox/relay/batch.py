@@ -85,8 +85,26 @@ class InFlight:
         if len(self._of) < before:
             self._changed()
 
+    def unbegun(self) -> list[Delivery]:
+        """What was not sent."""
+        return [delivery for batch in self._batches for delivery in batch.unbegun()]
+
+    def behind(self) -> list[Delivery]:
+        """What was not sent, and has another of its key before it that was not either."""
+        keys: set[str] = set()
+        behind = []
+        for delivery in self.unbegun():
+            if delivery.ordering_key is None:
+                continue
+            if delivery.ordering_key in keys:
+                behind.append(delivery)
+            keys.add(delivery.ordering_key)
+        return behind
+
     def forget(self) -> None:
         """Leave everything to whoever claims it next."""
+        for batch in self._batches:
+            batch.done.set()
         self._batches.clear()
         self._of.clear()
 

@@ -21,6 +21,7 @@ from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
+from relaybox.ordering import together
 from relaybox.outcome import Outcome, Released, Retry
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.breaker import Breaker
@@ -34,7 +35,7 @@ from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing
 from relaybox.relay.turn import Turn
 from relaybox.shadow import MARK, is_shadow
 from relaybox.sink import Answer, Sink, being_cancelled, describe
-from relaybox.store import Claim, DeadLetter, Held, Settlement, Want
+from relaybox.store import Claim, DeadLetter, Held, Settlement, Want, used_up
 
 SHORTEST_POLL = 0.01
 SHORTEST_POLL_WHEN_TOLD = 0.25
@@ -49,6 +50,8 @@ LATE_COMMITS = timedelta(seconds=10)
 """Events that are committed no longer after they were emitted are found at once."""
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 """A row that was edited by hand may be older than can be reckoned with."""
+PATIENCE_FOR_ROOM = 1.0
+"""Seconds without an answer, after which slow keys have to make room for others."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
@@ -266,6 +269,7 @@ class Lane:
             only=self._only,
             # A probe is to find one that is beyond suspicion.
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
+            run=None if probe else self._sizing.run,
             explain=explain,
             since=since,
             bytes=BYTES_A_CLAIM,
@@ -289,24 +293,24 @@ class Lane:
             self._observer.claimed(self.name, claim)
         return claim, until
 
-    def _begin(
-        self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False, turn: bool = False
-    ) -> Batch:
-        """Send what was claimed, in a task of its own; ``turn``: it has had its place in the line."""
+    def _begin(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
+        """Send what was claimed, in a task of its own."""
         batch = Batch(deliveries, until, probing=probing)
         self._in_flight.add(batch)
-        task = self._tasks.create_task(self._send(batch, turn))
+        task = self._tasks.create_task(self._send(batch))
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
         return batch
 
-    async def _send(self, batch: Batch, turn: bool) -> None:
+    async def _send(self, batch: Batch) -> None:
         deliveries = self._without_known(batch, self._without_shadows(batch))
         if not deliveries:
             return
-        if not turn:
-            await self._turn(len(deliveries))
+        await self._turn(len(deliveries))
+        if batch.deliveries[0].suspect:
+            await self._shared.quarantine.enter(batch)
         reached("send")
+        began = self._clock.now()
         timed = self._observer.timed
         sending = TimedSending(self, batch, self._clock, self._times) if timed else Sending(self, batch)
         try:
@@ -320,6 +324,8 @@ class Lane:
         for delivery, answer in pairs:
             if delivery.position not in batch.answered:
                 sending.report(delivery, answer)
+        if self._destination.ordered and not self._halted.is_set():
+            self._sizing.learn_run(deliveries, self._clock.now() - began)
 
     def _without_shadows(self, batch: Batch) -> Sequence[Delivery]:
         """What is to be sent; what was emitted in shadow is delivered without, and tells nothing of the
@@ -346,8 +352,7 @@ class Lane:
 
     def _without_known(self, batch: Batch, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """What is to be sent; what else is only settled: its outcome is known."""
-        # Only a lone claim may be exhausted.
-        if not self._settler.waits and not (deliveries and deliveries[0].exhausted):
+        if not self._settler.waits and not used_up(deliveries):
             return deliveries
         left = []
         for delivery in deliveries:
@@ -420,11 +425,9 @@ class Lane:
         failed least: what opened the circuit may be as many events, and these may be poison.
         """
         claim, until = await self._claim(THRESHOLD + 1, probe=True, suspects=False)
-        if claim.deliveries or claim.parked:
-            return await self._probe_with(claim, until, held)
-        async with self._shared.quarantine:
+        if not claim.deliveries and not claim.parked:
             claim, until = await self._claim(1, probe=True)
-            return await self._probe_with(claim, until, held)
+        return await self._probe_with(claim, until, held)
 
     async def _probe_with(self, claim: Claim, until: float, held: Held) -> Claim:
         chosen = choose(claim.deliveries, self._circuit)
@@ -469,17 +472,17 @@ class Lane:
 
     async def _stand_back(self) -> None:
         """The others have every place: let them have what has not begun here, or it would wait for ever."""
-        self._returning = frozenset((d.position, d.lease_token) for d in self._unbegun())
+        await self._give_back(self._in_flight.unbegun())
+
+    async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        self._returning = frozenset((d.position, d.lease_token) for d in deliveries)
         try:
             # Looked at once more: one may have begun, in another thread, before it was marked.
-            left = [d for d in self._unbegun() if (d.position, d.lease_token) in self._returning]
+            left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in self._returning]
             if await self._release(left):
                 self._in_flight.drop(left)
         finally:
             self._returning = frozenset()
-
-    def _unbegun(self) -> list[Delivery]:
-        return [delivery for batch in self._in_flight for delivery in batch.unbegun()]
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
@@ -488,28 +491,21 @@ class Lane:
             await self._clock.sleep(max(self._destination.poll_interval, self._destination.lease / 10))
 
     async def _examine(self) -> bool:
-        """Send the suspects that stand first in line, each alone, while other batches go on.
+        """Send the suspects that stand first in line, a group after the other, while other batches go on.
 
-        Of all lanes one at a time, from the claim on: whatever else is leased when one of them kills the
-        process was in a batch, whose death is not counted. Whether there was one, or may be another.
+        Whether there was one, or may be another.
         """
-        found, suspect, turn = False, True, False
+        found, suspect = False, True
         while suspect:
-            if turn:
-                # Outside the lock: others do not wait for this destination's line.
-                await self._turn(1)
-            async with self._shared.quarantine:
-                if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
-                    break
-                claim, until = await self._claim(1)
-                suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
-                if suspect and not turn and self._destination.rate_limit is not None:
-                    await self._release(claim.deliveries)
-                    turn = True
-                elif claim.deliveries:
-                    batch = self._begin(claim.deliveries, until, turn=turn)
-                    if suspect:
-                        await self._until_done(batch)
+            if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
+                break
+            group = min(together(0), self._sizing.rows)
+            claim, until = await self._claim(group if self._has_room(group) else 1)
+            suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
+            if claim.deliveries:
+                batch = self._begin(claim.deliveries, until)
+                if suspect:
+                    await self._until_done(batch)
             found |= suspect or bool(claim.parked)
         return found
 
@@ -537,7 +533,7 @@ class Lane:
 
     async def _give_back_unbegun(self) -> None:
         """Nothing more is begun: another relay may have what was not."""
-        left = self._unbegun()
+        left = self._in_flight.unbegun()
         self._in_flight.drop(left)
         await self._release(left)
 
@@ -576,8 +572,23 @@ class Lane:
             self._expects = False
 
     async def _until_there_is_room(self) -> None:
-        while not (self._stopping or self._sizing.has_room(len(self._in_flight), self._in_flight.bytes)):
-            await self._until_changed()
+        while not self._stopping and not self._has_room(self._sizing.rows):
+            try:
+                async with asyncio.timeout(PATIENCE_FOR_ROOM):
+                    while not self._stopping and not self._has_room(self._sizing.rows):
+                        await self._until_changed()
+            except TimeoutError:
+                await self._make_room()
+
+    def _has_room(self, rows: int) -> bool:
+        return self._sizing.has_room(rows, len(self._in_flight), self._in_flight.bytes)
+
+    async def _make_room(self) -> None:
+        """Give back what waits behind the next one of a slow key: others may have something to send."""
+        behind = self._in_flight.behind()
+        if behind:
+            self._sizing.shorten_run()
+            await self._give_back(behind)
 
     def _changed(self) -> None:
         self._room.set()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relaybox.observe import Observer
 from relaybox.relay.clock import Clock
+from relaybox.relay.quarantine import Quarantine
 from relaybox.store import Store
 from relaybox.wake import Wake
 
@@ -27,8 +27,10 @@ class Shared:
     random: Callable[[], float]
     owner: str
     share: Callable[[int], int] = _whole
-    quarantine: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a suspect is in flight: when it kills the process, no other suspect shall be blamed."""
+    quarantine: Quarantine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.quarantine = Quarantine(self.store, self.clock, self.observer)
 
     def pause(self, poll_interval: float) -> float:
         """Seconds until a database that refused is asked again; relays that lost it together come apart."""

@@ -1,8 +1,16 @@
-"""How much to claim at once: what the sink takes in a tenth of a second, bounded in rows and in bytes."""
+"""How much to claim at once: what the sink takes in a tenth of a second, bounded in rows and in bytes.
+
+Of one key, what it is sent in a fifth of a second, or as many rows as every place may have: rows of slow
+keys that wait behind each other would otherwise take the room of other keys while places are free.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from relaybox.config import Destination
+from relaybox.event import Delivery
 
 LARGEST = 1000
 BATCHES_IN_FLIGHT = 4
@@ -10,6 +18,7 @@ BYTES_IN_FLIGHT = 32 * 2**20
 BYTES_A_CLAIM = BYTES_IN_FLIGHT // BATCHES_IN_FLIGHT
 """The database ends a claim there, also of rows that are larger than those before."""
 PARTS_OF_A_SECOND = 10
+SECONDS_A_RUN = 0.2
 
 
 class Sizing:
@@ -24,6 +33,8 @@ class Sizing:
         self._rows = self._smallest
         self._learned_at = 0.0
         self._bytes_a_row = 0.0
+        self._concurrency = destination.concurrency
+        self._run = 1
 
     @property
     def rows(self) -> int:
@@ -38,9 +49,29 @@ class Sizing:
         """How many rows may be in flight."""
         return BATCHES_IN_FLIGHT * self.rows
 
-    def has_room(self, rows: int, size: int) -> bool:
-        """Whether so much is in flight that a whole claim still fits."""
-        return rows + self.rows <= self.in_flight and size + BYTES_A_CLAIM <= BYTES_IN_FLIGHT
+    def has_room(self, more: int, rows: int, size: int) -> bool:
+        """True if a claim of so many ``more`` rows fits beside the rows and bytes in flight."""
+        return rows + more <= self.in_flight and size + BYTES_A_CLAIM <= BYTES_IN_FLIGHT
+
+    @property
+    def run(self) -> int:
+        """How many rows of one key to ask for.
+
+        However slow they are: with fewer keys than places in flight, there is room for a claim.
+        """
+        return max(self._run, (BATCHES_IN_FLIGHT - 1) * self.rows // self._concurrency)
+
+    def shorten_run(self) -> None:
+        """Nothing was answered for long."""
+        self._run = 1
+
+    def learn_run(self, deliveries: Sequence[Delivery], seconds: float) -> None:
+        """A batch was answered in so many seconds, one key's deliveries one after the other."""
+        keys = Counter([delivery.ordering_key for delivery in deliveries])
+        del keys[None]
+        longest = max(keys.values(), default=1)
+        soon = round(longest * SECONDS_A_RUN / max(seconds, 0.001))
+        self._run = max(1, min(soon, 4 * self.run, self._largest))
 
     def learn(self, rows: int, size: int, answered: int, now: float) -> None:
         """A claim got so many rows and bytes, and so many were ``answered`` since the last one."""

@@ -64,17 +64,16 @@ RETURNING {own_columns}"""
 
 _CLAIM = """
 WITH %(chosen)sdue AS MATERIALIZED (
-    SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect, %(weighed)s FROM {event}
+    SELECT ctid AS tid, next_attempt_at, position, {suspicion} AS suspicion, %(weighed)s FROM {event}
     WHERE %(these)s AND next_attempt_at <= (SELECT {now})
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
     ORDER BY next_attempt_at, position LIMIT :limit
     FOR UPDATE OF {event_alias} SKIP LOCKED
 ), taken AS (
-    SELECT tid, suspect, first_value(suspect) OVER line AS alone, row_number() OVER line AS rank, %(size)s
+    SELECT tid, suspicion, first_value(suspicion) OVER line AS first, row_number() OVER line AS rank, %(size)s
     FROM due WINDOW line AS (ORDER BY next_attempt_at, position)
 ), summed AS (
-    SELECT tid, rank, sum(size) OVER (ORDER BY rank) AS total FROM taken
-    WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect END
+    SELECT tid, rank, sum(size) OVER (ORDER BY rank) AS total FROM taken WHERE {together}
 )
 UPDATE {event} SET {lease}
 WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE rank = 1 OR total <= :bytes))
@@ -82,7 +81,7 @@ RETURNING {own_columns}"""
 
 _CLAIM_ORDERED = """
 WITH %(chosen)sdue AS MATERIALIZED (
-    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspect} AS suspect FROM {event}
+    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspicion} AS suspicion FROM {event}
     WHERE %(these)s AND next_attempt_at <= (SELECT {now})
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
       AND current_setting('relaybox.locked', true) = :destination
@@ -97,19 +96,20 @@ WITH %(chosen)sdue AS MATERIALIZED (
         WHERE destination = :destination AND ordering_key = keys.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS head
     LEFT JOIN LATERAL (
-        SELECT ctid AS tid, position, %(free)s AS free, {suspect} AS suspect FROM {event}
+        SELECT ctid AS tid, position, %(free)s AS free, {suspicion} AS suspicion FROM {event}
         WHERE head.free%(own_head)s AND destination = :destination AND ordering_key = keys.ordering_key
           AND {open} AND position >= head.position
-        ORDER BY position LIMIT greatest(keys.due, CAST(:limit AS bigint) / greatest(
-            1, least(:spread, (SELECT count(*) FROM keys))))) AS run ON true
+        ORDER BY position LIMIT least(CAST(:run AS bigint), greatest(
+            keys.due, CAST(:limit AS bigint) / greatest(
+                1, least(:spread, (SELECT count(*) FROM keys)))))) AS run ON true
     %(enough)s
 ), seen AS MATERIALIZED (
-    SELECT tid, ordering_key, since, position, suspect,
-           bool_and(free AND (NOT suspect AND NOT doubted OR tid = head)) OVER (
+    SELECT tid, ordering_key, since, position, suspicion,
+           bool_and(free AND (suspicion = 0 AND NOT doubted OR tid = head)) OVER (
                PARTITION BY ordering_key ORDER BY position) AS unbroken
     FROM visited WHERE tid IS NOT NULL
     UNION ALL
-    SELECT tid, NULL, next_attempt_at, position, suspect, true FROM due WHERE ordering_key IS NULL
+    SELECT tid, NULL, next_attempt_at, position, suspicion, true FROM due WHERE ordering_key IS NULL
 ), mine AS MATERIALIZED (
     SELECT ctid AS tid, %(weighed)s FROM {event}
     WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
@@ -120,20 +120,22 @@ WITH %(chosen)sdue AS MATERIALIZED (
                PARTITION BY ordering_key ORDER BY position) AS whole
     FROM seen LEFT JOIN mine USING (tid) WHERE unbroken
 ), taken AS (
-    SELECT tid, suspect, first_value(suspect) OVER line AS alone, row_number() OVER line AS rank, %(size)s
+    SELECT tid, suspicion, first_value(suspicion) OVER line AS first, row_number() OVER line AS rank, %(size)s
     FROM line WHERE whole WINDOW line AS (ORDER BY since, ordering_key, position)
 ), summed AS (
-    SELECT tid, rank, sum(size) OVER (ORDER BY rank) AS total FROM taken
-    WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect AND rank <= :limit END
+    SELECT tid, rank, sum(size) OVER (ORDER BY rank) AS total FROM taken WHERE {together}
 ), locked AS MATERIALIZED (
     SELECT ctid AS head FROM {event}
     WHERE ctid = ANY (ARRAY(SELECT head FROM visited WHERE NOT goes)) FOR UPDATE SKIP LOCKED
+), blocking AS (
+    SELECT head FROM locked
+    UNION ALL SELECT tid FROM mine WHERE tid = ANY (ARRAY(SELECT head FROM visited WHERE doubted))
 ), parked AS (
     UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
     WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM {event}
         WHERE ctid = ANY (ARRAY(
-            SELECT due.tid FROM locked JOIN visited USING (head) JOIN due USING (ordering_key)
+            SELECT due.tid FROM blocking JOIN visited USING (head) JOIN due USING (ordering_key)
             WHERE due.tid <> head))
         FOR UPDATE SKIP LOCKED))
     RETURNING 1

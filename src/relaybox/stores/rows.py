@@ -85,11 +85,13 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
     # A position that is no number cannot be compared; its row will be found unreadable. What has no name
     # cannot be leased.
     return [
-        Candidate(
-            id_, key, position if isinstance(position, int) else 0, free and isinstance(id_, str), *others
-        )
-        for id_, key, position, free, *others in rows
+        Candidate(id_, key, _number(position), free and isinstance(id_, str), _number(suspect), *size)
+        for id_, key, position, free, suspect, *size in rows
     ]
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _unread(id_: Any, key: Any, error: str) -> Unread:

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from relaybox.fingerprint import LOOKED_AT, fingerprint
 from relaybox.ledger import BATCH, CAP, Counted, Entry, Filter, Page
+from relaybox.ordering import ALONE
 from relaybox.schema import MYSQL, now
 from relaybox.shadow import HEADER
 from relaybox.stores.statements import Query, Statements
@@ -100,6 +101,7 @@ class Search:
         if not self.dialect.typed:
             values |= {name: shown(values[name]) for name in TEXTS}
             values |= {name: values[name] if isinstance(values[name], int) else 0 for name in NUMBERS}
+        values["crashes"] %= ALONE
         return Entry(**values)
 
     def _shown_id(self, value: Any) -> UUID:

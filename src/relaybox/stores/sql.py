@@ -111,6 +111,10 @@ class SqlStore:
             raise RowsLocked(extended.left, extended.lost)
         return extended.lost
 
+    async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
+        """Have the death of the relay that holds this row count, or no longer."""
+        await self.driver.run(partial(self.steps.hold_alone, delivery, alone), lane=delivery.destination)
+
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:

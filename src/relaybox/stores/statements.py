@@ -46,8 +46,17 @@ WORDS = {
         "headers, ordering_key, position, idempotency_key, attempts, max_attempts, crashes, created_at"
     ),
     "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
-    # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled.
+    # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled. The
+    # column holds 1000 more while the death of its relay would count (see ``hold_alone``).
     "suspect": "(crashes > 1 OR crashes = 1 AND lease_token IS NOT NULL)",
+    "deaths": """CASE WHEN crashes < 1000 THEN crashes WHEN crashes < 2000 THEN crashes - 1000
+        ELSE 998 END""",
+    # Of a suspect, how often a relay died that held it; of any other row 0.
+    "suspicion": """CASE WHEN {suspect} THEN {deaths} + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END
+        ELSE 0 END""",
+    # As ``ordering.together`` has it.
+    "together": """suspicion = first
+        AND rank <= CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END""",
     "wanted": "(:suspects OR NOT {suspect})",
     # Nobody waits for a claim to be on disk: a server that crashes before it is forgets a lease, and what
     # was in flight is claimed once more.
@@ -59,16 +68,16 @@ WORDS = {
     # A probe passes a circuit, not a pause.
     "stopped": "({paused} OR (circuit <> 'closed' AND NOT :probe))",
     "held": "EXISTS (SELECT 1 FROM {destination} WHERE name = :destination AND {stopped})",
-    # A batch that dies gives its attempts back; a lone claim that dies does not.
+    # A claim that dies gives its attempts back, unless it was held alone.
     # The numbers end where the columns do: one row that was edited by hand must not fail a whole claim.
     "lease": """attempts = {least}(attempts, 2147483646)
-        + CASE WHEN lease_token IS NOT NULL AND crashes < 2 THEN 0 ELSE 1 END,
-    crashes = {least}(crashes, 2147483646) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
+        + CASE WHEN lease_token IS NOT NULL AND crashes < 1000 THEN 0 ELSE 1 END,
+    crashes = {least}({deaths}, 998) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
-    "window": "id, ordering_key, position, 1, {suspect}",
+    "window": "id, ordering_key, position, 1, {suspicion}",
     "due_rows": "FROM {event} {by_due} WHERE {in_line}",
-    "candidate": "id, ordering_key, position, {free}, {suspect}",
+    "candidate": "id, ordering_key, position, {free}, {suspicion}",
     "locked_rows": """FROM {event} {by_id}
 WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
     "in_line": """\
@@ -77,7 +86,7 @@ WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}
 ORDER BY next_attempt_at, position LIMIT :limit""",
     "settlement": """{set}status = s.status,
     {set}attempts = e.attempts - s.given_back,
-    {set}crashes = CASE WHEN s.seconds IS NULL THEN e.crashes ELSE 0 END,
+    {set}crashes = CASE WHEN s.seconds IS NULL THEN {deaths} ELSE 0 END,
     {set}next_attempt_at = CASE WHEN s.status <> 'pending' THEN NULL
         WHEN s.seconds IS NULL THEN e.next_attempt_at ELSE {item_later} END,
     {set}delivered_at = CASE WHEN s.status = 'delivered' THEN {now} END,
@@ -121,6 +130,9 @@ SELECT event_id FROM {idempotency} WHERE event_type = :event_type AND idempotenc
     "read_destination": """
 SELECT paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, {now}
 FROM {destination} WHERE name = :destination""",
+    "hold_alone": """
+UPDATE {event} {by_id} SET crashes = {deaths} + CASE WHEN :alone THEN 1000 ELSE 0 END
+WHERE id = :id AND lease_token = :token""",
     # Goes ahead of the settle, which takes the tokens away: a lost lease leaves no record either.
     "record_attempts": """
 INSERT INTO {attempt} (delivery_id, attempt, relay, error_message)
@@ -229,7 +241,7 @@ def _settings(settings: Mapping[str, str], local: str) -> str:
 _DELIVER = """
 WITH done AS (
     UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
-        leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
+        crashes = {deaths}, leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
     %s RETURNING e.id
 )
 SELECT {unless_all} FROM done"""

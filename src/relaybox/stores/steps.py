@@ -18,10 +18,20 @@ from uuid_utils.compat import uuid7
 
 from relaybox import ordering
 from relaybox.errors import Locked
-from relaybox.event import TEST_TYPE, Delivery, Status
+from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want, bury
+from relaybox.store import (
+    Claim,
+    DeadLetter,
+    Held,
+    OnFailed,
+    Settlement,
+    Want,
+    bury,
+    is_dead_letter,
+    used_up,
+)
 from relaybox.stores.delivered import OfLease, by_lease
 from relaybox.stores.dialects import Dialect
 from relaybox.stores.rows import POSITION, Unread, candidates, read, without_unaddressable
@@ -73,7 +83,7 @@ class StoreSteps:
         self._claiming = claiming
 
     def claim(self, want: Want) -> Steps[Claim]:
-        """Lease due rows, and fail the one whose relays died in all of its attempts."""
+        """Lease due rows, and fail those whose relays died in all of their attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked, places = yield from claim(want)
         deliveries, behind, unread = read(self.dialect, rows, want.ordered)
@@ -81,14 +91,15 @@ class StoreSteps:
             parked += len(unread)
             yield from fail_unread(self.statements, unread, want)
             yield from self.settle([Settlement(one, Released()) for one in behind], want.on_failed)
-        if len(deliveries) == 1 and deliveries[0].exhausted:
+        if failed := used_up(deliveries):
             try:
-                buried = Settlement(deliveries[0], bury(deliveries[0]))
-                yield from self.settle([buried], want.on_failed, want.dead_letter)
+                buried = [Settlement(delivery, bury(delivery)) for delivery in failed]
+                yield from self.settle(buried, want.on_failed, want.dead_letter)
             except Locked:
-                # It is leased already, and the relay that holds it fails it.
+                # They are leased already, and the relay that holds them fails them.
                 return Claim(deliveries, parked=parked)
-            return Claim(failed=deliveries, parked=parked)
+            deliveries = tuple(delivery for delivery in deliveries if not delivery.exhausted)
+            return Claim(deliveries, failed=failed, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
 
@@ -237,6 +248,11 @@ class StoreSteps:
                 yield [self.statements("extend", ids=sorted(free), seconds=lease)]
         return Settled(self._lost(deliveries, [held]), False, frozenset(map(self.dialect.from_uuid, left)))
 
+    def hold_alone(self, delivery: Delivery, alone: bool) -> Steps[None]:
+        """Have the death of the relay that holds this row count, or no longer."""
+        own = {"id": self.dialect.to_uuid(delivery.id), "token": self.dialect.to_uuid(delivery.lease_token)}
+        yield [self.statements("hold_alone", alone=alone, **own)]
+
     def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
         """Add statements for the rows that are still ours; where the result is that holds those rows' ids.
 
@@ -364,8 +380,9 @@ class OneStatement:
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
         spread = want.limit if want.spread is None else want.spread
+        run = want.limit if want.run is None else want.run
         lease = _lease(want)
-        claim = self._sql(name, spread=spread, block=block, **lease)
+        claim = self._sql(name, spread=spread, run=run, block=block, **lease)
         while True:
             locked, rows, *places = yield [lock, claim, *self._explain(want)]
             if locked:
@@ -451,7 +468,7 @@ class Stepwise:
         locked = yield from self._lock(want, found, "lock_heads")
         # One that cannot be named cannot be looked at either; in its time it will be due, and failed.
         unnamed = {
-            key: Candidate(id_, key, 0, free=False, suspect=False)
+            key: Candidate(id_, key, 0, free=False, suspect=0)
             for key, [id_] in zip(keys, rows, strict=True)
             if isinstance(id_, bytes)
         }
@@ -462,7 +479,7 @@ class Stepwise:
     ) -> Steps[dict[str | None, list[Candidate]]]:
         only = None if want.only is None else {self._dialect.to_uuid(id_) for id_ in want.only}
         free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
-        share = ordering.share(want.limit, len(heads))
+        share = min(ordering.share(want.limit, len(heads)), want.run or want.limit)
         if not free or share == 1:
             return ordering.runs(free, ())
         block = want.on_failed == "block"
@@ -521,11 +538,6 @@ def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
 
 
 _position = itemgetter(POSITION)
-
-
-def is_dead_letter(delivery: Delivery, outcome: Outcome) -> bool:
-    """Whether somebody will miss it."""
-    return isinstance(outcome, Failed) and delivery.event_type != TEST_TYPE
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:
