@@ -462,7 +462,6 @@ BUGS = (
     ),
     Bug("never extends a lease", 2, [(Extender, "_extend", _yes)]),
     Bug("claims for a shorter time than it counts on", 0, [(SqlStore, "claim", _claim_shorter)]),
-    Bug("claims suspects beside the one that it examines", 453, [(Lane, "_claim", _claim_suspects)]),
     Bug(
         "claims suspects together with others",
         6,

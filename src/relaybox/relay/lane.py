@@ -486,9 +486,11 @@ class Lane:
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
+        often = max(self._destination.poll_interval, self._destination.lease / 10)
         while True:
             await self._examine()
-            await self._clock.sleep(max(self._destination.poll_interval, self._destination.lease / 10))
+            has_share = self._shared.share(self._destination.concurrency)
+            await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
 
     async def _examine(self) -> bool:
         """Send the suspects that stand first in line, a group after the other, while other batches go on.
