@@ -47,6 +47,9 @@ class Observer:
     def circuit(self, destination: str, state: str, reason: str) -> None:
         """The circuit was opened, half-opened or closed, or the destination paused, by this relay."""
 
+    def overdue(self, destination: str, count: int) -> None:
+        """So many plain functions are over their time and still running; it is said every second."""
+
     def canary(self, destination: str, seconds: float) -> None:
         """The test event that proves the whole path was acknowledged so long after it was emitted."""
 

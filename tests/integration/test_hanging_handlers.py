@@ -14,6 +14,7 @@ import pytest
 from relaybox import threads
 from relaybox.config import Destination
 from relaybox.event import Delivery, Event, Status
+from relaybox.observe import Observer
 from relaybox.outcome import Delivered, Reject, Retry, Unreachable
 from relaybox.sink import Answer, Regardless
 from relaybox.sinks import handler as handlers
@@ -159,22 +160,28 @@ async def test_a_send_that_is_cancelled_reports_what_runs_on(hanging: Hanging) -
     assert len(hanging.called) == 1
 
 
-def emit(store: MemoryStore, count: int) -> None:
-    lanes.insert(store, count=count, key="k")
+class Overdue(Observer):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def overdue(self, destination: str, count: int) -> None:
+        self.count = count
 
 
 async def test_a_lane_holds_the_key_and_the_lease_of_a_handler_over_its_time(hanging: Hanging) -> None:
     store = lanes.filled(3, key="k")
-    together = lanes.shared(store, hasty=True)
+    watch = Overdue()
+    together = lanes.shared(store, watch, hasty=True)
     lane = lanes.make(store, hanging, together, ordered=True, timeout="10ms", lease="1s", concurrency=5)
     async with lanes.running(lane):
-        await await_for(lambda: lane._sink.overdue, "over its time")  # type: ignore[attr-defined]
+        await await_for(lambda: watch.count, "over its time")
         first = next(iter(store.rows.values()))
         before = first.leased_until
         await await_for(lambda: first.leased_until != before, "its lease is extended")
         assert (len(hanging.called), first.attempts) == (1, 1)
         hanging.go_on.set()
         await await_for(lambda: set(lanes.statuses(store)) == {Status.DELIVERED}, "delivered")
+        await await_for(lambda: not watch.count, "no longer")
     assert (hanging.at_once, len(hanging.called)) == (1, 3)
 
 
@@ -188,7 +195,7 @@ async def test_a_key_goes_on_after_the_limit_as_after_any_failure(
     async with lanes.running(lane):
         await await_for(lambda: first.status is Status.FAILED, "failed")
         hanging.go_on.set()
-        emit(store, 1)
+        lanes.insert(store, key="k")
         if on_failed == "skip":
             await await_for(lambda: lanes.statuses(store)[1] is Status.DELIVERED, "the key goes on")
     assert "still running after 0.2 s" in str(first.error_message)
