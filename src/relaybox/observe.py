@@ -17,7 +17,7 @@ from relaybox.store import Claim, Settlement
 class Sends(NamedTuple):
     """Deliveries that were tried, what was answered, and when each began and ended, column by column.
 
-    The times are those of the relay's monotonic clock.
+    The times are those of ``uptime``, the relay's clock.
     """
 
     deliveries: Sequence[Delivery]

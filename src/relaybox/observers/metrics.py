@@ -21,6 +21,7 @@ from relaybox.outcome import Delivered, Failed, Retried
 from relaybox.setting import identifier
 from relaybox.sink import Answer
 from relaybox.store import Claim, Settlement
+from relaybox.uptime import uptime
 
 try:
     from prometheus_client import CollectorRegistry
@@ -54,7 +55,7 @@ class MetricsObserver(Observer):
         registry: CollectorRegistry | None = None,
         namespace: str = "",
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = uptime,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
