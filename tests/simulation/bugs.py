@@ -38,6 +38,7 @@ from tests.simulation.database import Database, Emitted, Row, Transaction
 from tests.simulation.receivers import BulkSink
 from tests.simulation.schedule import run_seed
 from tests.simulation.statements import Item, Items, Place, Rows, Server, UpkeepServer
+from tests.simulation.world import Node
 
 Patch = tuple[Any, str, Any]  # The class or module, the name in it, and what is planted there
 
@@ -460,6 +461,7 @@ BUGS = (
         442,
         [(Server, "do_make_heads_due", _make_free_heads_due), NO_SWEEP],
     ),
+    Bug("does not count the time that its machine was suspended", 175, [(Node, "now", Node.time)]),
     Bug("never extends a lease", 2, [(Extender, "_extend", _yes)]),
     Bug("claims for a shorter time than it counts on", 0, [(SqlStore, "claim", _claim_shorter)]),
     Bug(

@@ -19,6 +19,7 @@ FAULTS = (
     "receiver lies", "outage", "poison", "killer", "late wakes", "death between statements", "restarts",
     "row locks", "table lock",
 )  # fmt: skip
+SUSPENDED = "machine suspended"
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Plan:
     row_locks: list[tuple[float, float]] = field(default_factory=list)
     table_locks: list[tuple[float, float]] = field(default_factory=list)
     """When a stranger takes a lock, and how long it is held."""
+    suspensions: list[tuple[float, float]] = field(default_factory=list)
 
 
 def draw(seed: int) -> Plan:
@@ -89,6 +91,8 @@ def draw(seed: int) -> Plan:
     for fault in faults:
         _befall(plan, fault, luck, luck.uniform(0.2, 1.0))
     _slow_down(plan, Random(f"slow {seed}"))
+    if faults:
+        _suspend(plan, Random(f"{seed} sleeping machines"))
     return plan
 
 
@@ -131,6 +135,14 @@ def _destinations(luck: Random) -> list[Destination]:
     if any(destination.dead_letter for destination in made):
         made.append(Destination("dead", "memory:", **options))
     return made
+
+
+def _suspend(plan: Plan, luck: Random) -> None:
+    """Suspend a relay's machine, for longer than a lease as a rule; it is back before the trouble ends."""
+    if luck.random() < 0.08:
+        plan.faults += (SUSPENDED,)
+        begins = luck.uniform(0.1, 0.5 * plan.trouble)
+        plan.suspensions = [(begins, luck.uniform(0.5, 0.9) * (plan.trouble - begins))]
 
 
 def _some(

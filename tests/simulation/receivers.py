@@ -74,11 +74,13 @@ class Receiver:
     charged: Counter[UUID] = field(default_factory=Counter)
     """How often each event was refused in a way that may count as its own failure."""
     met: Counter[str] = field(default_factory=Counter)
+    on_request: Callable[[Node, Sequence[Delivery]], None] = lambda *_: None
     _refused_at: dict[UUID, float] = field(default_factory=dict)
     """When each event was last refused in an outage."""
 
     def request(self, node: Node, deliveries: Sequence[Delivery], answer: asyncio.Future[Any]) -> None:
         """Take deliveries in their order; the future gets an answer for each."""
+        self.on_request(node, deliveries)
         random, troubles = self.world.random.random, self.troubles
         there = troubles.latency * (0.2 + random())
         if troubles.slow and random() < troubles.slow:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from relaybox import circuit, crashpoint
 from relaybox.config import Destination
+from relaybox.event import Delivery
 from relaybox.maintenance import caretaker, membership
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.membership import Membership
@@ -34,7 +35,7 @@ from relaybox.wakes.local import LocalWake
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.driver import SUFFERS, Site
-from tests.simulation.plan import Plan, draw
+from tests.simulation.plan import SUSPENDED, Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
 from tests.simulation.statements import HELD_BY, UpkeepServer
 from tests.simulation.world import Node, World
@@ -63,7 +64,7 @@ class Result:
 
 class NodeClock:
     def __init__(self, node: Node) -> None:
-        self.now = node.time
+        self.now = node.now
         self._node = node
 
     def sleep(self, seconds: float) -> asyncio.Future[None]:
@@ -211,6 +212,8 @@ class Schedule:
             after(at, self._to_somebody, "crash", Node.crash)
         for at, seconds in plan.stalls:
             after(at, self._stall, seconds)
+        for at, seconds in plan.suspensions:
+            after(at, self._suspend, seconds)
         for at in plan.churn:
             after(at, self._churn)
         for at, seconds in plan.kills:
@@ -239,6 +242,12 @@ class Schedule:
             self.world.after(seconds, node.resume)
 
         self._to_somebody("stall", stall)
+
+    def _suspend(self, seconds: float) -> None:
+        if self.nodes:
+            self.faults[SUSPENDED] += 1
+            # The one that has been there for longest: it has most in flight.
+            next(iter(self.nodes)).suspend(seconds)
 
     def _churn(self) -> None:
         def leave(node: Node) -> None:
@@ -564,6 +573,8 @@ class Judge:
         schedule.database.on_change = self._changed
         self._commit = schedule.database.commit
         schedule.database.commit = self._committing  # type: ignore[method-assign]
+        for receiver in schedule.receivers.values():
+            receiver.on_request = self._sent
         self._writer: object = None
         self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
         self._deaths: Counter[tuple[str, UUID]] = Counter()
@@ -633,6 +644,16 @@ class Judge:
             self._ran_out(before)
         if row is not None and row.token is not None and row.token != before.token:
             self._claimed(row, before)
+
+    def _sent(self, node: Node, deliveries: Sequence[Delivery]) -> None:
+        """Nobody begins to send what it no longer holds; it knows that by its own clock."""
+        if {"clock step", "server killed"} & set(self._schedule.plan.faults):
+            return
+        for delivery in deliveries:
+            row = self._database.rows.get(delivery.id.hex)
+            token = delivery.lease_token.hex
+            if row is not None and (row.token != token or row.unleased(self._database.now())):
+                self._find("untrue", row, f"was sent by {node.name} when its lease had run out")
 
     def _judge_writer(self, before: Row, row: Row | None) -> None:
         """Nobody but who holds a row ends its lease, moves its end, or says what became of it."""

@@ -464,6 +464,7 @@ class Lane:
     async def _keep_to_share(self) -> None:
         """As relays come and go, also while nothing is claimed."""
         while True:
+            self._observer.overdue(self.name, getattr(self._sink, "overdue", 0))
             share = self._shared.share(self._destination.concurrency)
             self._sink.limit(share)
             if not share:
