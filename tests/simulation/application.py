@@ -98,10 +98,18 @@ class Application:
             self._again(numbers)
             return
         rows = [row for id_ in made if (row := transaction.rows[id_]) is not None]
-        self._database.commit(transaction)
+        self._database.commit(transaction, flush=self._waits_for_the_disk())
         self.events += [row.emitted for row in rows]
         self.under_way -= 1
         self._committed(sorted({row.emitted.destination for row in rows}))
+
+    def _waits_for_the_disk(self) -> bool:
+        """An application may ask for commits that do not wait; ``emit`` makes those wait that emit."""
+        return True
+
+    def forget(self, gone: set[str]) -> None:
+        """The server lost these rows in a crash: the transactions that wrote them never were."""
+        self.events = [emitted for emitted in self.events if emitted.id.hex not in gone]
 
     def _again(self, numbers: Sequence[int]) -> None:
         self.under_way -= 1

@@ -548,6 +548,7 @@ BUGS = (
         [(Server, "do_probe", _probe_only_what_is_open)],
     ),
     Bug("prunes what is pending", 57, [(UpkeepServer, "do_upkeep__delivered", _prune_whatever_is_old)]),
+    Bug("emits without waiting for the disk", 145, [(Application, "_waits_for_the_disk", lambda _: False)]),
     Bug("delivers what was rolled back", 0, [(Database, "rollback", _emit_though_rolled_back)]),
     Bug("cuts payloads", 0, [(Emitted, "read", _read_cut)]),
 )

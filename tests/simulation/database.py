@@ -220,14 +220,21 @@ class Database:
         if not transaction.over:
             self._end(transaction)
 
-    def kill(self, forget: int) -> None:
-        """Die and come back: no transaction survives, nor do the last ``forget`` commits without a flush."""
+    def kill(self, forget: int) -> set[str]:
+        """Die and come back: no transaction survives, nor do the last ``forget`` commits without a flush.
+
+        Return the ids of the rows that those had inserted.
+        """
         for transaction in list(self._sessions):
             self.rollback(transaction)
+        gone: set[str] = set()
         for before in reversed(self._unflushed[len(self._unflushed) - forget :] if forget else []):
             for id_, row in before.items():
                 self._put(id_, row, told=False)
+                if row is None:
+                    gone.add(id_)
         self._unflushed.clear()
+        return gone
 
     def sessions(self, node: object) -> list[Transaction]:
         return [transaction for transaction in self._sessions if transaction.node is node]

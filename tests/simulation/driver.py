@@ -69,12 +69,14 @@ class Site:
         vital = None if self.flavour == "single" else driver(self, node, connections=1)
         return SqlStore(make_steps(self.flavour), driver(self, node), vital)
 
-    def kill(self, down: float) -> None:
+    def kill(self, down: float) -> set[str]:
+        """Kill the server; the ids of the rows come back whose insertion it forgot."""
         forget = self.world.random.randint(0, self.database.unflushed) if self.flavour == "pipeline" else 0
-        self.database.kill(forget)
+        gone = self.database.kill(forget)
         self.life += 1
         self.weather.down_until = self.world.now + down
         self.trouble("server killed", down)
+        return gone
 
     def _hang_up(self, node: Node) -> None:
         """The kernel closes a dead process's connections."""

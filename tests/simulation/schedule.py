@@ -217,7 +217,7 @@ class Schedule:
         for at in plan.churn:
             after(at, self._churn)
         for at, seconds in plan.kills:
-            after(at, self.site.kill, seconds)
+            after(at, self._kill_server, seconds)
         for at, seconds in plan.read_only:
             after(at, self._read_only, seconds)
         for at, seconds in plan.cuts:
@@ -230,6 +230,9 @@ class Schedule:
             after(at, self._lock_rows, seconds)
         for at, seconds in plan.table_locks:
             after(at, self._lock_table, seconds)
+
+    def _kill_server(self, seconds: float) -> None:
+        self.application.forget(self.site.kill(seconds))
 
     def _to_somebody(self, what: str, do: Any) -> None:
         if self.nodes and not self._healed:

@@ -40,6 +40,11 @@ INSERTED = (
 WORDS = {
     "inserted": ", ".join(INSERTED),
     "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
+    "first_due": "COALESCE(:next_attempt_at, {now})",
+    # What is sent must outlive a crash of the server. So a transaction that emits waits for the disk, also
+    # where the application's others do not. The first of its rows sees to that.
+    "awaited": """CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'local', true) END""",
     "columns": "{own_columns}, destination, lease_token, lease_owner",
     "own_columns": (
         "id, event_id, aggregate_type, aggregate_id, event_type, payload, payload_data, payload_encoding, "
@@ -59,7 +64,7 @@ WORDS = {
         AND rank <= CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END""",
     "wanted": "(:suspects OR NOT {suspect})",
     # Nobody waits for a claim to be on disk: a server that crashes before it is forgets a lease, and what
-    # was in flight is claimed once more.
+    # was in flight is claimed once more. What is claimed is on disk, because its emitter waited.
     "unhurried": "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'",
     "unleased": "(leased_until IS NULL OR leased_until <= {now})",
     "free": """(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased}
@@ -119,7 +124,8 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
 ANY_DATABASE = {
     "now": "SELECT {now}",
     "insert": "INSERT INTO {event} ({inserted}) VALUES",
-    "inserted_row": "({inserted_values}, COALESCE(:next_attempt_at, {now}))",
+    "first_row": "({inserted_values}, {first_due})",
+    "inserted_row": "({inserted_values}, {first_due})",
     # A duplicate writes nothing and is no error; a concurrent one waits for the first to end.
     "remember_key": """
 INSERT INTO {idempotency} (event_type, idempotency_key, event_id) VALUES (:event_type, :key, :event_id)
@@ -263,6 +269,7 @@ POSTGRESQL = (
         "pin_plan_and_notice_hang_up": _settings(_PINNED | _NOTICE_HANG_UP, "true"),
         "pin_session_and_notice_hang_up": _settings(_PINNED | _OF_A_SESSION | _NOTICE_HANG_UP, "false"),
         "notice_hang_up": _settings(_NOTICE_HANG_UP, "true"),
+        "first_row": "({inserted_values}, CASE WHEN {awaited} = '' THEN NULL ELSE {first_due} END)",
         "insert_final": "INSERT INTO {event} ({inserted}, status, delivered_at) VALUES",
         "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
         # What is not of the delivery path is planned for its own parameters.
@@ -380,14 +387,16 @@ class Statements:
 
         ``final``: as delivered, because no relay does it.
         """
-        insert, row = ("insert_final", "final_row") if final else ("insert", "inserted_row")
-        sql = _insert(self._sql[insert], self._sql[row], len(rows), self.style)
+        insert, first, other = ("insert", "first_row", "inserted_row")
+        if final:
+            insert, first, other = ("insert_final", "final_row", "final_row")
+        sql = _insert(self._sql[insert], self._sql[first], self._sql[other], len(rows), self.style)
         return Query(sql, rows[0] if len(rows) == 1 else tuple(value for row in rows for value in row))
 
 
 @lru_cache(maxsize=1024)
-def _insert(insert: str, row: str, count: int, style: ParamStyle) -> str:
-    return compile_parameters(f"{insert} {', '.join([row] * count)}", style, ())[0]
+def _insert(insert: str, first: str, other: str, count: int, style: ParamStyle) -> str:
+    return compile_parameters(f"{insert} {', '.join([first, *[other] * (count - 1)])}", style, ())[0]
 
 
 def _table_names(tables: Tables, dialect: Dialect) -> dict[str, str]:
