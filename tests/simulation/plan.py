@@ -9,6 +9,7 @@ from relaybox.config import Backoff, Destination
 from relaybox.crashpoint import CRASH_POINTS, CrashPoint
 from tests.simulation.driver import Weather
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
+from tests.simulation.sayings import Differs, draw_difference, draw_keyed
 from tests.simulation.statements import Flavour
 
 EVENTS = 200
@@ -56,6 +57,8 @@ class Plan:
     row_locks: list[tuple[float, float]] = field(default_factory=list)
     table_locks: list[tuple[float, float]] = field(default_factory=list)
     """When a stranger takes a lock, and how long it is held."""
+    differs: Differs | None = None
+    keyed: bool = False
 
 
 def draw(seed: int) -> Plan:
@@ -88,6 +91,7 @@ def draw(seed: int) -> Plan:
     )
     for fault in faults:
         _befall(plan, fault, luck, luck.uniform(0.2, 1.0))
+    plan.differs, plan.keyed = draw_difference(plan), draw_keyed(plan)
     return plan
 
 
