@@ -191,10 +191,10 @@ def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
 
 @on_every_database
 def test_old_tables_are_told_once_and_migrated(clinic: Clinic) -> None:
-    for table in ("outbox_sample", "outbox_operation"):
+    for table in ("outbox_sample", "outbox_operation", "outbox_setting"):
         clinic.sql(f"DROP TABLE {table}")
-    clinic.sql("DELETE FROM outbox_migration WHERE version = 2")
-    finding = clinic.mend("tables are at version 1, and this release needs 2")
+    clinic.sql("DELETE FROM outbox_migration WHERE version > 1")
+    finding = clinic.mend("tables are at version 1, and this release needs 3")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox migrate")
 
 
@@ -507,6 +507,29 @@ def test_due_events_without_a_relay_are_found_and_delivered_by_one(clinic: Clini
     assert (finding["level"], finding["fix"]) == ("error", "relaybox relay")
     clinic.apply(f"{finding['fix']} --once")
     assert clinic.findings() == []
+
+
+@on_each_kind
+def test_relays_with_different_settings_are_found(clinic: Clinic) -> None:
+    clinic.run("prune")
+    insert = "INSERT INTO outbox_setting (destination, relay, setting) VALUES ('runner', 'other', '{}')"
+    setting = '{"retention": 86400, "ordered": true, "on_failed": "block"}'
+    clinic.sql(insert.replace("{}", setting))
+    finding = clinic.only_finding("relays have different settings for 'runner'")
+    assert finding["level"] == "warning"
+    assert "other has retention = '1d', ordered, on_failed = 'block'" in finding["detail"]
+    assert "has retention = '7d', not ordered" in finding["detail"]
+    clinic.sql("DELETE FROM outbox_setting WHERE relay = 'other'")
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_rows_that_nobody_prunes_because_nobody_knows_them_are_found(clinic: Clinic) -> None:
+    clinic.emit()
+    clinic.run("drain")
+    clinic.sql("UPDATE outbox_event SET destination = 'elder'")
+    finding = clinic.only_finding("what was delivered to 'elder' is kept for good")
+    assert finding["level"] == "info"
 
 
 @on_each_kind

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from tests.simulation.database import Blocked, Database, Deadlock, Emitted, Row, Transaction, to_datetime
 from tests.simulation.plan import EMITTING, Plan
+from tests.simulation.sayings import Key
 from tests.simulation.statements import Server
 from tests.simulation.world import World
 
@@ -76,6 +77,8 @@ class Application:
         moment = to_datetime(now)
         for number in numbers:
             event_id = UUID(int=(number + 1) << 64 | luck.getrandbits(32))
+            if self._plan.keyed:
+                transaction.others["idempotency", f"key {number}"] = Key(event_id, now)
             first = int(luck.random() * len(names))
             for index in range(len(names)) if luck.random() < 0.1 else (first,):
                 name = names[index]
@@ -83,8 +86,8 @@ class Application:
                 id_ = event_id if index == first else UUID(int=event_id.int + 1 + index)
                 emitted = Emitted(
                     id_, event_id, name, "Thing", key, "thing.changed", f'{{"n":{number}}}', None, None, "{}",
-                    key if self._keyed[name] else None, database.next_position(), "", self._attempts, now,
-                    moment,
+                    key if self._keyed[name] else None, database.next_position(),
+                    f"key {number}" if self._plan.keyed else str(event_id), self._attempts, now, moment,
                 )  # fmt: skip
                 hex_ = id_.hex
                 transaction.rows[hex_] = Row(emitted, now, now)

@@ -16,6 +16,7 @@ from relaybox import ordering, sink
 from relaybox.circuit import Circuit, Trouble
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
+from relaybox.maintenance.agreement import Agreement
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
 from relaybox.relay import lane as lane_module
@@ -32,7 +33,9 @@ from relaybox.store import Claim, Settlement
 from relaybox.stores import steps as steps_module
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import StoreSteps
+from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.testing.checker import Finding
+from relaybox.upkeep import Setting
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction
 from tests.simulation.receivers import BulkSink
@@ -81,6 +84,7 @@ def search(bug: Bug) -> int | None:
 _send, _claim, _decide = Lane._send, Lane._claim, Policy.decide
 _bulk, _store_claim, _probe_with = BulkSink.send, SqlStore.claim, Lane._probe_with
 _give_up, _open = Lane._give_up, Breaker.open
+_agree = Agreement.__call__
 
 
 async def _nothing(*_: Any, **__: Any) -> None:
@@ -420,9 +424,28 @@ def _prune_whatever_is_old(
         if row.status != "failed" and database.lockable(transaction, id_)
     ][:limit]
     if term is None:
-        return [[id_, at] for at, id_ in old]
+        return [[*server._removed(id_), at] for at, id_ in old]
     server.do_upkeep__remove(transaction, [id_ for _, id_ in old])
     return [[at] for at, _ in old]
+
+
+class _Everything(dict[str, Setting]):
+    """Settings of every destination there is."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name, Setting(1.0, True, "block"))
+
+
+async def _know_everything(self: Agreement) -> dict[str, Setting]:
+    return _Everything(await _agree(self))
+
+
+async def _know_only_its_own(self: Agreement) -> dict[str, Setting]:
+    await _agree(self)
+    return dict(self._mine)
 
 
 def _emit_though_rolled_back(self: Database, transaction: Transaction) -> None:
@@ -549,6 +572,14 @@ BUGS = (
     ),
     Bug("prunes what is pending", 57, [(UpkeepServer, "do_upkeep__delivered", _prune_whatever_is_old)]),
     Bug("emits without waiting for the disk", 145, [(Application, "_waits_for_the_disk", lambda _: False)]),
+    Bug("prunes what it does not know", 0, [(Agreement, "__call__", _know_everything)]),
+    Bug("prunes what another relay wants to keep", 456, [(Agreement, "__call__", _know_only_its_own)]),
+    Bug("prunes the key of an open event", 61, [(UpkeepServer, "_final_at", lambda *_: None)]),
+    Bug(
+        "forgets when the last row of an event was final",
+        456,
+        [(UpkeepServer, "keep_keys_of", lambda *_: None), (SqlUpkeep, "_keys_of", lambda *_: ())],
+    ),
     Bug("delivers what was rolled back", 0, [(Database, "rollback", _emit_though_rolled_back)]),
     Bug("cuts payloads", 0, [(Emitted, "read", _read_cut)]),
 )

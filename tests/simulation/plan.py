@@ -9,6 +9,7 @@ from relaybox.config import Backoff, Destination
 from relaybox.crashpoint import CRASH_POINTS, CrashPoint
 from tests.simulation.driver import Weather
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
+from tests.simulation.sayings import Differs, draw_difference, draw_keyed
 from tests.simulation.statements import Flavour
 
 EVENTS = 200
@@ -58,6 +59,8 @@ class Plan:
     table_locks: list[tuple[float, float]] = field(default_factory=list)
     """When a stranger takes a lock, and how long it is held."""
     suspensions: list[tuple[float, float]] = field(default_factory=list)
+    differs: Differs | None = None
+    keyed: bool = False
 
 
 def draw(seed: int) -> Plan:
@@ -93,6 +96,7 @@ def draw(seed: int) -> Plan:
     _slow_down(plan, Random(f"slow {seed}"))
     if faults:
         _suspend(plan, Random(f"{seed} sleeping machines"))
+    plan.differs, plan.keyed = draw_difference(plan), draw_keyed(plan)
     return plan
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from relaybox import circuit, crashpoint
 from relaybox.config import Destination
 from relaybox.event import Delivery
-from relaybox.maintenance import caretaker, membership
+from relaybox.maintenance import agreement, caretaker, membership, prune
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.membership import Membership
 from relaybox.maintenance.moment import DatabaseTime
@@ -32,11 +32,13 @@ from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.testing.checker import Committed, Finding, Received, check
 from relaybox.upkeep import Member
 from relaybox.wakes.local import LocalWake
+from tests.simulation import sayings
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.driver import SUFFERS, Site
 from tests.simulation.plan import SUSPENDED, Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
+from tests.simulation.sayings import Agreed, Prunings, known_to
 from tests.simulation.statements import HELD_BY, UpkeepServer
 from tests.simulation.world import Node, World
 
@@ -94,6 +96,8 @@ class Schedule:
         self.wakes: dict[Node, SimWake] = {}
         self.deaths: Counter[str] = Counter()
         self.all_nodes: list[Node] = []
+        self.whole: set[Node] = set()
+        self.retentions: dict[Node, dict[str, float]] = {}
         self.faults: Counter[str] = Counter()
         self._healed = False
         self._extra = plan.events
@@ -150,10 +154,15 @@ class Schedule:
 
     def _relay(self, node: Node) -> tuple[Relay, SimWake]:
         plan, clock, wake = self.plan, NodeClock(node), SimWake(self.plan.alive)
+        destinations = self._known_to(node)
         store = self.site.open_store(node)
         member = Member(node.name, "host", 1, "0")
         tally = NodeTally(node, DatabaseTime(clock, lambda: to_datetime(0.0)))
-        care = Caretaker(SqlUpkeep(store), plan.destinations, member, clock, tally, self._is_dead)
+        silent = plan.differs is None or (plan.differs.silent and node in self.whole)
+        upkeep = Agreed(store) if silent else SqlUpkeep(store)
+        window = sayings.WINDOW if plan.keyed else prune.IDEMPOTENCY_WINDOW
+        options: dict[str, Any] = {"died": self._is_dead, "idempotency_window": window}
+        care = Caretaker(upkeep, destinations, member, clock, tally, **options)
         shared = Shared(
             store=store,
             wake=wake,
@@ -165,9 +174,20 @@ class Schedule:
         by_name = {destination.name: destination for destination in plan.destinations}
         lanes = [
             Lane(destination, self._sink(node, destination), shared, _dead_letter(destination, by_name))
-            for destination in plan.destinations
+            for destination in destinations
         ]
         return Relay(lanes, shared, care, nullcontext, _nothing, patience=1.0), wake
+
+    def _known_to(self, node: Node) -> list[Destination]:
+        """What a relay is configured with: all that the plan has, unless another relay has that."""
+        if self.whole & self.nodes.keys():
+            known = known_to(self.plan.differs, self.plan.destinations)
+            self.faults["different settings"] += known is not self.plan.destinations
+        else:
+            known = self.plan.destinations
+            self.whole.add(node)
+        self.retentions[node] = {destination.name: destination.retention for destination in known}
+        return known
 
     def _watchers(self, node: Node) -> list[Observer]:
         return [] if self._tell_of is None else [Watcher(self.world, node, self._tell_of)]
@@ -254,6 +274,7 @@ class Schedule:
 
     def _churn(self) -> None:
         def leave(node: Node) -> None:
+            self.whole.discard(node)
             node.call_soon(self.nodes[node].stop)
             self._start_relay()
 
@@ -263,6 +284,7 @@ class Schedule:
         """Replace every relay, as a rollout does; again and again."""
         for node in list(self.nodes):
             self.faults["restart"] += 1
+            self.whole.discard(node)
             node.call_soon(self.nodes[node].stop)
             self._start_relay()
         self.world.after(seconds, self._restart, seconds)
@@ -472,7 +494,10 @@ class Schedule:
             (steps, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
             (upkeep, "templates", lambda *_: {"fence": ""}),
-            (caretaker, "PRUNE", PRUNES),
+            (caretaker, "PRUNE", 1.0 if self.plan.differs or self.plan.keyed else PRUNES),
+            (prune, "PROMPT", sayings.PROMPT),
+            (upkeep, "PROMPT", sayings.PROMPT),
+            (agreement.log, "disabled", True),
             (caretaker.log, "disabled", True),
             (lane, "SHORTEST_POLL", 0.2),
             (settle, "GAP", 0.2),
@@ -588,6 +613,7 @@ class Judge:
         self._stranded: dict[tuple[str, str], object] = {}
         """The keys whose first row is parked: nobody will settle anything before it."""
         self._findings: list[Finding] = []
+        self._prunings = Prunings(schedule.server, schedule.plan, schedule.retentions.__getitem__)
 
     def findings(self) -> list[Finding]:
         found = self._findings
@@ -597,6 +623,8 @@ class Judge:
 
     def _committing(self, transaction: Transaction, *, flush: bool = True) -> None:
         self._writer = transaction.node
+        for event_id, text in self._prunings.forgotten(transaction):
+            self._findings.append(Finding("untrue", "", event_id, text))
         changed = [(row or self._database.rows.get(id_)) for id_, row in transaction.rows.items()]
         self._commit(transaction, flush=flush)
         for line in {
@@ -627,6 +655,9 @@ class Judge:
             self._find("stuck", row, f"is parked behind nothing, a lease and {STUCK:g} s long")
 
     def _changed(self, before: Row | None, row: Row | None) -> None:
+        wrong = self._prunings.changed(before, row, self._writer)
+        if before is not None and wrong is not None:
+            self._find("lost", before, wrong)
         if before is None and row is not None and row.emitted.destination == "dead":
             self.dead_letters.append(row.emitted)
         if before is not None and row is not None and before.status in ("delivered", "discarded"):

@@ -32,6 +32,7 @@ from tests.simulation.database import (
     to_datetime,
     to_seconds,
 )
+from tests.simulation.sayings import Sayings
 
 Flavour: TypeAlias = Literal["pipeline", "steps", "single"]
 """PostgreSQL: a round trip is a transaction; MariaDB: each statement is one; SQLite: one writer at a time."""
@@ -672,7 +673,11 @@ class Term(NamedTuple):
     leads_until: float
 
 
-class UpkeepServer(Server):
+class UpkeepServer(Sayings, Server):
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.learned = {}
+
     def do_upkeep__be_seen(self, transaction: Transaction, me: str, **_: Any) -> Rows:
         self.database.lock(transaction, ("member", me))
         transaction.others["member", me] = self.database.now()
@@ -762,9 +767,16 @@ class UpkeepServer(Server):
         ]
         old = sorted(old)[:limit]
         if term is not None:
+            self.keep_keys_of(transaction, [id_ for _, id_ in old])
             self.do_upkeep__remove(transaction, [id_ for _, id_ in old])
             return [[at] for at, _ in old]
-        return [[id_, at] for at, id_ in old]
+        return [[*self._removed(id_), at] for at, id_ in old]
+
+    def _removed(self, id_: str) -> list[Any]:
+        row = self.database.rows[id_]
+        emitted = row.emitted
+        key = emitted.event_type, emitted.idempotency_key
+        return [id_, emitted.event_id.hex, *key, emitted.created, row.updated_at]
 
     def do_upkeep__remove(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
         for id_ in ids:
@@ -777,7 +789,6 @@ class UpkeepServer(Server):
     do_upkeep__now, do_upkeep__changed = Server.do_now, Server.do_changed
     do_upkeep__forget_members = do_upkeep__hide_leader = do_upkeep__forget_attempts = do_upkeep__nothing
     do_upkeep__walk_events = do_upkeep__walk_attempts = do_upkeep__nothing
-    do_upkeep__idempotency = do_upkeep__find_keys = do_upkeep__nothing
     do_upkeep__inbox = do_upkeep__find_marks = do_upkeep__nothing
 
     def do_upkeep__stats(self, transaction: Transaction, **_: Any) -> Rows:

@@ -88,7 +88,9 @@ class FakeUpkeep:
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
             self._called(name)
-            return Slice(0, None) if name in ("prune_delivered", "prune_discarded") else 0
+            if name == "said":
+                return ()
+            return Slice(0, None) if name in ("prune_delivered", "prune_discarded", "prune_keys") else 0
 
         return call
 

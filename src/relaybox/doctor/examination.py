@@ -86,7 +86,7 @@ CHECKS = (
     Check("vacuum", "autovacuum, and dead rows", vacuum.look, on=("postgresql",)),
     Check("destinations", "rows that nobody will deliver, and what holds up others", destinations.look),
     Check("payloads", "rows that do not decode, of a sample", destinations.payloads),
-    Check("relays", "whether a relay runs while something is due", relays.look),
+    Check("relays", "whether a relay runs while something is due, and how relays differ", relays.look),
 )
 """In the order in which they are made."""
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.inbox import WINDOW
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.canary import LOOK, Canary
 from relaybox.maintenance.leadership import Leadership
 from relaybox.maintenance.membership import Membership, nobody
-from relaybox.maintenance.prune import Prune
+from relaybox.maintenance.prune import IDEMPOTENCY_WINDOW, Prune
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute, Wake
 from relaybox.maintenance.sample import Sampling
@@ -24,7 +25,7 @@ from relaybox.maintenance.tally import Tally
 from relaybox.relay.clock import Clock
 from relaybox.upkeep import Member, Router, Samples, Upkeep
 
-RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
+RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE, SAY = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0, 60.0
 """Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
 
 AGAIN = 1.0
@@ -54,7 +55,8 @@ class Caretaker:
     """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
 
     ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
-    remembers for ``inbox_window`` seconds. ``canary`` proves the path while this relay leads,
+    remembers for ``inbox_window`` seconds, an idempotency key is kept ``idempotency_window`` seconds longer
+    than its event is open. ``canary`` proves the path while this relay leads,
     ``samples`` are taken for the charts.
     """
 
@@ -70,6 +72,7 @@ class Caretaker:
         wake: Wake = wake_nobody,
         *,
         inbox_window: float = WINDOW,
+        idempotency_window: float = IDEMPOTENCY_WINDOW,
         canary: Canary | None = None,
         samples: Samples | None = None,
     ) -> None:
@@ -79,8 +82,10 @@ class Caretaker:
         self.tally = tally
         self.membership = Membership(upkeep, member, clock, died=died)
         self.leadership = Leadership(upkeep, member.name, clock)
-        self._prune = Prune(upkeep, destinations, clock, self._rest, inbox_window)
-        self._sweep = Sweep(upkeep, destinations, clock, self._rest)
+        self._agreement = Agreement(upkeep, destinations, member.name)
+        windows = inbox_window, idempotency_window
+        self._prune = Prune(upkeep, self._agreement, clock, self._rest, *windows)
+        self._sweep = Sweep(upkeep, self._agreement, clock, self._rest)
         self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
         self._sampling = (
             None if samples is None else Sampling(samples, destinations, tally.time, clock, self._rest)
@@ -95,11 +100,13 @@ class Caretaker:
 
     async def run(self) -> None:
         """Do every job in its time until stopped; then write the last counts, resign and leave."""
+        self._agreement.runs = True
         await self._try("beat", self._beat)
         await self._try("lead", self._lead)
         async with asyncio.TaskGroup() as jobs:
             jobs.create_task(self._every(self.membership.interval, "beat", self._beat, again=AGAIN))
             jobs.create_task(self._every(RENEW, "lead", self._lead))
+            jobs.create_task(self._every(SAY, "say what it knows of destinations", self._agreement))
             jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
             jobs.create_task(self._sweep_in_turn())
             if self._reroute:
@@ -111,6 +118,7 @@ class Caretaker:
                 jobs.create_task(self._every(LOOK, "send a test event", self._prove))
         await self._try("write statistics", self.flush)
         await self._try("resign", self.leadership.resign)
+        await self._try("fall silent", self._agreement.leave)
         await self._try("leave", self.membership.leave)
 
     def stop(self) -> None:

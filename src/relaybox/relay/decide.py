@@ -60,7 +60,9 @@ class Policy:
         match answer:
             case Delivered():
                 self._circuit.acknowledge(delivery.event_id)
-                return self._delivered, None
+                # Pruning removes it, and knows then how long its idempotency key is to be kept.
+                keep = not self._delivered.keep and delivery.keyed
+                return Delivered() if keep else self._delivered, None
             case Released():
                 return answer, None
             case Reject():
