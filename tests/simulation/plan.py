@@ -13,6 +13,8 @@ from tests.simulation.statements import Flavour
 
 EVENTS = 200
 EMITTING = 1.0  # Seconds in which events are emitted
+LARGE = 1_000  # Characters of a large payload
+BYTES = 4 * 3_500  # That may be in flight where payloads are large
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
@@ -56,6 +58,7 @@ class Plan:
     row_locks: list[tuple[float, float]] = field(default_factory=list)
     table_locks: list[tuple[float, float]] = field(default_factory=list)
     """When a stranger takes a lock, and how long it is held."""
+    large: int | None = None  # From which event on payloads are large
 
 
 def draw(seed: int) -> Plan:
@@ -88,6 +91,9 @@ def draw(seed: int) -> Plan:
     )
     for fault in faults:
         _befall(plan, fault, luck, luck.uniform(0.2, 1.0))
+    own = Random(f"{seed} large events")
+    if own.random() < 0.12:
+        plan.large = own.randrange(EVENTS // 2)
     return plan
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from relaybox import circuit, crashpoint
 from relaybox.config import Destination
+from relaybox.event import Delivery
 from relaybox.maintenance import caretaker, membership
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.membership import Membership
@@ -21,7 +22,8 @@ from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.tally import Tally
 from relaybox.observe import Observer
 from relaybox.observers.several import Observers
-from relaybox.relay import decide, lane, settle
+from relaybox.relay import decide, lane, settle, sizing
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.lane import Lane
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
@@ -34,7 +36,7 @@ from relaybox.wakes.local import LocalWake
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.driver import SUFFERS, Site
-from tests.simulation.plan import Plan, draw
+from tests.simulation.plan import BYTES, Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
 from tests.simulation.statements import HELD_BY, UpkeepServer
 from tests.simulation.world import Node, World
@@ -437,7 +439,13 @@ class Schedule:
         def random_uuid() -> UUID:
             return UUID(int=luck.getrandbits(128))
 
+        most = sizing.BYTES_IN_FLIGHT if self.plan.large is None else BYTES
         changes: list[tuple[Any, str, Any]] = [
+            (sizing, "BYTES_IN_FLIGHT", most),
+            (sizing, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (lane, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (InFlight, "add", lambda in_flight, batch: self.judge.weigh(in_flight, batch)),
+            (Lane, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
             # Nobody asks for all tasks; to remember each of them is dear.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (steps, "uuid4", random_uuid),
@@ -549,6 +557,8 @@ class Judge:
         schedule.database.commit = self._committing  # type: ignore[method-assign]
         self._writer: object = None
         self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
+        self._bytes: Counter[str] = Counter()  # How large they are together
+        self._add, self._may_begin = InFlight.add, Lane.may_begin
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
         self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)
@@ -630,11 +640,36 @@ class Judge:
         if before is not None and not before.unleased(self._database.now()):
             self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
         self._sizes[row.token] += 1
+        self._judge_size(row)
         if row.crashes > 1:
             others = self._suspects[row.owner]
             if any(map(self._is_held, others.values())) and self._is_well(row.owner, row):
                 self._find("untrue", row, f"{row.owner} held another suspect when it claimed this one")
             others[row.emitted.position] = row
+
+    def _judge_size(self, row: Row) -> None:
+        self._bytes[row.token or ""] += row.emitted.size
+        size, count = self._bytes[row.token or ""], self._sizes[row.token or ""]
+        if count > 1 and size > sizing.BYTES_A_CLAIM:
+            self._find("untrue", row, f"is one of {count} rows that {row.owner} claimed, {size} bytes")
+
+    def weigh(self, in_flight: InFlight, batch: Batch) -> None:
+        """Add to what a lane has in flight: no more than it may have, but for one row and one suspect."""
+        self._add(in_flight, batch)
+        largest = max(size([delivery]) for delivery in batch.deliveries)
+        if in_flight.bytes > sizing.BYTES_IN_FLIGHT + 2 * largest:
+            [first, *_] = batch.deliveries
+            text = f"{in_flight.bytes} bytes are in flight in {first.lease_owner}"
+            self._findings.append(Finding("untrue", first.destination, first.event_id, text))
+
+    def may_begin(self, own: Lane, batch: Batch, delivery: Delivery) -> bool:
+        """Let a lane decide; nothing may begin on a lease that is over."""
+        begins = self._may_begin(own, batch, delivery)
+        row = self._database.rows.get(delivery.id.hex)
+        held = row is not None and row.token == delivery.lease_token.hex
+        if begins and held and row.unleased(self._database.now()) and not self._schedule.plan.steps:
+            self._find("duplicate", row, f"{row.owner} begins to send it on a lease that is over")
+        return begins
 
     def _is_held(self, row: Row) -> bool:
         """Whether it still is as it was claimed; a server that is killed may forget a claim."""
