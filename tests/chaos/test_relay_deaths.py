@@ -154,6 +154,28 @@ async def test_killed_while_its_settle_is_under_way(scene: Scene) -> None:
     scene.check(in_flight)
 
 
+@pytest.mark.parametrize("transactions", [1, 2, 3])
+async def test_killed_between_the_transactions_of_a_settle_beside_a_locked_row(
+    scene: Scene, transactions: int
+) -> None:
+    """It has looked what comes next, looked what is locked, or written what it could, and does not know."""
+    scene.runner.go_on.clear()
+    plan = msgspec.structs.replace(scene.plan("first"), beside_locks=transactions)
+    with process(plan) as first, scene.shop.engine.connect() as locker:
+        await scene.under_way()
+        locked = scene.taken()[0]
+        row = sa.text("SELECT id FROM outbox_event WHERE payload ->> 'n' = :n FOR UPDATE")
+        assert locker.execute(row, {"n": str(locked)}).all()
+        scene.runner.go_on.set()
+        assert await ended(first) == -signal.SIGKILL
+        in_flight = scene.in_flight()
+    assert locked in in_flight
+    assert bool(scene.delivered()) == (transactions == 3)
+    end_leases(scene.shop)
+    await scene.take_over()
+    scene.check(in_flight)
+
+
 @contextmanager
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
     os.kill(process.pid, signal.SIGSTOP)

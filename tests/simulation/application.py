@@ -11,7 +11,7 @@ from functools import partial
 from uuid import UUID
 
 from tests.simulation.database import Blocked, Database, Deadlock, Emitted, Row, Transaction, to_datetime
-from tests.simulation.plan import EMITTING, Plan
+from tests.simulation.plan import EMITTING, LARGE, Plan
 from tests.simulation.sayings import Key
 from tests.simulation.statements import Server
 from tests.simulation.world import World
@@ -85,8 +85,8 @@ class Application:
                 # One row has the event's own id, as ``emit`` gives it.
                 id_ = event_id if index == first else UUID(int=event_id.int + 1 + index)
                 emitted = Emitted(
-                    id_, event_id, name, "Thing", key, "thing.changed", f'{{"n":{number}}}', None, None, "{}",
-                    key if self._keyed[name] else None, database.next_position(),
+                    id_, event_id, name, "Thing", key, "thing.changed", self._payload(number), None, None,
+                    "{}", key if self._keyed[name] else None, database.next_position(),
                     f"key {number}" if self._plan.keyed else str(event_id), self._attempts, now, moment,
                 )  # fmt: skip
                 hex_ = id_.hex
@@ -94,6 +94,10 @@ class Application:
                 made.append(hex_)
         longest = min(self._plan.longest_transaction, 0.02 if self._plan.flavour == "single" else 1.0)
         self._world.after(luck.random() * longest, self._end, transaction, made, numbers)
+
+    def _payload(self, number: int) -> str:
+        large = self._plan.large is not None and number >= self._plan.large
+        return f'{{"n":{number}}}' + " " * (LARGE if large else 0)
 
     def _end(self, transaction: Transaction, made: Sequence[str], numbers: Sequence[int]) -> None:
         if transaction.over or self._world.random.random() < self._plan.abort:

@@ -29,7 +29,7 @@ from relaybox.relay.quarantine import Quarantine
 from relaybox.relay.settle import Settler
 from relaybox.relay.sizing import Sizing
 from relaybox.sink import Answer, OneByOne, Progress
-from relaybox.store import Claim, Settlement
+from relaybox.store import ANY_SIZE, Claim, Settlement
 from relaybox.stores import steps as steps_module
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import StoreSteps
@@ -185,6 +185,14 @@ async def _forget_refused_outcomes(self: Settler, settlements: Sequence[Settleme
 
 async def _claim_shorter(self: SqlStore, want: Any) -> Claim:
     return await _store_claim(self, replace(want, lease=want.lease / 8))
+
+
+async def _claim_any_size(self: SqlStore, want: Any) -> Claim:
+    return await _store_claim(self, replace(want, bytes=ANY_SIZE))
+
+
+def _extend_whatever_is_locked(self: Batch, until: float, except_for: Any) -> None:
+    self.until = until
 
 
 async def _claim_suspects(lane: Lane, limit: int, **options: Any) -> tuple[Claim, float]:
@@ -487,6 +495,8 @@ BUGS = (
     Bug("does not count the time that its machine was suspended", 175, [(Node, "now", Node.time)]),
     Bug("never extends a lease", 2, [(Extender, "_extend", _yes)]),
     Bug("claims for a shorter time than it counts on", 0, [(SqlStore, "claim", _claim_shorter)]),
+    Bug("claims ignore bytes", 5, [(SqlStore, "claim", _claim_any_size)]),
+    Bug("counts on leases that it could not extend", 34, [(Batch, "extend", _extend_whatever_is_locked)]),
     Bug(
         "claims suspects together with others",
         6,
@@ -549,7 +559,7 @@ BUGS = (
     Bug("what died in all of its attempts is tried again", 6, [(Delivery, "exhausted", False)]),
     Bug("settles without the lease's token", 44, [(Server, "do_settle", _fenced_by(_is_pending, _settle))]),
     Bug("extends without the lease's token", 6, [(Server, "do_extend", _fenced_by(_is_pending, _extend))]),
-    Bug("extends what is settled", 2, [(Server, "do_extend", _fenced_by(_is_there, _extend))]),
+    Bug("extends what is settled", 6, [(Server, "do_extend", _fenced_by(_is_there, _extend))]),
     Bug("leaves the token when it settles", 6, [(Server, "do_settle", _settle_and_leave_the_token)]),
     Bug("a release keeps the attempt", 14, [(steps_module, "_effect", _effect_without_return)]),
     Bug("parked rows are never made due", 2, [(StoreSteps, "_make_heads_due", lambda *_: []), NO_SWEEP]),

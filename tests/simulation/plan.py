@@ -14,6 +14,8 @@ from tests.simulation.statements import Flavour
 
 EVENTS = 200
 EMITTING = 1.0  # Seconds in which events are emitted
+LARGE = 1_000  # Characters of a large payload
+BYTES = 4 * 3_500  # That may be in flight where payloads are large
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
@@ -61,6 +63,7 @@ class Plan:
     suspensions: list[tuple[float, float]] = field(default_factory=list)
     differs: Differs | None = None
     keyed: bool = False
+    large: int | None = None  # From which event on payloads are large
 
 
 def draw(seed: int) -> Plan:
@@ -97,6 +100,9 @@ def draw(seed: int) -> Plan:
     if faults:
         _suspend(plan, Random(f"{seed} sleeping machines"))
     plan.differs, plan.keyed = draw_difference(plan), draw_keyed(plan)
+    own = Random(f"{seed} large events")
+    if own.random() < 0.12:
+        plan.large = own.randrange(EVENTS // 2)
     return plan
 
 

@@ -22,7 +22,8 @@ from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.tally import Tally
 from relaybox.observe import Observer
 from relaybox.observers.several import Observers
-from relaybox.relay import decide, lane, settle
+from relaybox.relay import decide, lane, settle, sizing
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.lane import Lane
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
@@ -36,7 +37,7 @@ from tests.simulation import sayings
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.driver import SUFFERS, Site
-from tests.simulation.plan import SUSPENDED, Plan, draw
+from tests.simulation.plan import BYTES, SUSPENDED, Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
 from tests.simulation.sayings import Agreed, Prunings, known_to
 from tests.simulation.statements import HELD_BY, UpkeepServer
@@ -488,7 +489,13 @@ class Schedule:
         def random_uuid() -> UUID:
             return UUID(int=luck.getrandbits(128))
 
+        most = sizing.BYTES_IN_FLIGHT if self.plan.large is None else BYTES
         changes: list[tuple[Any, str, Any]] = [
+            (sizing, "BYTES_IN_FLIGHT", most),
+            (sizing, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (lane, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (InFlight, "add", lambda in_flight, batch: self.judge.weigh(in_flight, batch)),
+            (Lane, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
             # Nobody asks for all tasks; to remember each of them is dear.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (steps, "uuid4", random_uuid),
@@ -605,6 +612,8 @@ class Judge:
             receiver.on_request = self._sent
         self._writer: object = None
         self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
+        self._bytes: Counter[str] = Counter()  # How large they are together
+        self._add, self._may_begin = InFlight.add, Lane.may_begin
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
         self._dying: dict[str | None, set[UUID]] = {}
@@ -713,6 +722,31 @@ class Judge:
         if before is not None and not before.unleased(self._database.now()):
             self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
         self._sizes[row.token] += 1
+        self._judge_size(row)
+
+    def _judge_size(self, row: Row) -> None:
+        self._bytes[row.token or ""] += row.emitted.size
+        size, count = self._bytes[row.token or ""], self._sizes[row.token or ""]
+        if count > 1 and size > sizing.BYTES_A_CLAIM:
+            self._find("untrue", row, f"is one of {count} rows that {row.owner} claimed, {size} bytes")
+
+    def weigh(self, in_flight: InFlight, batch: Batch) -> None:
+        """Add to what a lane has in flight: no more than it may have, but for one row and some suspects."""
+        self._add(in_flight, batch)
+        largest = max(size([delivery]) for delivery in batch.deliveries)
+        if in_flight.bytes > sizing.BYTES_IN_FLIGHT + sizing.BYTES_A_CLAIM + 2 * largest:
+            [first, *_] = batch.deliveries
+            text = f"{in_flight.bytes} bytes are in flight in {first.lease_owner}"
+            self._findings.append(Finding("untrue", first.destination, first.event_id, text))
+
+    def may_begin(self, own: Lane, batch: Batch, delivery: Delivery) -> bool:
+        """Let a lane decide; nothing may begin on a lease that is over."""
+        begins = self._may_begin(own, batch, delivery)
+        row = self._database.rows.get(delivery.id.hex)
+        held = row is not None and row.token == delivery.lease_token.hex
+        if begins and held and row.unleased(self._database.now()) and not self._schedule.plan.steps:
+            self._find("duplicate", row, f"{row.owner} begins to send it on a lease that is over")
+        return begins
 
     def _ran_out(self, row: Row) -> None:
         if row.leased_until is None or row.leased_until > self._database.now():

@@ -48,6 +48,19 @@ class LeaseContract:
         assert [d.id for d in (await harness.store.claim(want(2))).deliveries] == ids[:2]
         assert [d.id for d in (await harness.store.claim(want(9))).deliveries] == ids[2:]
 
+    async def test_a_claim_takes_no_more_bytes_than_asked_for_but_one_row_in_any_case(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 3, key="one")
+        for ordered, suspects in ((False, True), (False, False), (True, True)):
+            few = dataclasses.replace(want(ordered=ordered), bytes=1, suspects=suspects)
+            claim = await harness.store.claim(few)
+            assert [d.id for d in claim.deliveries] == ids[:1]
+            await harness.store.release(claim.deliveries)
+        assert [(await see(harness, id_)).state for id_ in ids] == ["due"] * 3
+        enough = dataclasses.replace(want(ordered=True), bytes=1_000_000)
+        assert [d.id for d in (await harness.store.claim(enough)).deliveries] == ids
+
     async def test_a_claim_takes_rows_of_its_destination_only(self, harness: Harness) -> None:
         await harness.emit("other")
         mine = await harness.emit("shop")
