@@ -87,8 +87,10 @@ def test_an_event_without_a_route_and_a_lease_that_ran_out_say_so() -> None:
 
 def test_crashes_are_told() -> None:
     again = replace(ENTRY, leased_until=EARLIER, lease_owner="r", crashes=1)
-    assert "it is claimed again, alone, by" in text(again)
-    assert "is claimed alone, because its relay died 2 times, by" in text(replace(ENTRY, crashes=2))
+    assert "it is claimed again, apart from others, by" in text(again)
+    assert "is claimed apart from others, because its relay died 2 times, by" in text(
+        replace(ENTRY, crashes=2)
+    )
     failed = replace(ENTRY, status="failed", attempts=5, crashes=6, error_message="the relay died 6 times")
     assert "after 5 attempts; its relay died 6 times: the relay died 6 times" in text(failed)
 
