@@ -190,11 +190,11 @@ def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
     if entry.leased_until is not None:
         text = (
             f"was held by {entry.lease_owner} until its lease ran out at {at(entry.leased_until)} with no "
-            f"answer: it is claimed again{', alone,' if entry.crashes else ''} {relay}"
+            f"answer: it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
         )
         return Reason(entry, "lease_expired", text)
-    alone = f" alone, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
-    text = f"is due since {at(entry.next_attempt_at)} and is claimed{alone} {relay}"
+    apart = f" apart from others, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
+    text = f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}"
     return Reason(entry, "due", text)
 
 

@@ -115,11 +115,13 @@ def _slow_down(plan: Plan, luck: Random) -> None:
                 plan.troubles[name].crawls = luck.choice((0.1, 0.3))
                 plan.faults += ("slow neighbour",)
     elif not plan.faults and luck.random() < 0.5:
-        plan.destinations = [replace(destination, concurrency=8) for destination in plan.destinations]
+        few = {"concurrency": 16, "batch_size": 10}
+        plan.destinations = [replace(destination, **few) for destination in plan.destinations]
         plan.bulk = dict.fromkeys(plan.bulk, False)
+        plan.keys, plan.relays, plan.heals = 12, 1, True
         for name in names:
-            plan.troubles[name].crawls = 0.3
-            plan.troubles[name].slow_keys = frozenset({"key 0", "key 1"})
+            plan.troubles[name].crawls = 0.4
+            plan.troubles[name].slow_keys = frozenset(f"key {number}" for number in range(8))
         plan.faults = ("slow keys",)
 
 

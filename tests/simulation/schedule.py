@@ -46,7 +46,6 @@ from tests.simulation.world import Node, World
 Tell: TypeAlias = Callable[[str], None]
 
 PATIENCE = 240.0  # Seconds of virtual time after which what was healed must be drained
-OF_A_KEY = 8.0  # Seconds that the events of one key may need, which are sent one after the other
 STUCK = 2.0  # Seconds beyond a lease after which the first of a key must be due
 PRUNES, BEATS = 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
@@ -444,17 +443,20 @@ class Schedule:
 
     def _starved(self, destination: Destination) -> Iterator[Finding]:
         """What a slow key held up; where keys are slow, nothing else is wrong."""
-        troubles, until = self.receivers[destination.name].troubles, self.plan.trouble
-        if not troubles.slow_keys:
-            return
-        longest = destination.poll_interval + OF_A_KEY
-        came = {applied.event_id: applied.at for applied in self.receivers[destination.name].applied}
-        for emitted in self.application.events:
-            if emitted.destination == destination.name and emitted.ordering_key not in troubles.slow_keys:
-                waited = came.get(emitted.event_id, until) - emitted.created - self.plan.longest_transaction
-                if waited > longest:
-                    text = f"waited for {waited:.1f} s, though its key is not slow"
-                    yield Finding("stuck", destination.name, emitted.event_id, text)
+        receiver, longest = self.receivers[destination.name], destination.poll_interval + STUCK
+        slow, late = receiver.troubles.slow_keys, self.plan.longest_transaction
+        came = {applied.event_id: applied.at for applied in receiver.applied}
+        free: dict[str | None, float] = {}  # Since when nothing of a key was under way
+        for emitted in self.application.events if slow else ():
+            key = emitted.ordering_key
+            if emitted.destination != destination.name or key in slow:
+                continue
+            at = came.get(emitted.event_id, self.world.now)
+            waited = at - emitted.created - late
+            if free.get(key, 0.0) <= emitted.created and waited > longest:
+                text = f"waited for {waited:.1f} s, though its key is not slow"
+                yield Finding("stuck", destination.name, emitted.event_id, text)
+            free[key] = max(at, free.get(key, 0.0))
 
     def _committed(self, name: str) -> list[Committed]:
         events: Iterable[Emitted] = self.application.events

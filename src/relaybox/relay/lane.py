@@ -31,7 +31,7 @@ from relaybox.relay.probe import choose, probe_is_due
 from relaybox.relay.sending import Sending, TimedSending, Times
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
-from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing
+from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing, longest_run
 from relaybox.relay.turn import Turn
 from relaybox.shadow import MARK, is_shadow
 from relaybox.sink import Answer, Sink, being_cancelled, describe
@@ -203,11 +203,13 @@ class Lane:
 
     async def _round(self) -> bool:
         """One step; whether it is worth taking the next at once."""
-        rows = self._sizing.rows
+        rows, run = self._sizing.rows, self._sizing.run
         claim = await self._step()
         if claim.deliveries or claim.failed or claim.parked:
             self._idle_for = SHORTEST_POLL
         full = len(claim.deliveries) >= rows or 2 * size(claim.deliveries) > BYTES_A_CLAIM
+        # Where a run was cut off, its key may have filled the window.
+        full = full or longest_run(claim.deliveries) >= run
         return full or bool(claim.failed or claim.parked)
 
     async def _step(self) -> Claim:

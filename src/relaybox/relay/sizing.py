@@ -67,9 +67,7 @@ class Sizing:
 
     def learn_run(self, deliveries: Sequence[Delivery], seconds: float) -> None:
         """A batch was answered in so many seconds, one key's deliveries one after the other."""
-        keys = Counter([delivery.ordering_key for delivery in deliveries])
-        del keys[None]
-        longest = max(keys.values(), default=1)
+        longest = max(1, longest_run(deliveries))
         soon = round(longest * SECONDS_A_RUN / max(seconds, 0.001))
         self._run = max(1, min(soon, 4 * self.run, self._largest))
 
@@ -81,3 +79,10 @@ class Sizing:
         soon = answered / max(seconds, 0.001) / PARTS_OF_A_SECOND
         step = min(max(round(soon), self._rows // 2), 2 * self._rows)
         self._rows = min(max(step, self._smallest), self._largest)
+
+
+def longest_run(deliveries: Sequence[Delivery]) -> int:
+    """How many of them have the same key."""
+    keys = Counter([delivery.ordering_key for delivery in deliveries])
+    del keys[None]
+    return max(keys.values(), default=0)
