@@ -46,8 +46,10 @@ def draw_difference(plan: Plan) -> Differs | None:
     luck = Random(f"different settings {plan.seed}")
     if plan.relays == 1 or luck.random() > 0.1:
         return None
-    name = luck.choice([one.name for one in plan.destinations if one.name != "dead"])
-    return Differs(name, luck.choice((None, 0.5, 2.0)), luck.random() < 0.3)
+    one = luck.choice([one for one in plan.destinations if one.name != "dead"])
+    differs = Differs(one.name, luck.choice((None, 0.5, 2.0)), luck.random() < 0.3)
+    # A relay has its part of the concurrency also where it does not know the destination.
+    return None if differs.retention is None and one.concurrency < 8 else differs
 
 
 def draw_keyed(plan: Plan) -> bool:

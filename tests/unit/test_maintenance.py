@@ -206,7 +206,7 @@ async def run_until(caretaker: Caretaker, condition: Callable[[], bool]) -> None
 async def test_every_job_is_done_in_its_time_and_at_the_end_it_leaves(clock: Clock, upkeep: Any) -> None:
     here = caretaker(upkeep, clock)
     await run_until(here, lambda: upkeep.calls.count("kept") >= 3)
-    assert upkeep.calls[-2:] == ["resign", "leave"]
+    assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
     assert {"beat", "lead", "prune_delivered", "unpark"} <= set(upkeep.calls)
 
 

@@ -23,7 +23,7 @@ from relaybox.upkeep import Said, Setting, Upkeep
 AGAIN = 60.0
 """Seconds after which what was said is said again."""
 SILENT = 600.0
-"""Seconds after which nobody runs any more who would say it."""
+"""Seconds after which nobody runs any more who would say it, with every sweep at least."""
 
 log = logging.getLogger(__name__)
 

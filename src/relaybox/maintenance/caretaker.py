@@ -25,8 +25,11 @@ from relaybox.maintenance.tally import Tally
 from relaybox.relay.clock import Clock
 from relaybox.upkeep import Member, Router, Samples, Upkeep
 
-RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE, SAY = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0, 60.0
+RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
 """Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
+
+TURNS = 10
+"""Sweeps of the leader to one of each other relay, at most: with it a relay says what it knows."""
 
 AGAIN = 1.0
 """Seconds after which a heartbeat or a sweep that failed is tried again: something may wait for it."""
@@ -106,7 +109,6 @@ class Caretaker:
         async with asyncio.TaskGroup() as jobs:
             jobs.create_task(self._every(self.membership.interval, "beat", self._beat, again=AGAIN))
             jobs.create_task(self._every(RENEW, "lead", self._lead))
-            jobs.create_task(self._every(SAY, "say what it knows of destinations", self._agreement))
             jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
             jobs.create_task(self._sweep_in_turn())
             if self._reroute:
@@ -174,14 +176,14 @@ class Caretaker:
     async def _sweep_in_turn(self) -> None:
         """Sweep when the relay begins, and when it begins to lead.
 
-        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version,
-        or not know all of their destinations.
+        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version.
         """
         pause = 0.0
         while await self._rest(pause, self._elected):
             self._elected.clear()
             swept = await self._try("sweep", self._sweep)
-            turns = 1 if self.leadership.term is not None else max(1, len(self.membership.alive))
+            others = min(max(1, len(self.membership.alive)), TURNS)
+            turns = 1 if self.leadership.term is not None else others
             pause = turns * SWEEP if swept else AGAIN
 
     def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
