@@ -223,7 +223,7 @@ async def test_a_job_that_fails_is_logged_once_and_the_others_go_on(
             assert job in upkeep.calls
         told = [record.message for record in caplog.records if f"no {broken}" in record.message]
         assert told == [caplog.records[0].message]
-    assert upkeep.calls[-2:] == ["resign", "leave"]
+    assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
 
 
 async def test_a_job_that_works_again_is_said(
