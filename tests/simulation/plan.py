@@ -22,7 +22,7 @@ FAULTS = (
     "receiver lies", "outage", "poison", "killer", "late wakes", "death between statements", "restarts",
     "row locks", "table lock",
 )  # fmt: skip
-SUSPENDED = "machine suspended"
+SUSPENDED, SLOW_KEYS, SLOW_NEIGHBOUR = "machine suspended", "slow keys", "slow neighbour"
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _slow_down(plan: Plan, luck: Random) -> None:
         for name in names:
             if not plan.troubles[name].kills:
                 plan.troubles[name].crawls = luck.choice((0.1, 0.3))
-                plan.faults += ("slow neighbour",)
+                plan.faults += (SLOW_NEIGHBOUR,)
     elif not plan.faults and luck.random() < 0.5:
         few = {"concurrency": 16, "batch_size": 10}
         plan.destinations = [replace(destination, **few) for destination in plan.destinations]
@@ -122,7 +122,7 @@ def _slow_down(plan: Plan, luck: Random) -> None:
         for name in names:
             plan.troubles[name].crawls = 0.4
             plan.troubles[name].slow_keys = frozenset(f"key {number}" for number in range(8))
-        plan.faults = ("slow keys",)
+        plan.faults = (SLOW_KEYS,)
 
 
 def _destinations(luck: Random) -> list[Destination]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commit import commit
-from tests.simulation.plan import FAULTS, SUSPENDED, draw
+from tests.simulation.plan import FAULTS, SLOW_KEYS, SLOW_NEIGHBOUR, SUSPENDED, draw
 from tests.simulation.run import run_block
 from tests.simulation.world import Node, World
 
@@ -66,7 +66,7 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_every_fault_is_drawn() -> None:
     drawn = {fault for seed in range(200) for fault in draw(seed).faults}
-    assert drawn == {*FAULTS, SUSPENDED}
+    assert drawn == {*FAULTS, SUSPENDED, SLOW_KEYS, SLOW_NEIGHBOUR}
     assert any(not draw(seed).faults for seed in range(200))
 
 
