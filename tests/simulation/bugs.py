@@ -472,7 +472,7 @@ BUGS = (
     Bug("takes the mark of a lone suspect from it too late", 345, [(Quarantine, "_end_solitude", _nothing)]),
     Bug(
         "slow keys take the room of the others",
-        94,
+        270,
         [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
     ),
     Bug("never claims again after a refused claim", 28, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
