@@ -457,7 +457,7 @@ BUGS = (
     Bug("forgets outcomes of rows that others have locked", 134, [(Settler, "run_locked", _nothing)]),
     Bug(
         "settles a key whose next row is locked, and leaves that parked",
-        355,
+        331,
         [(Server, "do_make_heads_due", _make_free_heads_due), NO_SWEEP],
     ),
     Bug("never extends a lease", 2, [(Extender, "_extend", _yes)]),
@@ -542,7 +542,7 @@ BUGS = (
     Bug("writes no dead letter of a killer", 154, [(StoreSteps, "claim", _claim_without_dead_letter)]),
     Bug(
         "a circuit whose prober died is never probed again",
-        263,
+        136,
         [(Server, "do_probe", _probe_only_what_is_open)],
     ),
     Bug("prunes what is pending", 57, [(UpkeepServer, "do_upkeep__delivered", _prune_whatever_is_old)]),
