@@ -115,7 +115,7 @@ def _slow_down(plan: Plan, luck: Random) -> None:
                 plan.troubles[name].crawls = luck.choice((0.1, 0.3))
                 plan.faults += (SLOW_NEIGHBOUR,)
     elif not plan.faults and luck.random() < 0.5:
-        few = {"concurrency": 16, "batch_size": 10}
+        few = {"concurrency": 16, "batch_size": 5}
         plan.destinations = [replace(destination, **few) for destination in plan.destinations]
         plan.bulk = dict.fromkeys(plan.bulk, False)
         plan.keys, plan.relays, plan.heals = 12, 1, True

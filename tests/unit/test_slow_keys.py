@@ -50,16 +50,13 @@ async def test_keys_that_hang_leave_room_for_the_others(
         await await_for(lambda: came == OTHERS, "what is not slow")
 
 
-def test_a_run_is_what_a_key_is_sent_in_a_fifth_of_a_second() -> None:
+def test_a_run_grows_while_such_runs_are_fast() -> None:
     sizing = Sizing(Destination("runner", "handler:", ordered=True, batch_size=100, concurrency=50))
     assert sizing.run == 6, "with fewer keys than places in flight there is room for one more claim"
-    run = [delivery(ordering_key="k")] * 10
-    for _ in range(4):
-        sizing.learn_run(run, 0.001)
-    assert sizing.run == 1000
-    sizing.learn_run(run, 0.02)
-    assert sizing.run == 100
-    sizing.learn_run(run, 30.0)
-    assert sizing.run == 6
-    sizing.learn_run([delivery(ordering_key=None)] * 10, 0.05)
-    assert sizing.run == 6, "what has no key is not sent one after the other"
+    one, run = delivery(ordering_key="k"), [delivery(ordering_key="k")] * 1000
+    sizing.learn_run([one], 0.001)
+    sizing.learn_run([delivery(ordering_key=None)] * 10, 0.001)
+    assert sizing.run == 6, "nothing is known of longer runs"
+    for seconds, longer in ((0.001, 24), (0.1, 96), (0.5, 96), (0.1, 384), (0.1, 1000), (1.5, 6)):
+        sizing.learn_run(run, seconds)
+        assert sizing.run == longer

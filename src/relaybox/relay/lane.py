@@ -478,14 +478,15 @@ class Lane:
         await self._give_back(self._in_flight.unbegun())
 
     async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
-        self._returning = frozenset((d.position, d.lease_token) for d in deliveries)
+        marked = frozenset((d.position, d.lease_token) for d in deliveries) - self._returning
+        self._returning |= marked
         try:
             # Looked at once more: one may have begun, in another thread, before it was marked.
-            left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in self._returning]
+            left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in marked]
             if await self._release(left):
                 self._in_flight.drop(left)
         finally:
-            self._returning = frozenset()
+            self._returning -= marked
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""

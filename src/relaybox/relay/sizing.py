@@ -1,7 +1,7 @@
 """How much to claim at once: what the sink takes in a tenth of a second, bounded in rows and in bytes.
 
-Of one key, what it is sent in a fifth of a second, or as many rows as every place may have: rows of slow
-keys that wait behind each other would otherwise take the room of other keys while places are free.
+Of one key, as many rows as every place may have, and more as long as such runs are sent in a fifth of a
+second: rows of slow keys that wait behind each other would take the room of other keys while places are free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ BYTES_IN_FLIGHT = 32 * 2**20
 BYTES_A_CLAIM = BYTES_IN_FLIGHT // BATCHES_IN_FLIGHT
 """The database ends a claim there, also of rows that are larger than those before."""
 PARTS_OF_A_SECOND = 10
-SECONDS_A_RUN = 0.2
+FAST, SLOW = 0.2, 1.0
+"""Seconds in which a batch with a run is sent that may be longer, or must be shorter."""
 
 
 class Sizing:
@@ -67,9 +68,10 @@ class Sizing:
 
     def learn_run(self, deliveries: Sequence[Delivery], seconds: float) -> None:
         """A batch was answered in so many seconds, one key's deliveries one after the other."""
-        longest = max(1, longest_run(deliveries))
-        soon = round(longest * SECONDS_A_RUN / max(seconds, 0.001))
-        self._run = max(1, min(soon, 4 * self.run, self._largest))
+        if seconds > SLOW:
+            self._run = 1
+        elif seconds < FAST and longest_run(deliveries) >= self.run:
+            self._run = min(4 * self.run, self._largest)
 
     def learn(self, rows: int, size: int, answered: int, now: float) -> None:
         """A claim got so many rows and bytes, and so many were ``answered`` since the last one."""
