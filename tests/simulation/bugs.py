@@ -485,7 +485,7 @@ BUGS = (
     Bug("fails an event one attempt early", 14, [(Policy, "_retry", _fail_early)]),
     Bug("an outage uses up attempts", 2, [(Policy, "_unavailable", _outage_counts)]),
     Bug("a poison event gets its attempt back for ever", 12, [(Circuit, "fail", _nothing_is_poison)]),
-    Bug("forgets outcomes that the database refused", 1143, [(Settler, "_settle", _forget_refused_outcomes)]),
+    Bug("forgets outcomes that the database refused", 2184, [(Settler, "_settle", _forget_refused_outcomes)]),
     Bug("forgets outcomes of rows that others have locked", 134, [(Settler, "run_locked", _nothing)]),
     Bug(
         "settles a key whose next row is locked, and leaves that parked",

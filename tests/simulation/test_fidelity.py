@@ -338,7 +338,10 @@ class Machine(RuleBasedStateMachine):
     def extend(self, which: list[int], lease: float, end: bool) -> None:
         async def act(side: Twin) -> Any:
             deliveries = [self._of(side, self._lease(index)) for index in which]
-            return self._labels(side, await side.store.extend(deliveries, lease))
+            try:
+                return self._labels(side, await side.store.extend(deliveries, lease)), []
+            except RowsLocked as locked:
+                return self._labels(side, locked.lost), self._labels(side, locked.rows)
 
         self.check("extend", act, end)
 
