@@ -1,6 +1,6 @@
 """Kills: how soon everything is delivered after the last of many SIGKILLs.
 
-Three relays deliver bursts of events of ordered keys. Soon after each third burst one of them is killed, and
+Three relays deliver bursts of events of ordered keys. Soon after each sixth burst one of them is killed, and
 another one started. What was committed before the last kill has to be delivered within a lease and a second
 of it, no event may be missing, and the first deliveries of each key have to be in order.
 """
@@ -34,11 +34,11 @@ from tests.servers import fresh, mariadb
 from tests.waiting import await_for
 
 RELAYS, KEYS, LEASE = 3, 100, 2.0
-BURST = (5, 30)
+BURST = (10, 80)
 """Events in one transaction."""
-BETWEEN, BEFORE_KILL = (0.1, 0.6), (0.0, 0.1)
+BETWEEN, BEFORE_KILL = (0.05, 0.2), (0.0, 0.1)
 """Seconds after a burst: until the next one, and until a relay is killed."""
-TAKES = 0.02
+TAKES = 0.05
 """Seconds for which a handler is busy."""
 LATEST = 90.0
 """Seconds after the last kill at which what is not delivered is missing."""
@@ -98,7 +98,7 @@ async def run(server_url: str, seed: int, kills: int) -> Killed:
         record.touch()
         with Fleet(url, record) as fleet, Emitter(url, luck) as emitter:
             for _ in range(kills):
-                for pause in (BETWEEN, BETWEEN, BEFORE_KILL):
+                for pause in (*[BETWEEN] * 5, BEFORE_KILL):
                     await asyncio.to_thread(emitter.emit)
                     await asyncio.sleep(luck.uniform(*pause))
                 killed_at = fleet.kill(luck)
