@@ -22,7 +22,7 @@ from relaybox.sinks.handler import HandlerSink, limit_of
 from relaybox.stores.memory import MemoryStore
 from relaybox.testing.sink_contract import deliveries, make_delivery
 from tests.unit import lanes
-from tests.waiting import PATIENCE, await_for, cancel
+from tests.waiting import PATIENCE, await_for, cancel, wait_for
 
 
 class Hanging:
@@ -58,8 +58,7 @@ def hanging() -> Iterator[Hanging]:
     one = Hanging()
     yield one
     one.go_on.set()
-    for thread in one.threads:
-        thread.join(PATIENCE)
+    wait_for(lambda: len(one.ended) == len(one.called), "the calls to end")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from relaybox import parts
 from relaybox.errors import Locked, RowsLocked
 from relaybox.event import Delivery
+from relaybox.ordering import ALONE
 from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.store import Settlement, Want
 from relaybox.stores import postgres
@@ -63,8 +64,9 @@ class Place:
         """Let relays have died with every row in all of its attempts."""
         event = self.tables.event
         lease = {"lease_token": event.c.id, "lease_owner": "dead", "leased_until": event.c.created_at}
+        died = {"crashes": ALONE + 5, "attempts": event.c.max_attempts}
         with self.engine.begin() as connection:
-            connection.execute(event.update().values(crashes=5, attempts=event.c.max_attempts, **lease))
+            connection.execute(event.update().values(**died, **lease))
 
     def status(self, deliveries: Sequence[Delivery]) -> list[str | None]:
         """What has become of each."""

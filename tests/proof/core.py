@@ -15,8 +15,9 @@ PACKAGE = ROOT / "src" / "relaybox"
 CORE = (
     "emit", "inboxes", "maintenance", "relay", "sinks", "stores", "wakes",
     "circuit.py", "codec.py", "connect.py", "crashpoint.py", "engine.py", "envelope.py", "event.py",
-    "inbox.py", "migrations.py", "ordering.py", "outcome.py", "pace.py", "parts.py", "retry.py", "routing.py",
-    "schema.py", "shadow.py", "sink.py", "store.py", "threads.py", "upkeep.py", "wake.py",
+    "inbox.py", "migrations.py", "ordering.py", "outcome.py", "pace.py", "parts.py", "positions.py",
+    "retry.py", "routing.py", "schema.py", "shadow.py", "sink.py", "store.py", "threads.py", "upkeep.py",
+    "uptime.py", "wake.py",
 )  # fmt: skip
 """Directories, with everything in them, and modules of the package."""
 

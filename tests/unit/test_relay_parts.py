@@ -165,7 +165,7 @@ class Stubborn(MemoryStore):
 async def test_a_delivery_that_the_claim_could_not_fail_is_failed_and_not_sent() -> None:
     store, sent = filled(1, Stubborn()), []
     [row] = store.rows.values()
-    row.attempts, row.crashes = 5, 4
+    row.attempts, row.crashes, row.alone = 5, 4, True
     row.lease_token, row.leased_until = uuid4(), 0.0
 
     async def note(event: Event) -> None:

@@ -146,7 +146,8 @@ def _mysql(name: str, collation: str) -> Dialect:
             "later": "UTC_TIMESTAMP(6) + INTERVAL (:seconds * 1000000) MICROSECOND",
             "item_later": "UTC_TIMESTAMP(6) + INTERVAL (s.seconds * 1000000) MICROSECOND",
             "least": "LEAST",
-            "size": "COALESCE(OCTET_LENGTH(payload), OCTET_LENGTH(payload_data)) + OCTET_LENGTH(headers)",
+            "size": "COALESCE(OCTET_LENGTH(payload), OCTET_LENGTH(payload_data), 0) "
+            "+ COALESCE(OCTET_LENGTH(headers), 0)",
             "lock": "FOR UPDATE",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "or_nothing": "ON DUPLICATE KEY UPDATE name = name",
