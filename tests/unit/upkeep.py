@@ -88,8 +88,8 @@ class FakeUpkeep:
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
             self._called(name)
-            if name == "said":
-                return ()
+            if name in ("said", "known"):
+                return {} if name == "known" else ()
             return Slice(0, None) if name in ("prune_delivered", "prune_discarded", "prune_keys") else 0
 
         return call
