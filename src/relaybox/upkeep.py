@@ -190,7 +190,7 @@ class Upkeep(Protocol):
         """Lead for so long from now, or go on leading; the term, or None while another member leads."""
         ...
 
-    async def term(self) -> int | None:
+    async def current_term(self) -> int | None:
         """The term under which some member leads now."""
         ...
 

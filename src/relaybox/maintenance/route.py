@@ -48,7 +48,7 @@ class Reroute:
         """One round if it is time, or if my term is a new one; without a term, under that of the leader."""
         if mine in (None, self._term) and self._clock.now() < self._due:
             return Round()
-        term = await self._upkeep.term() if mine is None else mine
+        term = await self._upkeep.current_term() if mine is None else mine
         if term is None:
             return Round()
         round_ = await self.round(term)

@@ -61,9 +61,9 @@ class SqlUpkeep:
         """Lead for so long from now, or go on leading; the term."""
         return await self._run_vital(lambda: self._lead(name, seconds))
 
-    async def term(self) -> int | None:
+    async def current_term(self) -> int | None:
         """The term under which some member leads now."""
-        return await self._run(self._term)
+        return await self._run(self._current_term)
 
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
@@ -196,8 +196,8 @@ class SqlUpkeep:
         *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
         return rows[0][0] if rows else None
 
-    def _term(self) -> Steps[int | None]:
-        [rows] = yield [self._sql("term")]
+    def _current_term(self) -> Steps[int | None]:
+        [rows] = yield [self._sql("current_term")]
         return rows[0][0] if rows else None
 
     def _known(self) -> Steps[dict[str, frozenset[str]]]:

@@ -24,7 +24,7 @@ WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
 UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
     leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
 WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upkeep')""",
-    "term": "SELECT term FROM {leader} WHERE name = 'upkeep' AND leads_until > {now}",
+    "current_term": "SELECT term FROM {leader} WHERE name = 'upkeep' AND leads_until > {now}",
     "resign": "UPDATE {leader} SET leads_until = {now} WHERE relay = :me AND leads_until > {now}",
     "hide_leader": "UPDATE {relay} SET leads_until = NULL WHERE name = :me",
     "fence": """
