@@ -190,6 +190,10 @@ class Upkeep(Protocol):
         """Lead for so long from now, or go on leading; the term, or None while another member leads."""
         ...
 
+    async def current_term(self) -> int | None:
+        """The term under which some member leads now."""
+        ...
+
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
         ...
@@ -198,8 +202,15 @@ class Upkeep(Protocol):
         """What relays said of destinations, in the order of their names."""
         ...
 
+    async def known(self) -> dict[str, frozenset[str]]:
+        """By relay the destinations of which it said something."""
+        ...
+
     async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
-        """Say so of destinations; forget what is outdated, unless it was said again meanwhile."""
+        """Say so of destinations, all at once; forget what is outdated.
+
+        Not forgotten is what was said again meanwhile, or by a relay that is a member.
+        """
         ...
 
     async def fall_silent(self, relay: str) -> None:

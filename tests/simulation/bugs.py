@@ -584,6 +584,7 @@ BUGS = (
     Bug("emits without waiting for the disk", 145, [(Application, "_waits_for_the_disk", lambda _: False)]),
     Bug("prunes what it does not know", 3425, [(Agreement, "__call__", _know_everything)]),
     Bug("prunes what another relay wants to keep", 449, [(Agreement, "__call__", _know_only_its_own)]),
+    Bug("counts relays that lack the destination", 1600, [(Agreement, "may_have", lambda *_: True)]),
     Bug("prunes the key of an open event", 61, [(UpkeepServer, "_final_at", lambda *_: None)]),
     Bug(
         "forgets when the last row of an event was final",

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
@@ -162,7 +162,9 @@ class Schedule:
         upkeep = Agreed(store) if silent else SqlUpkeep(store)
         window = sayings.WINDOW if plan.keyed else prune.IDEMPOTENCY_WINDOW
         options: dict[str, Any] = {"died": self._is_dead, "idempotency_window": window}
-        care = Caretaker(upkeep, destinations, member, clock, tally, **options)
+        # One that lacks all of them has another one, where nothing happens.
+        has = destinations or [replace(plan.destinations[0], name="elsewhere")]
+        care = Caretaker(upkeep, has, member, clock, tally, **options)
         shared = Shared(
             store=store,
             wake=wake,

@@ -308,7 +308,7 @@ async def test_nothing_begins_while_the_share_is_none() -> None:
         await asyncio.sleep(0.1)
         under_way -= 1
 
-    together = shared(store, share=lambda total: share, hasty=True)
+    together = shared(store, share=lambda *_: share, hasty=True)
     async with running(make(store, handler, together, concurrency=10, batch_size=400), patience=60.0):
         await await_for(lambda: begun)
         share = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from relaybox.config import Destination
@@ -39,6 +39,7 @@ class Agreement:
         """Whether it runs on, and says itself what it knows; what ends soon only if nobody else says it."""
         self._reported: dict[str, set[Setting]] = {}
         self._alone = False
+        self._known: Mapping[str, frozenset[str]] = {}
 
     async def __call__(self) -> dict[str, Setting]:
         """Say what has to be said, and learn what holds."""
@@ -61,6 +62,27 @@ class Agreement:
         said = (*said, *(Said(name, setting, self._name, 0.0) for name, setting in self._mine.items()))
         self._report(said)
         return {name: holds(each) for name, each in by_destination(said).items()}
+
+    async def introduce(self) -> None:
+        """Say all that this relay has, before it is a member: the others then never know a part of it."""
+        try:
+            await self._upkeep.say(self._name, self._mine, ())
+        except NoTables as error:
+            self._known_alone(error)
+
+    def strange(self, members: Collection[str]) -> bool:
+        """Whether one of them may have said by now what it has. That stays so as long as it lives."""
+        return not self._alone and bool(set(members) - self._known.keys() - {self._name})
+
+    async def meet(self, members: Collection[str]) -> None:
+        """Learn which destinations they have."""
+        with suppress(NoTables):
+            known = await self._upkeep.known()
+            self._known = {name: known[name] for name in members if name in known}
+
+    def may_have(self, member: str, destination: str) -> bool:
+        """Whether that relay may have the destination. One that said nothing, of an older release, may."""
+        return member not in self._known or destination in self._known[member]
 
     async def leave(self) -> None:
         """Say no longer what was said: nothing need be done as if this relay still ran."""

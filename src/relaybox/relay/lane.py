@@ -217,7 +217,7 @@ class Lane:
         await self._until_there_is_room()
         if self._closing_down is not None:
             await self._closing_down
-        concurrency = self._shared.share(self._destination.concurrency)
+        concurrency = self._shared.share(self.name, self._destination.concurrency)
         if self._stopping or not concurrency or self._settler.in_trouble:
             return Claim()
         self._sink.limit(concurrency)
@@ -467,7 +467,7 @@ class Lane:
         """As relays come and go, also while nothing is claimed."""
         while True:
             self._observer.overdue(self.name, getattr(self._sink, "overdue", 0))
-            share = self._shared.share(self._destination.concurrency)
+            share = self._shared.share(self.name, self._destination.concurrency)
             self._sink.limit(share)
             if not share:
                 await self._stand_back()
@@ -493,7 +493,7 @@ class Lane:
         often = max(self._destination.poll_interval, self._destination.lease / 10)
         while True:
             await self._examine()
-            has_share = self._shared.share(self._destination.concurrency)
+            has_share = self._shared.share(self.name, self._destination.concurrency)
             await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
 
     async def _examine(self) -> bool:
@@ -503,7 +503,7 @@ class Lane:
         """
         found, suspect = False, True
         while suspect:
-            if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
+            if self._halted.is_set() or not self._shared.share(self.name, self._destination.concurrency):
                 break
             group = min(together(0), self._sizing.rows)
             claim, until = await self._claim(group if self._has_room(group) else 1)

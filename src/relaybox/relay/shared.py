@@ -12,7 +12,7 @@ from relaybox.store import Store
 from relaybox.wake import Wake
 
 
-def _whole(total: int) -> int:
+def _whole(destination: str, total: int) -> int:
     return total
 
 
@@ -26,7 +26,7 @@ class Shared:
     clock: Clock
     random: Callable[[], float]
     owner: str
-    share: Callable[[int], int] = _whole
+    share: Callable[[str, int], int] = _whole
     quarantine: Quarantine = field(init=False)
 
     def __post_init__(self) -> None:

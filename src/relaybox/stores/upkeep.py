@@ -61,6 +61,10 @@ class SqlUpkeep:
         """Lead for so long from now, or go on leading; the term."""
         return await self._run_vital(lambda: self._lead(name, seconds))
 
+    async def current_term(self) -> int | None:
+        """The term under which some member leads now."""
+        return await self._run(self._current_term)
+
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
         queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
@@ -70,8 +74,12 @@ class SqlUpkeep:
         """What relays said of destinations."""
         return await self._run(self._said)
 
+    async def known(self) -> dict[str, frozenset[str]]:
+        """By relay the destinations of which it said something."""
+        return await self._run(self._known)
+
     async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
-        """Say so of destinations; forget what is outdated, unless it was said again meanwhile."""
+        """Say so of destinations, all at once; forget what is outdated."""
         # In one order, so that no two relays wait for each other.
         says = [
             self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
@@ -187,6 +195,17 @@ class SqlUpkeep:
         names = ("open_election", "lead", "show_leader", "leading")
         *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
         return rows[0][0] if rows else None
+
+    def _current_term(self) -> Steps[int | None]:
+        [rows] = yield [self._sql("current_term")]
+        return rows[0][0] if rows else None
+
+    def _known(self) -> Steps[dict[str, frozenset[str]]]:
+        [rows] = yield [self._sql("known")]
+        known: dict[str, set[str]] = defaultdict(set)
+        for relay, destination in rows:
+            known[relay].add(destination)
+        return {relay: frozenset(names) for relay, names in known.items()}
 
     def _said(self) -> Steps[tuple[Said, ...]]:
         # The time last: nothing is older than it was when it was read.

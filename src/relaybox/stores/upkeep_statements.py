@@ -24,13 +24,17 @@ WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
 UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
     leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
 WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upkeep')""",
+    "current_term": "SELECT term FROM {leader} WHERE name = 'upkeep' AND leads_until > {now}",
     "resign": "UPDATE {leader} SET leads_until = {now} WHERE relay = :me AND leads_until > {now}",
     "hide_leader": "UPDATE {relay} SET leads_until = NULL WHERE name = :me",
     "fence": """
 SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}""",
     "said": "SELECT destination, relay, setting, said_at FROM {setting} ORDER BY destination, relay",
+    "known": "SELECT relay, destination FROM {setting}",
+    # A member keeps all that it said: a part of it would be taken for all that it has.
     "unsay": """
-DELETE FROM {setting} WHERE destination = :destination AND relay = :relay AND said_at <= {later}""",
+DELETE FROM {setting} WHERE destination = :destination AND relay = :relay AND said_at <= {later}
+  AND NOT EXISTS (SELECT 1 FROM {relay} WHERE name = :relay)""",
     "fall_silent": "UPDATE {setting} SET said_at = :at WHERE relay = :me",
     "walk_events": "SELECT id, destination, status FROM {event} WHERE id > :after ORDER BY id LIMIT :limit",
     "walk_attempts": """

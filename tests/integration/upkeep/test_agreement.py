@@ -15,7 +15,7 @@ from relaybox.parts import new_tally
 from relaybox.relay.clock import MonotonicClock
 from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.upkeep import Setting
-from tests.integration.upkeep.bench import DAY, LONG_AGO, Bench, go_on, member
+from tests.integration.upkeep.bench import DAY, LIVE, LONG_AGO, Bench, go_on, member
 
 MAIL = Destination("mail", "console:", retention="1d")
 SHOP = Destination("shop", "console:", retention="30d", ordered=True)
@@ -122,6 +122,19 @@ async def test_what_was_said_again_meanwhile_is_not_forgotten(bench: Bench) -> N
     await upkeep.say("one", {"shop": WEEK}, [])
     await upkeep.say("two", {}, outdated)
     assert [one.setting for one in await upkeep.said()] == [WEEK]
+
+
+async def test_nothing_is_forgotten_that_a_member_said(bench: Bench) -> None:
+    """The others would take what is left of it for all the destinations that it has."""
+    upkeep = bench.upkeep()
+    await upkeep.say("one", {"mail": WEEK, "shop": WEEK}, [])
+    await upkeep.beat(member("one"), LIVE)
+    bench.age(bench.tables.setting.c.said_at, SILENT + 1)
+    await agree(upkeep, "two", SHOP)
+    assert await upkeep.known() == {"one": {"mail", "shop"}, "two": {"shop"}}
+    await upkeep.leave("one")
+    await agree(upkeep, "two", SHOP)
+    assert await upkeep.known() == {"one": {"mail"}, "two": {"shop"}}
 
 
 async def test_a_relay_that_stops_says_nothing_any_more_but_what_it_said_is_not_forgotten(
