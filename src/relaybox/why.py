@@ -129,7 +129,7 @@ def _sending(entry: Entry, timeout: float | None) -> Reason:
 
 def overdue(timeout: float) -> str:
     """Say what a delivery waits for that has been with a function for longer than its time."""
-    return f"its function is over its time of {timeout:g} s and still running, or waits for one that is"
+    return f"its function is over its time of {timeout:g} s, or it waits in the relay behind others"
 
 
 def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:

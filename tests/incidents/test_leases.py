@@ -34,7 +34,7 @@ def unlocked(case: Case, *, reopen: bool = False) -> None:
             ("FOR UPDATE OF {event_alias} SKIP LOCKED", ""),
             ("SET {lease}", leased),
         )
-    case.rewrite(statements.MYSQL, "lock", ("{skip_locked}", ""))
+    case.rewrite(statements.WORDS, "locked_rows", ("{skip_locked}", ""))
     case.rewrite(statements.MYSQL, "lease", ("SET {lease}", leased))
 
 

@@ -35,7 +35,8 @@ async def look(patient: Patient) -> Results:
             detail = f"{problem.reason}, for {problem.seconds or 0.0:,.0f} s, although a relay runs"
             fix = typed("events", "list", "--status", "pending", "--destination", problem.destination)
             yield Finding("warning", title, detail, f"{fix}, and why of one of them")
-    async for finding in _differences(patient):
+    delivered = {one.name for one in stats.destinations if one.counts.delivered}
+    async for finding in _differences(patient, delivered):
         yield finding
     releases = {relay.version for relay in alive}
     if len(releases | {version("relaybox")}) > 1 and releases:
@@ -45,7 +46,7 @@ async def look(patient: Patient) -> Results:
         yield Finding("info", title, detail, "upgrade and restart the older ones")
 
 
-async def _differences(patient: Patient) -> AsyncIterator[Finding]:
+async def _differences(patient: Patient, delivered: set[str]) -> AsyncIterator[Finding]:
     """Relays that run with different settings, and rows that nobody prunes because nobody knows them."""
     upkeep = SqlUpkeep(patient.store)
     said = await upkeep.said()
@@ -54,12 +55,11 @@ async def _differences(patient: Patient) -> AsyncIterator[Finding]:
         fix = "give every relay the same settings, and restart the others; while releases are changed, wait"
         yield Finding("warning", title, describe(name, each), fix)
     known = {one.destination for one in said} | {one.name for one in patient.settings.destinations}
-    for name in await upkeep.kept():
-        if name not in known:
-            title = f"what was delivered to {name!r} is kept for good"
-            detail = "no relay has ever said how long it is to be kept, so that nobody prunes it"
-            fix = f"start a relay that has {name!r} once, with the retention that is meant"
-            yield Finding("info", title, detail, fix)
+    for name in sorted(delivered - known):
+        title = f"what was delivered to {name!r} is kept for good"
+        detail = "no relay has ever said how long it is to be kept, so that nobody prunes it"
+        fix = f"start a relay that has {name!r} once, with the retention that is meant"
+        yield Finding("info", title, detail, fix)
 
 
 def _is_due(one: DestinationStats) -> bool:

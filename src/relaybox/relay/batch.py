@@ -28,6 +28,8 @@ class Batch:
         self.answered: set[int] = set()
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
+        self.sending: asyncio.Task[None]
+        """Ends when each is answered."""
         self.done = asyncio.Event()
         self.bytes = size(deliveries)
 

@@ -299,9 +299,9 @@ class Lane:
         """Send what was claimed, in a task of its own."""
         batch = Batch(deliveries, until, probing=probing)
         self._in_flight.add(batch)
-        task = self._tasks.create_task(self._send(batch))
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
+        batch.sending = self._tasks.create_task(self._send(batch))
+        self._sends.add(batch.sending)
+        batch.sending.add_done_callback(self._sends.discard)
         return batch
 
     async def _send(self, batch: Batch) -> None:
@@ -342,7 +342,7 @@ class Lane:
                 left.append(delivery)
                 continue
             began = self.may_begin(batch, delivery)
-            self._settle_unsent(batch, delivery, self._policy.shadowed if began else Released())
+            self._settle_unsent(batch, delivery, self._policy.shadowed(delivery) if began else Released())
         return left
 
     def _settle_unsent(self, batch: Batch, delivery: Delivery, outcome: Outcome) -> None:
@@ -408,11 +408,14 @@ class Lane:
             self._closing_down = self._tasks.create_task(self._close_down(opening))
 
     async def _close_down(self, opening: Opening) -> None:
-        """Tell all relays that the circuit is open; go on when nothing is being sent any more."""
+        """Tell all relays that the circuit is open; go on when nothing is being sent any more.
+
+        A function that is over its time is not waited for: it may run for many times as long.
+        """
         await self._breaker.open(opening)
         await self._give_back_unbegun()
         if self._sends:
-            await asyncio.wait(self._sends)
+            await asyncio.wait(self._sends, timeout=self._destination.timeout)
         self._resume()
 
     def _resume(self) -> None:
@@ -455,6 +458,8 @@ class Lane:
     async def _send_probe(self, delivery: Delivery, until: float, reason: str) -> None:
         batch = self._begin([delivery], until, probing=True)
         await self._until_done(batch)
+        # An answer that comes later is one like any other.
+        batch.probing = False
         if not batch.tried:
             await self._breaker.put_back(reason)
         elif self._opening is None:
@@ -503,7 +508,8 @@ class Lane:
         """
         found, suspect = False, True
         while suspect:
-            if self._halted.is_set() or not self._shared.share(self.name, self._destination.concurrency):
+            share = self._shared.share(self.name, self._destination.concurrency)
+            if self._halted.is_set() or not share or self._settler.in_trouble:
                 break
             group = min(together(0), self._sizing.rows)
             claim, until = await self._claim(group if self._has_room(group) else 1)
@@ -603,10 +609,14 @@ class Lane:
             self._shared.wake.wake(self.name)
 
     async def _until_done(self, batch: Batch) -> None:
-        """Until it is settled; not for ever, where the relay stops and the database is away."""
-        while not (batch.done.is_set() or (self._stopping and self._settler.waits)):
+        """Wait until a batch is answered, and a moment for its settle.
+
+        A function may not return, and another session may have locked a row: nothing else waits for those.
+        """
+        await asyncio.wait([batch.sending], timeout=self._destination.timeout + PROBE_MARGIN)
+        if not self._stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._destination.poll_interval):
+                async with asyncio.timeout(PATIENCE_FOR_ROOM):
                     await batch.done.wait()
 
     async def _until_empty(self) -> None:

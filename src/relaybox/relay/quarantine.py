@@ -72,7 +72,8 @@ class Quarantine:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience(delivery.crashes)):
                 await alone.done.wait()
-        while not alone.done.is_set() and not await self._hold(delivery, alone=False):
+        # Also where its lane has failed and left it to its lease.
+        while alone.unsettled and not await self._hold(delivery, alone=False):
             await self._clock.sleep(PATIENCE)
         self._alone = None
 

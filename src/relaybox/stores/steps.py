@@ -45,7 +45,6 @@ Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
 ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
 """SQLite takes no more than 500 SELECTs in one statement."""
-DELETED = Delivered(keep=False)
 # Every database reads a UUID from its 32 digits; those that keep it as text keep these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -211,8 +210,8 @@ class StoreSteps:
     def _settle_others(
         self, queries: list[Query], settlements: Sequence[Settlement], dead_letter: DeadLetter | None
     ) -> Iterator[int]:
-        deleted = [s for s in settlements if s.outcome == DELETED]
-        kept = [s for s in settlements if s.outcome != DELETED]
+        deleted = [s for s in settlements if isinstance(s.outcome, Delivered) and not s.outcome.keep]
+        kept = [s for s in settlements if not isinstance(s.outcome, Delivered) or s.outcome.keep]
         if kept:
             yield self._settle_kept(queries, kept, dead_letter)
         if deleted:
