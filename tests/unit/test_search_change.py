@@ -20,7 +20,7 @@ from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sink import answer_of
 from relaybox.sinks.search_change import Changes, index_of, search_address
 from tests.unit.searching import destination, event
-from tests.waiting import cancel
+from tests.waiting import await_for, cancel
 
 
 def changes(timeout: float = 30.0, **options: Any) -> Changes:
@@ -216,7 +216,7 @@ async def test_while_too_many_functions_run_on_no_other_is_called(monkeypatch: p
                 await made.change_of(event("7", "x"))
         with pytest.raises(Unreachable, match="2 calls that were given up are still running"):
             await made.change_of(event("7", "x"))
-        assert (len(called), made.overdue) == (2, 2)
+        await await_for(lambda: (len(called), made.overdue) == (2, 2))
     finally:
         release.set()
 

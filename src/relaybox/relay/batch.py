@@ -81,6 +81,7 @@ class InFlight:
                 continue
             del self._of[position]
             del batch.unsettled[position]
+            batch.bytes -= size((delivery,))
             if not batch.unsettled:
                 self._batches.remove(batch)
                 batch.done.set()
@@ -118,5 +119,5 @@ class InFlight:
 
     @property
     def bytes(self) -> int:
-        """The size of the batches of which something is unsettled."""
+        """The size of what is unsettled."""
         return sum(batch.bytes for batch in self._batches)
