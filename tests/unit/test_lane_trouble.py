@@ -37,9 +37,10 @@ class Hung:
         self.away = False
 
     def __call__(self, event: Event) -> None:
-        if event.aggregate_id == "0":
+        if event.aggregate_id == "0" and not self.go_on.is_set():
             self.called.set()
             self.go_on.wait(2 * PATIENCE)
+            raise Unavailable("late")
         self.called.wait(PATIENCE)
         if self.away:
             raise Unavailable("503")
@@ -85,6 +86,16 @@ async def test_a_circuit_is_probed_though_a_function_hangs(hung: Hung) -> None:
         await await_for(lambda: all_but_one(store), "all but the one that hangs")
         assert statuses(store)[0] is Status.PENDING, "it hangs still"
         assert store.destinations["runner"].circuit == "closed"
+
+
+async def test_the_late_answer_of_a_probe_is_one_like_any_other(hung: Hung) -> None:
+    store = filled(10)
+    open_circuit(store)
+    lane = make(store, hung, timeout="100ms", backoff=Backoff(base=0, cap=0))
+    async with running(lane, patience=0.0):
+        await await_for(lambda: all_but_one(store), "what another probe let through")
+        hung.go_on.set()
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
 
 
 async def test_a_circuit_closes_though_a_stranger_has_locked_the_row_of_its_probe() -> None:
