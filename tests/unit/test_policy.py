@@ -111,6 +111,9 @@ def test_without_retention_what_was_delivered_goes_at_once_but_for_what_has_an_i
     keyed = deliveries.make(event_id=event_id, idempotency_key="order 7")
     assert one.decide(Delivered(), plain)[0] == Delivered(keep=False)
     assert one.decide(Delivered(), keyed)[0] == Delivered(keep=True), "pruning notes it at the key"
+    assert one.shadowed(plain) == Delivered(keep=False, shadow=True)
+    assert one.shadowed(keyed) == Delivered(keep=True, shadow=True)
+    assert policy().shadowed(plain) == Delivered(keep=True, shadow=True)
 
 
 def test_an_event_that_fails_while_others_arrive_is_poison() -> None:

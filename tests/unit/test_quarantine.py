@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import uuid4
 
 import pytest
 
 from relaybox.errors import Locked, StoreError
 from relaybox.event import Delivery, Event, Status
+from relaybox.observe import Observer
 from relaybox.relay import quarantine
+from relaybox.store import Claim, Want
 from relaybox.stores.memory import MemoryStore, Row
-from tests.unit.lanes import insert, make, nothing, running, shared
+from tests.unit.lanes import make, nothing, running, shared, suspects
 from tests.waiting import PATIENCE, await_for
 
 
@@ -19,15 +20,6 @@ from tests.waiting import PATIENCE, await_for
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "PATIENCE", 0.02)
     monkeypatch.setattr(quarantine, "APART", 0.0)
-
-
-def suspects(store: MemoryStore, destination: str, count: int = 1, deaths: int = 2) -> list[Row]:
-    insert(store, count=count, destination=destination)
-    rows = [row for row in store.rows.values() if row.destination == destination]
-    for row in rows:
-        row.attempts, row.crashes = 1, deaths - 1
-        row.lease_token, row.lease_owner, row.leased_until = uuid4(), "dead", 0.0
-    return rows
 
 
 def delivered(rows: list[Row]) -> bool:
@@ -136,6 +128,37 @@ async def test_lanes_that_end_do_not_keep_others_from_being_alone() -> None:
     async with running(make(store, other, together, "other"), patience=0.0):
         await await_for(lambda: other.begun)
         assert row.alone
+
+
+class Defective(MemoryStore):
+    """Fails the lane of one destination with an error that is no database's."""
+
+    broken: str | None = None
+
+    async def claim(self, want: Want) -> Claim:
+        if want.destination == self.broken:
+            raise RuntimeError("a defect")
+        return await super().claim(want)
+
+
+async def test_a_suspect_that_a_failed_lane_left_behind_is_not_blamed_for_the_next_one() -> None:
+    store, hanging, other, told = Defective(), Hanging(), Hanging(), list[str]()
+
+    class Watching(Observer):
+        def trouble(self, destination: str, doing: str, error: BaseException) -> None:
+            told.append(doing)
+
+    [row] = suspects(store, "hangs")
+    together = shared(store, Watching(), hasty=True)
+    async with running(make(store, hanging, together, "hangs"), patience=0.0):
+        await await_for(lambda: hanging.begun)
+        assert row.alone
+        store.broken = "hangs"
+        await await_for(lambda: "run" in told, "the failure of its lane")
+        suspects(store, "other")
+        async with running(make(store, other, together, "other"), patience=0.0):
+            await await_for(lambda: other.begun)
+            assert not row.alone
 
 
 def test_patience_doubles_with_each_death_and_ends() -> None:

@@ -17,7 +17,7 @@ from relaybox.event import Delivery, Event
 from relaybox.observe import Observer, Sends
 from relaybox.observers.several import Observers
 from relaybox.outcome import Delivered, Outcome, Released, Retried, Retry
-from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.sending import TimedSending, Times
 from relaybox.relay.settle import Settler
 from relaybox.store import Claim, Settlement, Want
@@ -192,6 +192,7 @@ def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight) -> None:
     held.add(batch)
     held.drop(batch.deliveries[:1])
     assert (len(held), list(held), batch.done.is_set()) == (1, [batch], False)
+    assert held.bytes == size(batch.deliveries[1:]) > 0
     held.drop(batch.deliveries[1:])
     assert (len(held), list(held), batch.done.is_set(), held.bytes) == (0, [], True, 0)
 
