@@ -53,8 +53,8 @@ test-all: $(ENV) $(DJANGO42) $(DJANGO61) $(PYTHONS) ## Run the full matrix: ever
 test-chaos: $(ENV) ## Run everything that kills, starves or times, alone on the machine
 	@RELAYBOX_BOUNDS=1 .venv/bin/python -m tests.run chaos
 
-proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names some of its parts
-	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(ONLY),--only $(ONLY))
+proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names parts, SCHEDULES= bounds the simulation
+	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(ONLY),--only $(ONLY))
 
 lint: $(ENV) ## Check style, formatting and the import layers
 	.venv/bin/ruff check

@@ -20,7 +20,7 @@ from benchmarks.process import begin
 
 PARTS = (
     "drain", "relays", "latency", "steady", "emit", "http", "memory", "growth", "idle", "claim", "store",
-    "inbox", "django", "instrumentation", "operate", "bounds",
+    "inbox", "django", "instrumentation", "operate", "bounds", "neighbours", "kills",
 )  # fmt: skip
 
 

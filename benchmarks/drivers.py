@@ -86,7 +86,7 @@ class Queries:
         }
         if not self._ordered:
             return [self._sql("claim", limit=limit, **lease)]
-        claim = self._sql("claim_ordered", limit=limit, spread=limit, block=True, **lease)
+        claim = self._sql("claim_ordered", limit=limit, spread=limit, run=limit, block=True, **lease)
         return [self._lock(), claim]
 
     def settle(self, rows: Sequence[Row], array: Callable[[Iterable[Any]], Any]) -> list[Transaction]:

@@ -24,6 +24,9 @@ TEXTS = {
     "inbox,": "the INSERT itself: its round trip and its indexes",
     "Django: emit_event": "the round trip of the INSERT; the rest is to make the ids and the JSON",
     "Django: Celery drain": "one connection, which claims and settles in turns",
+    "beside": "how long a statement may wait for a lock, and the cores, which all destinations share",
+    "connections of a relay": "the bound of its pool: a statement that takes too long is cancelled first",
+    "50 kills": "the rest of the lease of what the last one held, and the next look at the table",
     "Django: admin list": "the search, which looks at no more rows than it may",
 }
 """By how the bar begins, where nothing was measured that tells."""

@@ -48,9 +48,10 @@ This page is written by `make bench`; do not edit it. All figures of every run s
 AGAIN = """## How to repeat it
 
 ```sh
-make bench                          # everything, in about 25 minutes; writes this page
+make bench                          # everything, in about 40 minutes; writes this page
 make bench PARTS='drain latency'    # some parts, which are only printed
 .venv/bin/python -m benchmarks --help
+.venv/bin/python -m benchmarks.compare ../other   # drain and latency against another checkout, in turns
 ```
 
 It needs Python and Linux, installs what it measures into `.venv`, and starts a PostgreSQL of its own. Nothing
@@ -73,6 +74,8 @@ TITLES = {
     "instrumentation": "Metrics and traces",
     "operate": "Pages, API and metrics",
     "bounds": "Bounds of time",
+    "neighbours": "Neighbours in trouble",
+    "kills": "Kills",
 }
 
 

@@ -218,21 +218,26 @@ def check_rows(url: str) -> None:
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Microseconds a transaction, by driver, with commits that wait for the disk and with others."""
+    """Microseconds a transaction, by driver, with commits that wait for the disk, and without a flush.
+
+    A transaction that emits waits also where ``synchronous_commit`` is off, so the server itself is told.
+    """
     findings = Findings()
     with outbox(server_url) as (url, _):
         run(url, "CREATE TABLE orders (id int PRIMARY KEY, version int NOT NULL) WITH (fillfactor = 50)")
         run(
             url, "INSERT INTO orders SELECT n, 0 FROM generate_series(0, %(most)s) AS n", {"most": ORDERS - 1}
         )
-        for commit in ("durable", "asynchronous"):
-            if commit == "asynchronous":
-                run(url, "ALTER ROLE CURRENT_USER SET synchronous_commit = off")
+        for commit in ("durable", "unflushed"):
+            if commit == "unflushed":
+                run(url, "ALTER SYSTEM SET fsync = off")
+                run(url, "SELECT pg_reload_conf()")
             found = await _measure(url, options.size(ROUNDS, 3))
             _show(findings, commit, found)
             if commit == "durable":
                 _judge(findings, found)
-        run(url, "ALTER ROLE CURRENT_USER RESET synchronous_commit")
+        run(url, "ALTER SYSTEM RESET fsync")
+        run(url, "SELECT pg_reload_conf()")
     return findings.facts()
 
 

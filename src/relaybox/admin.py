@@ -79,6 +79,14 @@ class DestinationStats:
     place: Place | None
     handed_over: bool = False
     """Whether Debezium sends, and no relay."""
+    timeout: float | None = None
+    """The seconds that its function has, where it is one."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether something has been with its function for longer than that has."""
+        seconds = self.counts.sending_seconds
+        return self.timeout is not None and seconds is not None and seconds > self.timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,12 @@ class Admin(Actions):
         places = await self._ledger.places()
         destinations = tuple(
             DestinationStats(
-                name, name in self._destinations, counts[name], places.get(name), name in self._handed_over
+                name,
+                name in self._destinations,
+                counts[name],
+                places.get(name),
+                name in self._handed_over,
+                self._timeouts().get(name),
             )
             for name in names
         )
@@ -214,8 +227,10 @@ class Admin(Actions):
             if head is not None and head.status == "failed":
                 beside = await self._ledger.find(head.event_id)
                 shared |= {head.event_id} if len(beside) > 1 else set()
-            known = self._destinations.keys()
-            reasons.append(explain(entry, places, known, relays, head, shared, self._handed_over, shadowed))
+            known, timeouts = self._destinations.keys(), self._timeouts()
+            reasons.append(
+                explain(entry, places, known, relays, head, shared, self._handed_over, shadowed, timeouts)
+            )
         return tuple(reasons)
 
     async def shadowed(self, entries: Iterable[Entry]) -> frozenset[UUID]:
@@ -287,6 +302,14 @@ class Admin(Actions):
         except (StoreError, OSError) as error:
             return Health(False, (Problem(None, f"the database does not answer: {error}", None),))
         return judge(flows, places, relays, relayed)
+
+    def _timeouts(self) -> Mapping[str, float]:
+        """The seconds that each function has; only a thread can be over its time and go on."""
+        return {
+            name: one.timeout
+            for name, one in self._destinations.items()
+            if one.sink.partition(":")[0] == "handler"
+        }
 
     async def _head(self, entry: Entry) -> Entry | None:
         """The first open row of a delivery's key, where that matters."""

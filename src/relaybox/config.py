@@ -290,6 +290,7 @@ class Settings:
     notify: Setting[bool, bool] = Setting(parse_flag, True)
     max_payload: Setting[str | int, int] = Setting(parse_size, 1_048_576)
     inbox_window: Setting[Duration, float] = Setting(duration_from(1), 604_800.0)
+    idempotency_window: Setting[Duration, float] = Setting(duration_from(1), 2_592_000.0)
     namespace: Setting[str, str] = Setting(_prefix, "")
     canary: Setting[Duration | None, float | None] = Setting(optional(duration_from(1)), None)
     canary_destination: Setting[str | None, str | None] = Setting(optional(parse_name), None)

@@ -8,7 +8,7 @@ RelayboxError
 ├── StoreError                  the database refused or could not be reached; worth another try
 │   ├── NoTables                a SchemaError too: seen by a store, so that a running relay waits for them
 │   ├── Locked                  another session holds a lock, and was not waited for any longer
-│   └── RowsLocked              of a settle: others hold some of the rows; all the rest is written
+│   └── RowsLocked              others hold some of the rows; all the rest is settled, or extended
 └── EmitError                   of ``emit`` and the inbox: nothing was written, the transaction is as it was
     ├── InvalidField            an argument is empty, too long or of the wrong type
     ├── PayloadError            the payload (or the headers) cannot be stored; ``path`` says where
@@ -67,7 +67,7 @@ class Locked(StoreError):
 
 
 class RowsLocked(StoreError):
-    """Other sessions hold ``rows``, by their ids. All other outcomes of the settle were written.
+    """Other sessions hold ``rows``, by their ids. All others were settled, or their leases extended.
 
     ``lost`` are the ids among those others whose lease was lost.
     """

@@ -73,6 +73,11 @@ class Delivery(Struct, frozen=True, gc=False):
     lease_owner: str
 
     @property
+    def keyed(self) -> bool:
+        """Whether it was emitted with an idempotency key of its own."""
+        return self.idempotency_key != str(self.event_id)
+
+    @property
     def suspect(self) -> bool:
         """Whether relays died twice while they held this row, so that it was claimed alone."""
         return self.crashes > 1
@@ -81,3 +86,8 @@ class Delivery(Struct, frozen=True, gc=False):
     def exhausted(self) -> bool:
         """Whether it was claimed once more only to be failed: its relay died in every attempt it had."""
         return self.attempts > self.max_attempts
+
+
+def beside(event_id: UUID, number: int) -> UUID:
+    """The id of an event's row of that number: all its rows lie together in the primary key."""
+    return UUID(int=event_id.int + number)

@@ -176,6 +176,8 @@ class Counts:
     capped: frozenset[str] = frozenset()
     retrying: str | None = None
     """Why the next of those that are scheduled is tried again, if it is."""
+    sending_seconds: float | None = None
+    """How long ago the first of those that are being sent was claimed, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ def _create_tables(version: int, outbox: Outbox) -> list[str]:
 MIGRATIONS = (
     Migration(1, "the tables", partial(_create_tables, 1)),
     Migration(2, "samples and operations", partial(_create_tables, 2)),
+    Migration(3, "settings", partial(_create_tables, 3)),
 )
 NEWEST = MIGRATIONS[-1].number
 

@@ -17,7 +17,7 @@ from relaybox.store import Claim, Settlement
 class Sends(NamedTuple):
     """Deliveries that were tried, what was answered, and when each began and ended, column by column.
 
-    The times are those of the relay's monotonic clock.
+    The times are those of ``uptime``, the relay's clock.
     """
 
     deliveries: Sequence[Delivery]
@@ -46,6 +46,9 @@ class Observer:
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
         """The circuit was opened, half-opened or closed, or the destination paused, by this relay."""
+
+    def overdue(self, destination: str, count: int) -> None:
+        """So many plain functions are over their time and still running; it is said every second."""
 
     def canary(self, destination: str, seconds: float) -> None:
         """The test event that proves the whole path was acknowledged so long after it was emitted."""

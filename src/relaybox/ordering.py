@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -21,13 +21,19 @@ def fitting(key: str) -> str:
 
 
 class Candidate(NamedTuple):
-    """An open row as a claim sees it. ``free``: pending, due or parked, and not leased."""
+    """An open row as a claim sees it.
+
+    ``free``: pending, due or parked, and not leased. ``suspect``: how often a relay died that held it, if
+    that makes it a suspect; otherwise 0. ``size``: the bytes of its payload and headers, where they were
+    asked for.
+    """
 
     id: Any
     key: str | None
     position: int
     free: bool
-    suspect: bool
+    suspect: int
+    size: int = 0
 
 
 class Choice(NamedTuple):
@@ -37,9 +43,19 @@ class Choice(NamedTuple):
     park: list[Any]
 
 
-def unordered(window: Sequence[Candidate]) -> list[Any]:
+def unordered(window: Sequence[Candidate], limit: int, most: int) -> list[Any]:
     """The ids to lease from a window where order does not matter."""
-    return [row.id for row in _alone(window)]
+    return [row.id for row in within(_alike(window)[:limit], most)]
+
+
+def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
+    """Yield the first rows that come to at most so many bytes; one in any case."""
+    total = 0
+    for index, row in enumerate(rows):
+        total += row.size
+        if index and total > most:
+            return
+        yield row
 
 
 def share(limit: int, keys: int) -> int:
@@ -48,16 +64,19 @@ def share(limit: int, keys: int) -> int:
 
 
 def runs(
-    heads: Iterable[Candidate], rows: Iterable[Candidate], only: Collection[Any] | None = None
+    heads: Iterable[Candidate],
+    rows: Iterable[Candidate],
+    only: Collection[Any] | None = None,
+    most: int | None = None,
 ) -> dict[str | None, list[Candidate]]:
     """For each head, the run of free rows that begins with it; a suspect stands alone.
 
-    With ``only``, a run ends before the first row that is not of these ids.
+    With ``only``, a run ends before the first row that is not of these ids; it has ``most`` rows at most.
     """
     by_key: dict[str | None, list[Candidate]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.position):
         by_key[row.key].append(row if only is None or row.id in only else row._replace(free=False))
-    return {head.key: _run(head, by_key[head.key]) for head in heads}
+    return {head.key: _run(head, by_key[head.key])[:most] for head in heads}
 
 
 def _run(head: Candidate, rows: Sequence[Candidate]) -> list[Candidate]:
@@ -75,25 +94,28 @@ def choose(
     window: Sequence[Candidate],
     heads: dict[str | None, Candidate],
     runs: dict[str | None, list[Candidate]],
-    locked: Collection[Any],
+    locked: Mapping[Any, int],
     limit: int,
+    most: int,
 ) -> Choice:
-    """What an ordered claim does, given the heads and the run rows that it could lock.
+    """What an ordered claim does, given the heads, and the sizes of the rows that it could lock.
 
-    A key whose head is not among ``heads`` is in another hand at this moment and is left alone.
+    A key whose head is not among ``heads`` is in another hand at this moment and is left alone. Behind a
+    suspect the others of its key are parked too: they would keep other suspects out of the window.
     """
     candidates: list[Candidate] = []
     for row in _first_of_each_key(window):
         for member in [row] if row.key is None else runs.get(row.key, ()):
             if member.id not in locked:
                 break
-            candidates.append(member)
-    park = [
-        row.id
-        for row in window
-        if row.key in heads and not heads[row.key].free and row.id != heads[row.key].id and row.id in locked
-    ]
-    return Choice([row.id for row in _alone(candidates)[:limit]], park)
+            candidates.append(member._replace(size=locked[member.id]))
+    blocking = {
+        key: head.id
+        for key, head in heads.items()
+        if not head.free or (head.suspect and key in runs and head.id in locked)
+    }
+    park = [row.id for row in window if blocking.get(row.key, row.id) != row.id and row.id in locked]
+    return Choice([row.id for row in within(_alike(candidates)[:limit], most)], park)
 
 
 def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:
@@ -106,8 +128,17 @@ def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:
             yield row
 
 
-def _alone(rows: Sequence[Candidate]) -> Sequence[Candidate]:
-    """The first row by itself if it is a suspect, else all that are not."""
-    if rows and rows[0].suspect:
-        return rows[:1]
-    return [row for row in rows if not row.suspect]
+def _alike(rows: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Some suspects that died as often as the first row; if that is not a suspect, all that are not."""
+    first = rows[0].suspect if rows else 0
+    within = rows[: together(first)] if first else rows
+    return [row for row in within if row.suspect == first]
+
+
+ALONE = 1000
+"""What a row's ``crashes`` has more, while the death of the relay that holds it would count."""
+
+
+def together(deaths: int) -> int:
+    """How many suspects are claimed together: half as many with each death, and in the end one."""
+    return 64 >> min(max(deaths, 2), 6)

@@ -127,6 +127,7 @@ def open_relay(
         router,
         bell.call,
         inbox_window=settings.inbox_window,
+        idempotency_window=settings.idempotency_window,
         canary=_open_canary(settings, store, clock, observer.canary, bell),
         samples=SqlSamples(store),
     )

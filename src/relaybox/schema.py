@@ -24,6 +24,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.expression import ColumnElement
 
+from relaybox.positions import count_positions
 from relaybox.setting import identifier, wrong
 
 MYSQL = ("mysql", "mariadb")
@@ -32,7 +33,7 @@ NOT_MYSQL = ("postgresql", "sqlite")
 LONGEST_PREFIX = 25
 """With more, PostgreSQL would cut off the ends of index names."""
 
-VERSION = 2
+VERSION = 3
 """The version of these tables, as ``outbox_migration`` records it; ``info["version"]`` of a table that is
 not of the first is the one that brought it.
 """
@@ -142,6 +143,7 @@ class Tables:
     inbox: sa.Table
     sample: sa.Table
     operation: sa.Table
+    setting: sa.Table
     migration: sa.Table
 
 
@@ -169,6 +171,7 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
         inbox=_inbox(names),
         sample=_sample(names),
         operation=_operation(names),
+        setting=_setting(names),
         migration=migration,
     )
     _record_versions(metadata, tables)
@@ -254,7 +257,7 @@ def _event(names: _Names) -> sa.Table:
             "autovacuum_vacuum_cost_delay": 0,
         },
     )
-    _count_positions(names, event)
+    count_positions(event, prefix=names.prefix)
     return event
 
 
@@ -491,33 +494,16 @@ def _operation(names: _Names) -> sa.Table:
     )
 
 
-POSITIONS = (
-    (
-        "after_create",
-        "CREATE TABLE {counter} (id INTEGER PRIMARY KEY CHECK (id = 1), value BIGINT NOT NULL)",
-    ),
-    ("after_create", "INSERT INTO {counter} (id, value) VALUES (1, 0)"),
-    (
-        "after_create",
-        """CREATE TRIGGER {trigger} AFTER INSERT ON {event} BEGIN
-    UPDATE {counter} SET value = value + 1;
-    UPDATE {event} SET position = (SELECT value FROM {counter}) WHERE id = NEW.id;
-END""",
-    ),
-    ("after_drop", "DROP TABLE {counter}"),
-)
-
-
-def _count_positions(names: _Names, event: sa.Table) -> None:
-    """SQLite assigns ``position`` from a one-row counter; the other databases have their own means."""
-    words = {
-        "event": f'"{event.name}"',
-        "trigger": f'"{event.name}_position"',
-        "counter": f'"{names.prefix}outbox_position"',
-    }
-    for moment, statement in POSITIONS:
-        ddl = sa.DDL(statement.format_map(words))  # type: ignore[no-untyped-call]
-        sa.event.listen(event, moment, ddl.execute_if(dialect="sqlite"))
+def _setting(names: _Names) -> sa.Table:
+    """What relays say of their destinations, which others may not know, or know otherwise."""
+    return names.table(
+        "outbox_setting",
+        _column("destination", _text(100), primary_key=True),
+        _column("relay", _text(200), primary_key=True),
+        _column("setting", JSON),
+        _moment("said_at"),
+        info={"version": 3},
+    )
 
 
 def _migration(names: _Names) -> sa.Table:
@@ -530,7 +516,7 @@ def _migration(names: _Names) -> sa.Table:
 
 def _record_versions(metadata: sa.MetaData, tables: Tables) -> None:
     """Have every version recorded when its tables are made; one of them proves that it is now."""
-    proofs = {1: tables.migration, 2: tables.operation}
+    proofs = {1: tables.migration, 2: tables.operation, 3: tables.setting}
 
     def record(target: Any, connection: sa.Connection, tables: Any = (), **_: Any) -> None:
         for version, proof in proofs.items():

@@ -203,6 +203,14 @@ def parse_duration(value: Duration, setting: str) -> float:
     return seconds
 
 
+def show_duration(seconds: float) -> str:
+    """As it is written in a file: ``7d``."""
+    for unit, size in sorted(_SECONDS.items(), key=lambda one: -one[1]):
+        if size >= 1 and seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds * 1000:g}ms" if seconds else "0s"
+
+
 def duration_from(least: float) -> Parse[float]:
     """A duration that is no shorter than ``least`` seconds."""
 

@@ -27,6 +27,14 @@ from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
 Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
 
 
+class LeftRunning(asyncio.CancelledError):
+    """The caller is cancelled, and what it called runs on: it was tried, and ``answer`` says so."""
+
+    def __init__(self, answer: Retry) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+
 DELIVERED, RELEASED = Delivered(), Released()
 AT_A_STRETCH = 50
 """Deliveries that did not wait, after which others have a turn of the loop: claims and settles go on."""
@@ -126,6 +134,9 @@ class OneByOne:
                             left = self.begin(delivery)
                             if left is not None:
                                 await left
+                        except LeftRunning as cut:
+                            progress.report(delivery, cut.answer)
+                            raise
                         except BaseException as error:
                             answer = _answer(error, sender)
                         answers[at] = answer

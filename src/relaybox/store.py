@@ -8,7 +8,8 @@ A store keeps deliveries and leases them out. Its promises, whatever races or di
 - Ordered: the rows of a key are leased from its head on, in one contiguous run. While the head is leased,
   backing off or (``block``) failed, no later row of its key is handed out.
 - A row whose lease ran out gets its attempt back and is claimed again with others. One whose lease ran out
-  twice is a suspect: its claim holds it alone. Only when a lone claim dies does the attempt stay counted.
+  twice is a suspect: its claim holds suspects alone that died as often, half as many with each death, and
+  of a key no more than its head. Only when a relay dies that held one alone does the attempt stay counted.
 - While a destination is paused, or its circuit is not closed, claims get nothing but the reason. Only the
   claim that names itself a probe passes a circuit.
 - The state of a circuit changes by compare-and-set: of several relays, one makes the change.
@@ -22,10 +23,12 @@ from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 from uuid import UUID
 
-from relaybox.event import Delivery
-from relaybox.outcome import Outcome
+from relaybox.event import TEST_TYPE, Delivery
+from relaybox.outcome import Failed, Outcome
 
 OnFailed = Literal["block", "skip"]
+
+ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,12 @@ class DeadLetter:
 class Want:
     """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
 
+    Payloads and headers of the rows come to at most ``bytes``. A row that is larger is claimed alone.
     Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
-    Where more keys wait, ``spread`` of them are enough, each with a longer run. Without ``explain``
-    a claim that gets nothing may leave out why: there is most likely something. What was due before
-    ``since`` may be left out.
+    Where more keys wait, ``spread`` of them are enough, each with a longer run, but of no more than ``run``
+    rows. Without ``explain`` a claim that gets nothing may leave out why: there is most likely something.
+    What was due before ``since`` may be left out.
     """
 
     destination: str
@@ -63,8 +67,10 @@ class Want:
     suspects: bool = True
     only: tuple[UUID, ...] | None = None
     spread: int | None = None
+    run: int | None = None
     explain: bool = True
     since: datetime | None = None
+    bytes: int = ANY_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,9 @@ class Held:
 class Claim:
     """What a claim got.
 
-    ``failed`` were failed on the spot, because relays died in all of their attempts. ``parked`` rows were
-    put behind the head of their key, or failed because somebody spoilt them: with nothing claimed but some
+    ``failed`` were failed on the spot, because relays died in all of their attempts; one that could not be,
+    because somebody has locked its row, is among ``deliveries``, ``exhausted``. ``parked`` rows were put
+    behind the head of their key, or failed because somebody spoilt them: with nothing claimed but some
     parked, it is worth asking again.
     """
 
@@ -99,6 +106,24 @@ class Settlement(NamedTuple):
 
     delivery: Delivery
     outcome: Outcome
+
+
+def bury(delivery: Delivery) -> Failed:
+    """What becomes of a delivery that is ``exhausted``."""
+    return Failed(f"the relay died {delivery.crashes} times while it held this event", counts=False)
+
+
+def used_up(deliveries: Sequence[Delivery]) -> tuple[Delivery, ...]:
+    """Return what was claimed once more only to be failed."""
+    # Others than suspects and lone claims are not looked at one by one: they are many, and none is exhausted.
+    if len(deliveries) == 1 or (deliveries and deliveries[0].suspect):
+        return tuple(delivery for delivery in deliveries if delivery.exhausted)
+    return ()
+
+
+def is_dead_letter(delivery: Delivery, outcome: Outcome) -> bool:
+    """True if a copy of this delivery goes to the dead letters."""
+    return isinstance(outcome, Failed) and delivery.event_type != TEST_TYPE
 
 
 class Store(Protocol):
@@ -126,7 +151,18 @@ class Store(Protocol):
         ...
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
-        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
+        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back.
+
+        Where other sessions have locked some of the rows, all others are extended and ``RowsLocked`` is
+        raised.
+        """
+        ...
+
+    async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
+        """Have the death of the relay that holds this row count, or (not ``alone``) no longer.
+
+        A fresh claim does not count. Nothing changes if the lease was lost.
+        """
         ...
 
     async def release(

@@ -22,8 +22,15 @@ from uuid import UUID
 Place = TypeVar("Place")
 Turn: TypeAlias = tuple[datetime, int]
 """A row's place in the order of what is due: when, and its position."""
-History = Literal["idempotency", "inbox", "stats", "audit"]
+History = Literal["inbox", "stats", "audit"]
 """The tables that are pruned by age alone."""
+
+PROMPT = 3_600.0
+"""Seconds by which idempotency keys are kept longer: what becomes final so soon after it was emitted need not
+be noted at its key when it is removed.
+"""
+
+OnFailed = Literal["block", "skip"]
 
 Sampled = Literal["sample", "operation"]
 """The tables of the second version, which are pruned apart: a relay works on the first one too."""
@@ -45,6 +52,25 @@ class Beat:
 
     alive: tuple[str, ...]
     now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What upkeep needs to know of a destination."""
+
+    retention: float
+    ordered: bool
+    on_failed: OnFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a relay said of a destination, and how many seconds ago it last did."""
+
+    destination: str
+    setting: Setting
+    relay: str
+    age: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +190,31 @@ class Upkeep(Protocol):
         """Lead for so long from now, or go on leading; the term, or None while another member leads."""
         ...
 
+    async def current_term(self) -> int | None:
+        """The term under which some member leads now."""
+        ...
+
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
+        ...
+
+    async def said(self) -> tuple[Said, ...]:
+        """What relays said of destinations, in the order of their names."""
+        ...
+
+    async def known(self) -> dict[str, frozenset[str]]:
+        """By relay the destinations of which it said something."""
+        ...
+
+    async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
+        """Say so of destinations, all at once; forget what is outdated.
+
+        Not forgotten is what was said again meanwhile, or by a relay that is a member.
+        """
+        ...
+
+    async def fall_silent(self, relay: str) -> None:
+        """Say it no longer: it counts as said long ago, and is not forgotten."""
         ...
 
     async def kept(self) -> tuple[str, ...]:
@@ -186,6 +235,16 @@ class Upkeep(Protocol):
 
     async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
         """Look at the next ``limit`` records of attempts, and remove those whose delivery is gone."""
+        ...
+
+    async def prune_keys(
+        self, term: int, age: float, after: datetime | None, limit: int
+    ) -> Slice[datetime] | None:
+        """Look at the next ``limit`` idempotency keys, and remove those whose event is not open.
+
+        Looked at are those that are more than ``age`` seconds old, and all rows of whose event were final
+        for so long. The others are as old again as their event's last row that is final, or new.
+        """
         ...
 
     async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:

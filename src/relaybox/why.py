@@ -46,12 +46,13 @@ def explain(
     shared: Collection[UUID] = (),
     handed_over: Collection[str] = (),
     shadowed: Collection[UUID] = (),
+    timeouts: Mapping[str, float] = {},
 ) -> Reason:
     """The reason that comes first: final, being sent, held with its destination, behind another, its own.
 
     ``head`` is the first open row of its key, where its destination is ordered; ``shared`` are the events
     that have more deliveries than this one; ``handed_over`` the destinations that Debezium sends to;
-    ``shadowed`` the rows that were delivered in shadow.
+    ``shadowed`` the rows that were delivered in shadow, ``timeouts`` the seconds that functions have.
     """
     if entry.destination in handed_over and (entry.status == "pending" or not entry.attempts):
         return _handed_over(entry)
@@ -61,16 +62,14 @@ def explain(
     if entry.status != "pending":
         return _final(entry, shared)
     if entry.state is State.SENDING:
-        end = at(entry.leased_until)
-        text = f"is being sent by {entry.lease_owner}, {_attempt(entry)}; its lease runs until {end}"
-        return Reason(entry, "sending", text, entry.leased_until)
+        return _sending(entry, timeouts.get(entry.destination))
     held = _held(entry, places.get(entry.destination), configured)
     if held is not None and entry.state is State.SCHEDULED:
         return replace(held, text=f"{held.text}; it is not due before {at(entry.next_attempt_at)} either")
     if held is not None:
         return held
     if head is not None and head.id != entry.id:
-        behind = explain(head, places, configured, relays, shared=shared)
+        behind = explain(head, places, configured, relays, shared=shared, timeouts=timeouts)
         text = f"waits behind event {head.event_id} of its key {entry.ordering_key!r}, which {behind.text}"
         return Reason(entry, "parked", text, behind=behind)
     if entry.state is State.PARKED:
@@ -117,6 +116,20 @@ def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
         f"{_error(entry)}; {advice(entry, shared=entry.event_id in shared)}"
     )
     return Reason(entry, "failed", text)
+
+
+def _sending(entry: Entry, timeout: float | None) -> Reason:
+    end = at(entry.leased_until)
+    text = f"is being sent by {entry.lease_owner}, {_attempt(entry)}; its lease runs until {end}"
+    claimed = entry.last_attempt_at
+    if timeout is not None and claimed is not None and (entry.seen_at - claimed).total_seconds() > timeout:
+        text += f"; it was claimed at {at(claimed)}, and {overdue(timeout)}"
+    return Reason(entry, "sending", text, entry.leased_until)
+
+
+def overdue(timeout: float) -> str:
+    """Say what a delivery waits for that has been with a function for longer than its time."""
+    return f"its function is over its time of {timeout:g} s, or it waits in the relay behind others"
 
 
 def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:
@@ -177,11 +190,11 @@ def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
     if entry.leased_until is not None:
         text = (
             f"was held by {entry.lease_owner} until its lease ran out at {at(entry.leased_until)} with no "
-            f"answer: it is claimed again{', alone,' if entry.crashes else ''} {relay}"
+            f"answer: it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
         )
         return Reason(entry, "lease_expired", text)
-    alone = f" alone, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
-    text = f"is due since {at(entry.next_attempt_at)} and is claimed{alone} {relay}"
+    apart = f" apart from others, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
+    text = f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}"
     return Reason(entry, "due", text)
 
 

@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from relaybox.ordering import ALONE
+
 TABLE = """CREATE TABLE chaos_history (
     seq bigint {identity} PRIMARY KEY, connection bigint, id {uuid}, owner varchar(200),
     old_status varchar(20), status varchar(20), old_token {uuid}, token {uuid},
@@ -205,8 +207,8 @@ class Replay:
             yield from self._turn(change.token or "")
         # A claim of many that died gives its attempt back; so the next one does not count another.
         died = change.old_token is not None
-        counted = 0 if died and change.old_crashes < 2 else 1
-        yield from self._count(change, attempts=counted, crashes=change.old_crashes + died)
+        counted = 0 if died and change.old_crashes < ALONE else 1
+        yield from self._count(change, attempts=counted, crashes=change.old_crashes % ALONE + died)
 
     def _turn(self, token: str) -> Iterator[Violation]:
         """A claim as a whole, at its first change: statements write the rows of a claim in any order."""

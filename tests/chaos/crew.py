@@ -214,6 +214,8 @@ class Worker:
         if not claim.deliveries:
             await asyncio.sleep(0 if claim.parked else 0.05)
             return
+        if len(claim.deliveries) == 1 and claim.deliveries[0].suspect:
+            await store.hold_alone(claim.deliveries[0], True)
         if self._chance(CRASH) and self._may_crash:
             await self._crash(store, claim.deliveries)
         if self._chance(ZOMBIE):

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +25,7 @@ from relaybox.envelope import event_of
 from relaybox.event import Delivery
 from relaybox.sinks.handler import HandlerSink
 from relaybox.store import Claim, Settlement, Want
+from relaybox.stores.steps import Steps
 from tests.commit import ROOT
 from tests.integration.shop import MEMBERSHIP, SOON
 
@@ -42,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     death: Death = "never"
     patience: float = 20.0
+    beside_locks: int | None = None
+    """After how many transactions of a settle that goes on beside locked rows the process dies."""
 
     def outbox(self) -> Outbox:
         urls = {name: sink for name, sink in self.sinks.items() if sink not in (*HANDLERS, *ONCE)}
@@ -74,9 +77,11 @@ def process(
 class Mortal:
     """A store in which the process dies as by the OOM killer; everything else is the store's own."""
 
-    def __init__(self, store: Any, death: Death) -> None:
+    def __init__(self, store: Any, plan: Plan) -> None:
         self._store = store
-        self._death = death
+        self._death = plan.death
+        if plan.beside_locks is not None:
+            store.steps.settle_free = dying(store.steps.settle_free, plan.beside_locks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -91,6 +96,18 @@ class Mortal:
         if self._death == "after acknowledgement":
             os.kill(os.getpid(), signal.SIGKILL)
         return await self._store.settle(settlements, **policy)
+
+
+def dying(begin: Callable[..., Steps[Any]], transactions: int) -> Callable[..., Steps[Any]]:
+    """Steps in which the process dies after so many transactions."""
+
+    def steps(*given: Any) -> Steps[Any]:
+        own, results = begin(*given), None
+        for _ in range(transactions):
+            results = yield own.send(results)  # type: ignore[arg-type]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return steps
 
 
 async def note(event: Event, name: str) -> None:
@@ -141,7 +158,7 @@ async def main() -> None:
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     MEMBERSHIP["interval"] = SOON
     open_store = parts.open_store
-    parts.open_store = lambda *given, **options: Mortal(open_store(*given, **options), plan.death)  # type: ignore
+    parts.open_store = lambda *given, **options: Mortal(open_store(*given, **options), plan)  # type: ignore
     outbox = plan.outbox()
     if set(plan.sinks.values()) & ONCE.keys():
         outbox._sink_of = lambda destination, handlers: Telling(

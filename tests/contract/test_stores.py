@@ -215,6 +215,14 @@ class SqlContract(StoreContract):
         assert await harness.store.settle(outcomes) == {first.id}
         assert [await harness.failed_attempts(id_) for id_ in ids] == [1, 0, 1], "the first lease was lost"
 
+    async def test_what_was_in_shadow_and_is_not_kept_is_deleted(self, harness: SqlHarness) -> None:
+        deleted = await harness.emit("shop")
+        assert await settle_all(harness, Delivered(keep=False, shadow=True)) == frozenset()
+        kept = await harness.emit("shop")
+        assert await settle_all(harness, Delivered(shadow=True)) == frozenset()
+        assert await harness.see(deleted) is None
+        assert await harness.see(kept) == Seen("delivered", 1, 0, None)
+
     async def test_a_place_in_the_line_may_be_finer_than_a_millisecond(self, harness: SqlHarness) -> None:
         await harness.store.reserve("shop", 1, 0.01)
         before = await harness.line("shop")

@@ -125,7 +125,7 @@ def test_sqlmigrate_prints_the_statements_wherever_it_is_asked(
 ) -> None:
     url = migrated_database(kind)
     statements = ddl(DIALECTS[kind])  # type: ignore[arg-type]
-    printed = "".join(manage(url, "sqlmigrate", "relaybox", number) for number in ("0001", "0002"))
+    printed = "".join(manage(url, "sqlmigrate", "relaybox", number) for number in ("0001", "0002", "0003"))
     places = [printed.find(f"{statement};") for statement in statements]
     assert places == sorted(places)
     assert places[0] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relaybox.config import Destination
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.prune import Prune
 from relaybox.relay.clock import MonotonicClock
 from relaybox.stores import upkeep_statements
@@ -34,7 +35,8 @@ async def test_cleanup_deletes_undelivered_rows(case: Case, kind: str) -> None:
     }
     delivered = bench.put("shop", "delivered", age=LONG_AGO)
     upkeep = bench.upkeep()
-    prune = Prune(upkeep, [Destination("shop", "console:", retention="1d")], MonotonicClock(), go_on)
+    shop = Destination("shop", "console:", retention="1d")
+    prune = Prune(upkeep, Agreement(upkeep, [shop], "me"), MonotonicClock(), go_on)
     await prune(await leading(upkeep))
     left = bench.ids()
     for store in bench.stores:

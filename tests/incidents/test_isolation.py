@@ -30,9 +30,9 @@ async def test_one_bad_sink_stops_all_the_others(case: Case) -> None:
     if case.broken:
         turn, send = asyncio.Lock(), Lane._send
 
-        async def in_turn(self: Lane, batch: Batch, had_turn: bool) -> None:
+        async def in_turn(self: Lane, batch: Batch) -> None:
             async with turn:
-                await send(self, batch, had_turn)
+                await send(self, batch)
 
         case.patch.setattr(Lane, "_send", in_turn)
     shop = Shop(case.database("postgresql-18"))

@@ -13,7 +13,7 @@ from relaybox import Event
 from relaybox.observe import Observer
 from relaybox.outcome import Delivered, Retried
 from relaybox.store import Settlement, Want
-from relaybox.stores import statements, steps
+from relaybox.stores import delivered, statements
 from relaybox.stores.steps import StoreSteps
 from tests.databases import SERVERS
 from tests.incidents.conftest import Case, done_or_waiting, make_shop, take_over, variants
@@ -34,7 +34,7 @@ def unlocked(case: Case, *, reopen: bool = False) -> None:
             ("FOR UPDATE OF {event_alias} SKIP LOCKED", ""),
             ("SET {lease}", leased),
         )
-    case.rewrite(statements.MYSQL, "lock", ("{skip_locked}", ""))
+    case.rewrite(statements.WORDS, "locked_rows", ("{skip_locked}", ""))
     case.rewrite(statements.MYSQL, "lease", ("SET {lease}", leased))
 
 
@@ -76,7 +76,7 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
 ) -> None:
     if case.broken == "a settle that does not count its rows":
         case.patch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
-        case.patch.setattr(steps._Delivered, "lost", lambda *_: frozenset())
+        case.patch.setattr(delivered.OfLease, "lost", lambda *_: frozenset())
     elif case.broken:
         case.rewrite(statements.WORDS, "of_lease", (" AND e.lease_token = :token", ""))
     shop = Shop(case.database("postgresql-18"))

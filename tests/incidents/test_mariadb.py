@@ -39,7 +39,7 @@ async def test_a_locking_read_through_a_filesort_locks_every_row(case: Case) -> 
 @variants("a scan that locks")
 async def test_a_claim_hides_the_first_row_of_the_next_destination(case: Case) -> None:
     if case.broken:
-        case.rewrite(statements.MYSQL, "due", ("{window}", "{window} {skip_locked}"))
+        case.rewrite(statements.MYSQL, "due", ("{due_rows}", "{due_rows} {skip_locked}"))
     shop = make_shop(case.database("mariadb"))
     shop.emit(1)
     async with shop.store() as store:

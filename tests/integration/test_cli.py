@@ -23,7 +23,7 @@ from tests.databases import EVERY_KIND, POSTGRESQL
 from tests.integration.project import Project
 from tests.schema_snapshot import engine, run_script, snapshot
 
-APPLIED = ("applied 1 (the tables)", "applied 2 (samples and operations)")
+APPLIED = ("applied 1 (the tables)", "applied 2 (samples and operations)", "applied 3 (settings)")
 DEFAULT = "sqlite:///relaybox.db"
 SLASHES = "write sqlite:///shop.db (three slashes; four for an absolute path)"
 PORT = "the port 'abc' is no number"
@@ -44,18 +44,18 @@ def test_migrate_says_what_it_did(kind: str, relaybox: Relaybox, fresh_database:
     url = fresh_database(kind)
     shown = mask_url(url)
     assert relaybox("migrate", "--database", url) == "".join(f"{shown}: {line}\n" for line in APPLIED)
-    assert relaybox("--database", url, "migrate") == f"{shown}: up to date (version 2)\n"
+    assert relaybox("--database", url, "migrate") == f"{shown}: up to date (version 3)\n"
     again = json.loads(relaybox("migrate", "--json", f"--database={url}"))
-    assert again == {"database": shown, "applied": [], "version": 2}
+    assert again == {"database": shown, "applied": [], "version": 3}
     given = relaybox("migrate", "--json", "--prefix", "billing_", RELAYBOX_DATABASE=url)
-    assert json.loads(given) == {"database": shown, "applied": [1, 2], "version": 2}
+    assert json.loads(given) == {"database": shown, "applied": [1, 2, 3], "version": 3}
 
 
 def test_migrate_says_when_nobody_chose_the_database(relaybox: Relaybox, tmp_path: Path) -> None:
     default = f"{DEFAULT} (the default; choose with --app or --database)"
     assert relaybox("migrate") == "".join(f"{default}: {line}\n" for line in APPLIED)
-    assert relaybox("migrate") == f"{default}: up to date (version 2)\n"
-    chosen = f"{DEFAULT}: up to date (version 2)\n"
+    assert relaybox("migrate") == f"{default}: up to date (version 3)\n"
+    chosen = f"{DEFAULT}: up to date (version 3)\n"
     assert relaybox("migrate", "--database", DEFAULT) == chosen
     assert relaybox("migrate", DATABASE_URL=DEFAULT) == chosen
     (tmp_path / "other.toml").write_text('[relaybox]\ndatabase = "sqlite:///relaybox.db"\n')
@@ -80,7 +80,7 @@ def test_the_printed_sql_makes_the_schema(kind: str, relaybox: Relaybox, fresh_d
     url = fresh_database(kind)
     names = ("--schema", "Ours", "--prefix", "billing_")
     run_script(url, relaybox("sql", *names, "--database", url))
-    assert relaybox("migrate", *names, "--database", url).endswith(": up to date (version 2)\n")
+    assert relaybox("migrate", *names, "--database", url).endswith(": up to date (version 3)\n")
 
 
 def test_the_printed_grants_are_those_of_the_dialect(relaybox: Relaybox) -> None:

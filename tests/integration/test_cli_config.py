@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from relaybox.migrations import NEWEST
 from tests.integration.project import COMMAND, Project
 from tests.integration.shop import Shop
 
@@ -183,9 +184,10 @@ def test_tables_that_are_missing_or_older_are_named_with_the_fix(
         "relay", "--database", url, status=2
     )
     project.run("migrate", "--database", url)
-    newer = "from relaybox import cli, migrations; migrations.NEWEST = 3; cli.main()"
+    newer = "from relaybox import cli, migrations; migrations.NEWEST += 1; cli.main()"
     said = project.run("relay", "--database", url, status=2, command=(sys.executable, "-c", newer))
-    assert "the tables are at version 2 and this release needs 3: run `relaybox migrate`" in said
+    versions = f"the tables are at version {NEWEST} and this release needs {NEWEST + 1}"
+    assert f"{versions}: run `relaybox migrate`" in said
     assert said.count("\n") == 1
 
 
@@ -255,7 +257,7 @@ def test_init_writes_what_works(project: Project) -> None:
     assert project.run("config", "check").splitlines() == [
         "ok    settings  relaybox.toml",
         "ok    console   console:",
-        "ok    database  sqlite:///relaybox.db, tables at version 2",
+        "ok    database  sqlite:///relaybox.db, tables at version 3",
     ]
     project.write(
         "emit.py",

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -253,6 +254,20 @@ def test_the_inbox_forgets_what_is_older_than_its_window(shop: Shop, project: Pr
     assert project.run("prune") == "removed 1\n"
     with shop.engine.connect() as connection:
         assert list(connection.scalars(sa.select(inbox.c.message_id))) == ["1"]
+
+
+@on_each_kind
+def test_a_key_is_kept_for_the_idempotency_window(shop: Shop, project: Project) -> None:
+    keys, toml = shop.outbox.tables.idempotency, project.read("relaybox.toml")
+    project.write("relaybox.toml", toml.replace("[relaybox]", '[relaybox]\nidempotency_window = "2h"'))
+    with shop.engine.begin() as connection:
+        for hours in (1, 4):
+            values = {"event_type": "order.paid", "idempotency_key": str(hours), "event_id": uuid4()}
+            then = datetime.now(UTC) - timedelta(hours=hours)
+            connection.execute(keys.insert().values(**values, created_at=then))
+    assert project.run("prune") == "removed 1\n"
+    with shop.engine.connect() as connection:
+        assert list(connection.scalars(sa.select(keys.c.idempotency_key))) == ["1"]
 
 
 @on_each_kind

@@ -321,7 +321,7 @@ PARKED, DUE, LIMIT = 12_000, 100, 20
 
 async def looked_at(operated: Operated) -> int:
     def steps() -> Any:
-        return (yield [Query("SHOW GLOBAL STATUS LIKE 'Handler_icp_attempts'", ())])
+        return (yield [Query("SHOW SESSION STATUS LIKE 'Handler_icp_attempts'", ())])
 
     [[[_, count]]] = await operated.store.driver.run(steps)
     return int(count)
@@ -355,9 +355,10 @@ async def test_parked_rows_cost_a_claim_and_a_count_nothing(fresh_database: Data
     finally:
         await operated.close()
     assert len(claim.deliveries) == LIMIT
-    assert between - before < 10 * DUE
+    # Of this connection: another test may use the server.
+    assert 0 < between - before < 10 * DUE
     assert stats.total.parked == CAP
-    assert after - between < CAP + 10 * DUE
+    assert CAP <= after - between < CAP + 10 * DUE
 
 
 EVENTS = 1_000

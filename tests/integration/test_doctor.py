@@ -26,7 +26,7 @@ from celery import Celery
 from typer.testing import CliRunner
 
 from relaybox.cli import app
-from relaybox.doctor import Finding, examine, transactions, vacuum
+from relaybox.doctor import Finding, durability, examine, transactions, vacuum
 from relaybox.doctor.case import Case, Results
 from relaybox.doctor.database import outdated
 from relaybox.doctor.privileges import parse_grants
@@ -44,7 +44,7 @@ Make = Callable[[str], str]
 @pytest.fixture(scope="module")
 def postgres18_url() -> Iterator[str]:
     """A server of its own: the doctor looks at all of it, and other tests would be findings."""
-    with available("PostgreSQL 18", postgres18.server(own=["autovacuum=on"])) as url:
+    with available("PostgreSQL 18", postgres18.server(durable=True, own=["autovacuum=on"])) as url:
         yield url
 
 
@@ -58,14 +58,14 @@ def pgbouncer_url(postgres18_url: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def postgres15_url() -> Iterator[str]:
     """A server of its own."""
-    with available("PostgreSQL 15", postgres15.server(own=["autovacuum=on"])) as url:
+    with available("PostgreSQL 15", postgres15.server(durable=True, own=["autovacuum=on"])) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def mariadb_url() -> Iterator[str]:
     """A server of its own."""
-    with available("MariaDB", mariadb.server()) as url:
+    with available("MariaDB", mariadb.server(durable=True)) as url:
         yield url
 
 
@@ -91,7 +91,7 @@ on_mariadb = pytest.mark.parametrize("clinic", ["mariadb"], indirect=True)
 @on_every_database
 def test_nothing_is_said_of_a_healthy_set_up_before_and_after_it_has_delivered(clinic: Clinic) -> None:
     assert clinic.findings() == []
-    assert clinic.run("doctor") == "nothing found (13 checks)\n"
+    assert clinic.run("doctor") == "nothing found (14 checks)\n"
     clinic.emit()
     clinic.run("drain")
     assert clinic.findings() == []
@@ -191,10 +191,10 @@ def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
 
 @on_every_database
 def test_old_tables_are_told_once_and_migrated(clinic: Clinic) -> None:
-    for table in ("outbox_sample", "outbox_operation"):
+    for table in ("outbox_sample", "outbox_operation", "outbox_setting"):
         clinic.sql(f"DROP TABLE {table}")
-    clinic.sql("DELETE FROM outbox_migration WHERE version = 2")
-    finding = clinic.mend("tables are at version 1, and this release needs 2")
+    clinic.sql("DELETE FROM outbox_migration WHERE version > 1")
+    finding = clinic.mend("tables are at version 1, and this release needs 3")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox migrate")
 
 
@@ -336,7 +336,8 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
 def test_trouble_of_the_whole_server_is_found_and_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with available("PostgreSQL 18", postgres18.server(own=["max_prepared_transactions=5"])) as url:
+    server = postgres18.server(durable=True, own=["max_prepared_transactions=5"])
+    with available("PostgreSQL 18", server) as url:
         clinic = Clinic(url, tmp_path)
         clinic.run("migrate")
         clinic.sql("ALTER SYSTEM SET autovacuum = off")
@@ -410,6 +411,52 @@ def test_what_the_database_sets_for_transactions_is_told_and_reset(clinic: Clini
     assert clinic.findings() == []
 
 
+@on_postgresql
+def test_asynchronous_commits_of_a_database_or_a_role_are_told_and_reset(clinic: Clinic) -> None:
+    name, role = sa.make_url(clinic.url).database, f"role_{uuid4().hex}"
+    clinic.sql(f"CREATE ROLE {role}")
+    try:
+        for whose in (f"DATABASE {name}", f"ROLE {role}", f"ROLE {role} IN DATABASE {name}"):
+            clinic.sql(f"ALTER {whose} SET synchronous_commit = off")
+            finding = clinic.mend("synchronous_commit is off for", "--only", "durability")
+            assert finding["fix"] == f"ALTER {whose} RESET synchronous_commit;"
+    finally:
+        clinic.sql(f"DROP ROLE {role}")
+
+
+@on_postgresql
+def test_a_server_that_forgets_commits_is_told_and_set_right(clinic: Clinic) -> None:
+    for name in ("fsync", "full_page_writes", "synchronous_commit"):
+        clinic.sql(f"ALTER SYSTEM SET {name} = off")
+        clinic.sql("SELECT pg_reload_conf()")
+        until(clinic, [f"{name} is off on this server"])
+        finding = clinic.only_finding(name)
+        assert finding["level"] == "warning"
+        clinic.apply(finding["fix"])
+        until(clinic, [])
+        clinic.sql(f"ALTER SYSTEM RESET {name}")
+
+
+async def test_a_binary_log_that_is_not_flushed_is_told() -> None:
+    async def findings(*settings: int) -> list[str]:
+        async def ask(_: str) -> list[tuple[int, ...]]:
+            return [settings]
+
+        patient: Any = SimpleNamespace(outbox=SimpleNamespace(dialect="mariadb"), ask=ask)
+        return [finding.title async for finding in durability.look(patient)]
+
+    assert await findings(1, 0, 1) == ["sync_binlog is 0"]
+    assert await findings(1, 0, 0) == [], "there is none"
+    assert await findings(1, 1, 1) == []
+
+
+@on_mariadb
+def test_a_mariadb_that_forgets_commits_is_told_and_set_right(clinic: Clinic) -> None:
+    for value in (0, 2):
+        clinic.sql(f"SET GLOBAL innodb_flush_log_at_trx_commit = {value}")
+        clinic.mend(f"innodb_flush_log_at_trx_commit is {value}")
+
+
 @pytest.mark.parametrize(
     ("dialect", "old", "new"),
     [
@@ -460,6 +507,29 @@ def test_due_events_without_a_relay_are_found_and_delivered_by_one(clinic: Clini
     assert (finding["level"], finding["fix"]) == ("error", "relaybox relay")
     clinic.apply(f"{finding['fix']} --once")
     assert clinic.findings() == []
+
+
+@on_each_kind
+def test_relays_with_different_settings_are_found(clinic: Clinic) -> None:
+    clinic.run("prune")
+    insert = "INSERT INTO outbox_setting (destination, relay, setting) VALUES ('runner', 'other', '{}')"
+    setting = '{"retention": 86400, "ordered": true, "on_failed": "block"}'
+    clinic.sql(insert.replace("{}", setting))
+    finding = clinic.only_finding("relays have different settings for 'runner'")
+    assert finding["level"] == "warning"
+    assert "other has retention = '1d', ordered, on_failed = 'block'" in finding["detail"]
+    assert "has retention = '7d', not ordered" in finding["detail"]
+    clinic.sql("DELETE FROM outbox_setting WHERE relay = 'other'")
+    assert clinic.findings() == []
+
+
+@on_each_kind
+def test_rows_that_nobody_prunes_because_nobody_knows_them_are_found(clinic: Clinic) -> None:
+    clinic.emit()
+    clinic.run("drain")
+    clinic.sql("UPDATE outbox_event SET destination = 'elder'")
+    finding = clinic.only_finding("what was delivered to 'elder' is kept for good")
+    assert finding["level"] == "info"
 
 
 @on_each_kind
@@ -613,7 +683,7 @@ def test_a_database_without_its_variable_is_told(clinic: Clinic, monkeypatch: py
     [finding] = json.loads(done.stdout)["findings"]
     assert finding["fix"] == "set the variable SHOP_DATABASE"
     monkeypatch.setenv("SHOP_DATABASE", clinic.url)
-    assert CliRunner().invoke(app, ["doctor"]).stdout == "nothing found (13 checks)\n"
+    assert CliRunner().invoke(app, ["doctor"]).stdout == "nothing found (14 checks)\n"
 
 
 @on_postgresql
@@ -688,7 +758,7 @@ def test_findings_are_printed_for_people(clinic: Clinic) -> None:
     assert lines[0] == "error    the index idx_outbox_event_failed is missing (schema)"
     assert lines[2].startswith("         fix: CREATE INDEX idx_outbox_event_failed ON outbox_event")
     assert "info     no relay runs, and 1 event is due (relays)" in lines
-    assert lines[-1] == "1 error, 1 note (13 checks)"
+    assert lines[-1] == "1 error, 1 note (14 checks)"
     clinic.run("pause", "runner", "--reason", "\x1b[2Jgone")
     text = clinic.run("doctor", status=1)
     assert "gone" in text

@@ -243,7 +243,7 @@ def test_the_viewer_reads_everything_and_changes_nothing(database: Database) -> 
     database.emit("1")
     assert len(database.execute("viewer", f"SELECT * FROM {database.name('outbox_event')}")) == 1
     tables = database.all_tables()
-    assert len(tables) == 12
+    assert len(tables) == 13
     for table in tables:
         database.execute("viewer", f"SELECT count(*) FROM {table}")
         database.denies("viewer", f"DELETE FROM {table}")

@@ -15,6 +15,7 @@ from relaybox import Destination, Event, Outbox, Reject
 from relaybox.errors import ConfigError
 from relaybox.inboxes import handler
 from relaybox.parts import open_relay
+from relaybox.sinks import handler as handlers
 from relaybox.wakes.open import open_bell
 from tests.databases import EVERY_KIND
 from tests.integration.shop import Shop
@@ -53,6 +54,10 @@ class Books:
     async def deliver(self, count: int) -> None:
         self.shop.emit(count)
         await self.outbox.adrain()
+
+    def leased_until(self) -> Any:
+        with self.shop.engine.connect() as connection:
+            return connection.scalar(sa.text("SELECT leased_until FROM outbox_event"))
 
     def effects(self) -> list[int]:
         with self.shop.engine.connect() as connection:
@@ -160,14 +165,12 @@ async def _nothing(event: Event, connection: AsyncConnection) -> None:
     assert connection.in_transaction()
 
 
-async def test_a_call_that_is_late_and_the_one_after_it_have_one_effect(postgres: Books) -> None:
-    """The thread of the first runs on; the second waits for its transaction, and does nothing."""
+async def test_a_call_that_is_late_is_delivered_when_it_returns(postgres: Books) -> None:
+    """The delivery stays with it, however often its lease would have run out."""
     calls, go_on = [], asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    @postgres.outbox.handler(
-        "*", name="slow", once=True, timeout="300ms", lease="1s", backoff={"base": "1ms", "jitter": 0}
-    )
+    @postgres.outbox.handler("*", name="slow", once=True, timeout="10ms", lease="1s")
     def slow(event: Event, connection: sa.Connection) -> None:
         calls.append(event.payload["n"])
         connection.execute(sa.insert(effect).values(n=event.payload["n"]))
@@ -175,11 +178,36 @@ async def test_a_call_that_is_late_and_the_one_after_it_have_one_effect(postgres
 
     postgres.shop.emit(1)
     async with postgres.outbox.relay():
-        await await_for(lambda: postgres.shop.rows()[0][1] >= 2, "a second attempt")
+        for _ in range(2):
+            until = await await_for(postgres.leased_until, "a lease")
+            await await_for(lambda until=until: postgres.leased_until() != until, "an extension")
         go_on.set()
         await await_for(lambda: postgres.shop.states() == {"delivered": 1}, "delivered")
     assert calls == [0]
+    assert postgres.shop.rows()[0][1] == 1
     assert postgres.effects() == [0]
+
+
+async def test_calls_that_were_given_up_leave_connections_for_others(
+    postgres: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "LEAST", 0.2)
+    go_on, left = threading.Event(), list[threading.Thread]()
+
+    @postgres.outbox.handler("*", name="slow", once=True, timeout="10ms", concurrency=1)
+    def slow(event: Event, connection: sa.Connection) -> None:
+        if event.payload["n"] < 2:
+            left.append(threading.current_thread())
+            go_on.wait(PATIENCE)
+
+    postgres.shop.emit(3)
+    async with postgres.outbox.relay():
+        try:
+            await await_for(lambda: postgres.shop.states() == {"failed": 2, "delivered": 1}, "delivered")
+        finally:
+            go_on.set()
+            for thread in left:
+                await asyncio.to_thread(thread.join, PATIENCE)
 
 
 async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: Books) -> None:

@@ -226,7 +226,7 @@ async def test_an_extension_and_a_claim_at_the_same_time_do_not_disturb_each_oth
     head = await scene.store.claim(want("relay-1"))
     scene.put("a", "b")
     with scene.transaction() as connection:
-        assert drive(connection, scene.steps.extend(head.deliveries, 60.0)) == frozenset()
+        assert drive(connection, scene.steps.extend(head.deliveries, 60.0)).lost == frozenset()
         during = await scene.store.claim(want("relay-2"))
     assert [d.ordering_key for d in during.deliveries] == ["b"]
     assert (await scene.store.claim(want("relay-2"))).parked == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from relaybox import parts
 from relaybox.errors import Locked, RowsLocked
 from relaybox.event import Delivery
+from relaybox.ordering import ALONE
 from relaybox.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.store import Settlement, Want
 from relaybox.stores import postgres
@@ -49,6 +51,22 @@ class Place:
 
     def locked_row(self, delivery: Delivery) -> Any:
         return self.locked(self.tables.event, self.tables.event.c.id == delivery.id)
+
+    def leased_until(self, deliveries: Sequence[Delivery]) -> list[Any]:
+        """The end of each lease."""
+        event = self.tables.event.c
+        with self.engine.connect() as connection:
+            rows = connection.execute(sa.select(event.id, event.leased_until))
+            known = {row.id: row.leased_until for row in rows}
+        return [known[delivery.id] for delivery in deliveries]
+
+    def exhaust(self) -> None:
+        """Let relays have died with every row in all of its attempts."""
+        event = self.tables.event
+        lease = {"lease_token": event.c.id, "lease_owner": "dead", "leased_until": event.c.created_at}
+        died = {"crashes": ALONE + 5, "attempts": event.c.max_attempts}
+        with self.engine.begin() as connection:
+            connection.execute(event.update().values(**died, **lease))
 
     def status(self, deliveries: Sequence[Delivery]) -> list[str | None]:
         """What has become of each."""
@@ -150,6 +168,43 @@ async def test_a_row_that_is_gone_or_taken_over_is_lost_and_not_locked(
         lost = await place.store.settle(delivered(held), wait=False)
         assert lost == {held[0].id, held[1].id}
         assert place.status(held) == [None, "pending", *["delivered"] * 8]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_extension_says_which_rows_it_left_because_they_are_locked(
+    kind: str, migrated_database: Databases
+) -> None:
+    async with opened(migrated_database(kind)) as place:
+        held = await place.claim("plain")
+        until = place.leased_until(held)
+        with place.locked_row(held[3]), pytest.raises(RowsLocked) as refused:
+            await place.store.extend(held, 600.0)
+        assert (refused.value.rows, refused.value.lost) == ({held[3].id}, frozenset())
+        extended = [later > before for later, before in zip(place.leased_until(held), until, strict=True)]
+        assert extended == [at != 3 for at in range(10)]
+        assert await place.store.extend(held, 600.0) == frozenset()
+        assert all(map(operator.gt, place.leased_until(held), until))
+
+
+@pytest.mark.parametrize("destination", ["plain", "keys"])
+@pytest.mark.parametrize("kind", POSTGRESQL)
+async def test_a_claim_hands_out_the_row_that_it_could_not_fail(
+    kind: str, destination: str, migrated_database: Databases
+) -> None:
+    """It is leased already: if nobody knew, it would wait for the end of its lease."""
+    async with opened(migrated_database(kind), events=1) as place:
+        place.exhaust()
+        with place.engine.connect() as stranger, pytest.MonkeyPatch.context() as patch:
+            settle = place.store.steps.settle
+
+            def locked_before(*given: Any) -> Any:
+                stranger.execute(sa.select(place.tables.event.c.id).with_for_update())
+                return settle(*given)
+
+            patch.setattr(place.store.steps, "settle", locked_before)
+            [delivery] = await place.claim(destination)
+        assert delivery.exhausted
+        assert await place.store.settle([Settlement(delivery, Failed("enough"))]) == frozenset()
 
 
 @pytest.mark.parametrize("kind", KINDS)

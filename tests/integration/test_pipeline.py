@@ -20,10 +20,10 @@ from relaybox.outcome import Delivered
 from relaybox.schema import Tables
 from relaybox.store import Settlement, Want
 from relaybox.stores import postgres
+from relaybox.stores.delivered import LEASES_APART
 from relaybox.stores.pipeline import Pipeline
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query
-from relaybox.stores.steps import LEASES_APART
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 from tests.integration.shop import Databases, end_sessions

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.commit import ROOT
-from tests.proof.parts import CHAOS, SIMULATION, Run, kept, total
+from tests.proof.core import CORE, digest
+from tests.proof.parts import CHAOS, PARTS, SIMULATION, Run, kept, total
 
-FILE = ROOT / "docs" / "proof.md"
+NAME = "docs/proof.md"
+FILE = ROOT / NAME
 PROMISES = (
     "not atomic", "lost", "phantom", "disorder", "stuck", "failed", "duplicate", "altered", "unsigned",
     "untrue", "late", "unexplained", "missing", "stale", "orphaned", "miscounted",
@@ -23,17 +25,39 @@ and as real processes on real databases with real crashes. [How it works](explan
 part does and what it cannot show; [what it found](explanation/found.md) lists the defects that it brought to
 light, each with the test that keeps it away.
 
-This page is written by `make proof` from `proof.jsonl`. Do not edit it. A run that broke a promise stands in
-the list of runs with its number of broken schedules, and is left out of every other figure.
+This page is written by `make proof` from `proof.jsonl`. Do not edit it. A run that broke a promise, or was of
+another core, stands in the list of runs and is left out of every other figure.
 """
 
 
 def write(file: Path = FILE) -> None:
-    every = kept()
-    runs = [run for run in every if not run.figures.get("broken")]
+    file.write_text(render(kept(), digest()))
+
+
+def is_current(file: Path = FILE) -> bool:
+    """True if the page is what would be written now."""
+    return file.exists() and file.read_text() == render(kept(), digest())
+
+
+def render(every: Sequence[Run], core: str) -> str:
+    """Return the page: what runs of this core came to, summed, and the list of all runs."""
+    runs = [run for run in every if run.core == core and not run.figures.get("broken")]
     made = [section(runs) for section in (_schedules, _faults, _recovery, _bugs, _fidelity, _inputs)]
-    sections = [HEAD, *made, _list(every)]
-    file.write_text("\n\n".join(section.strip() for section in sections if section) + "\n")
+    sections = [HEAD, _core(runs, core), *made, _list(every, core)]
+    return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def _core(runs: Sequence[Run], core: str) -> str:
+    files = ", ".join(f"`{name}`" if name.endswith(".py") else f"`{name}/`" for name in CORE)
+    done = {run.part for run in runs}
+    rows = [[part, "those of this core" if part in done else "none of this core"] for part in PARTS]
+    text = f"""
+The *core* is what decides whether a promise is kept: of `src/relaybox`, {files}.
+
+`{core}` is the hash of these files when this page was written. `python -m tests.proof --check` compares it
+with the files as they are now.
+"""
+    return f"## The core\n{text}\n{table(['part', 'figures'], rows)}"
 
 
 def _schedules(runs: Sequence[Run]) -> str:
@@ -45,6 +69,8 @@ def _schedules(runs: Sequence[Run]) -> str:
             excused = f"{again:,} of {bound:,}" if bound else _figure(of, "again")
             figures = [_figure(of, name) for name in ("schedules", "events", "faults", *PROMISES)]
             rows.append([part, *figures, excused])
+    if not rows:
+        return ""
     names = ["", "schedules", "events", "faults", *PROMISES, "came again"]
     text = """
 A *schedule* draws its faults from its seed. *Not atomic* counts events without the business row of their
@@ -131,15 +157,16 @@ def _inputs(runs: Sequence[Run]) -> str:
     return f"## Bad input\n\n{text}\n\n{table(['area', 'inputs'], rows)}"
 
 
-def _list(runs: Iterable[Run]) -> str:
+def _list(runs: Iterable[Run], core: str) -> str:
     rows = [
         [
-            run.date, f"`{run.commit}`", run.part, _size(run), run.figures.get("broken", 0),
-            f"{run.seconds / 60:.1f} min", _rate(run),
+            run.date, f"`{run.commit}`", "this" if run.core == core else run.core or "not recorded", run.part,
+            _size(run), run.figures.get("broken", 0), f"{run.seconds / 60:.1f} min", _rate(run),
         ]
         for run in runs
     ]  # fmt: skip
-    return "## Runs\n\n" + table(["date", "commit", "part", "size", "broken", "took", "rate"], rows)
+    names = ["date", "commit", "core", "part", "size", "broken", "took", "rate"]
+    return "## Runs\n\n" + table(names, rows)
 
 
 def _size(run: Run) -> str:

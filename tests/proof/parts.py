@@ -21,22 +21,29 @@ import msgspec
 from relaybox.testing.checker import KINDS
 from tests.chaos.brokers.base import BROKERS
 from tests.commit import ROOT, commit
+from tests.proof.core import digest
 
 FILE = ROOT / "docs" / "proof.jsonl"
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One part of one run. ``figures`` are the part's own."""
+    """One part of one run. ``figures`` are the part's own, ``core`` the hash of what was tested."""
 
     part: str
     date: str
     commit: str
     seconds: float
     figures: dict[str, Any]
+    core: str = ""
 
 
-def made(part: str, seconds: float, figures: Mapping[str, Any]) -> Run:
-    return Run(part, datetime.now(UTC).date().isoformat(), commit(), round(seconds, 1), dict(figures))
+class CoreChanged(Exception):
+    """The core's files were edited during the run, so its figures are of no core."""
+
+
+def made(part: str, seconds: float, figures: Mapping[str, Any], core: str) -> Run:
+    date = datetime.now(UTC).date().isoformat()
+    return Run(part, date, commit(), round(seconds, 1), dict(figures), core)
 
 
 def keep(run: Run, file: Path = FILE) -> None:
@@ -66,26 +73,30 @@ TESTS = {
 }
 """Parts that are tests: where, and what makes them long."""
 PARTS = (SIMULATION, *CHAOS, *TESTS)
-SCHEDULES = 20_000
 EVENTS = 2_000
 
 
-def run(part: str, seconds: float) -> tuple[Run, bool]:
-    """Run a part for about so long (tests take what they take); whether it kept every promise."""
-    began = time.monotonic()
+def run(part: str, seconds: float, schedules: int) -> tuple[Run, bool]:
+    """Run a part for about so long (tests take what they take); whether it kept every promise.
+
+    ``schedules`` bounds the simulation as well. Raise ``CoreChanged`` if the core is not the same at the end.
+    """
+    began, core = time.monotonic(), digest()
     if part == SIMULATION:
-        figures, ok = _simulate(seconds)
+        figures, ok = _simulate(seconds, schedules)
     elif part in CHAOS:
         figures, ok = _storm(part, seconds)
     else:
         figures, ok = _test(*TESTS[part])
-    return made(part, time.monotonic() - began, figures), ok
+    if digest() != core:
+        raise CoreChanged(f"{part}: the core was edited during the run; its figures are not kept")
+    return made(part, time.monotonic() - began, figures, core), ok
 
 
-def _simulate(seconds: float) -> tuple[dict[str, Any], bool]:
+def _simulate(seconds: float, schedules: int) -> tuple[dict[str, Any], bool]:
     first = total([run for run in kept() if run.part == SIMULATION], "schedules")
     with _file() as file:
-        options = ["--first", first, "--count", SCHEDULES, "--seconds", seconds, "--json", file]
+        options = ["--first", first, "--count", schedules, "--seconds", seconds, "--json", file]
         ok = _run("tests.simulation.run", *options, "--processes", os.cpu_count() or 1)
         figures = msgspec.json.decode(file.read_bytes())
     found = figures["found"]

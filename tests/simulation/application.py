@@ -11,7 +11,8 @@ from functools import partial
 from uuid import UUID
 
 from tests.simulation.database import Blocked, Database, Deadlock, Emitted, Row, Transaction, to_datetime
-from tests.simulation.plan import EMITTING, Plan
+from tests.simulation.plan import EMITTING, LARGE, Plan
+from tests.simulation.sayings import Key
 from tests.simulation.statements import Server
 from tests.simulation.world import World
 
@@ -76,15 +77,17 @@ class Application:
         moment = to_datetime(now)
         for number in numbers:
             event_id = UUID(int=(number + 1) << 64 | luck.getrandbits(32))
+            if self._plan.keyed:
+                transaction.others["idempotency", f"key {number}"] = Key(event_id, now)
             first = int(luck.random() * len(names))
             for index in range(len(names)) if luck.random() < 0.1 else (first,):
                 name = names[index]
                 # One row has the event's own id, as ``emit`` gives it.
                 id_ = event_id if index == first else UUID(int=event_id.int + 1 + index)
                 emitted = Emitted(
-                    id_, event_id, name, "Thing", key, "thing.changed", f'{{"n":{number}}}', None, None, "{}",
-                    key if self._keyed[name] else None, database.next_position(), "", self._attempts, now,
-                    moment,
+                    id_, event_id, name, "Thing", key, "thing.changed", self._payload(number), None, None,
+                    "{}", key if self._keyed[name] else None, database.next_position(),
+                    f"key {number}" if self._plan.keyed else str(event_id), self._attempts, now, moment,
                 )  # fmt: skip
                 hex_ = id_.hex
                 transaction.rows[hex_] = Row(emitted, now, now)
@@ -92,16 +95,28 @@ class Application:
         longest = min(self._plan.longest_transaction, 0.02 if self._plan.flavour == "single" else 1.0)
         self._world.after(luck.random() * longest, self._end, transaction, made, numbers)
 
+    def _payload(self, number: int) -> str:
+        large = self._plan.large is not None and number >= self._plan.large
+        return f'{{"n":{number}}}' + " " * (LARGE if large else 0)
+
     def _end(self, transaction: Transaction, made: Sequence[str], numbers: Sequence[int]) -> None:
         if transaction.over or self._world.random.random() < self._plan.abort:
             self._database.rollback(transaction)
             self._again(numbers)
             return
         rows = [row for id_ in made if (row := transaction.rows[id_]) is not None]
-        self._database.commit(transaction)
+        self._database.commit(transaction, flush=self._waits_for_the_disk())
         self.events += [row.emitted for row in rows]
         self.under_way -= 1
         self._committed(sorted({row.emitted.destination for row in rows}))
+
+    def _waits_for_the_disk(self) -> bool:
+        """An application may ask for commits that do not wait; ``emit`` makes those wait that emit."""
+        return True
+
+    def forget(self, gone: set[str]) -> None:
+        """The server lost these rows in a crash: the transactions that wrote them never were."""
+        self.events = [emitted for emitted in self.events if emitted.id.hex not in gone]
 
     def _again(self, numbers: Sequence[int]) -> None:
         self.under_way -= 1

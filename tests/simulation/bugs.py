@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,6 +16,7 @@ from relaybox import ordering, sink
 from relaybox.circuit import Circuit, Trouble
 from relaybox.errors import StoreError
 from relaybox.event import Delivery
+from relaybox.maintenance.agreement import Agreement
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
 from relaybox.relay import lane as lane_module
@@ -24,19 +25,23 @@ from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Policy
 from relaybox.relay.extend import Extender
 from relaybox.relay.lane import Lane
+from relaybox.relay.quarantine import Quarantine
 from relaybox.relay.settle import Settler
-from relaybox.relay.shared import Shared
+from relaybox.relay.sizing import Sizing
 from relaybox.sink import Answer, OneByOne, Progress
-from relaybox.store import Claim, Settlement
+from relaybox.store import ANY_SIZE, Claim, Settlement
 from relaybox.stores import steps as steps_module
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.steps import StoreSteps
+from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.testing.checker import Finding
+from relaybox.upkeep import Setting
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction
 from tests.simulation.receivers import BulkSink
 from tests.simulation.schedule import run_seed
 from tests.simulation.statements import Item, Items, Place, Rows, Server, UpkeepServer
+from tests.simulation.world import Node
 
 Patch = tuple[Any, str, Any]  # The class or module, the name in it, and what is planted there
 
@@ -78,7 +83,8 @@ def search(bug: Bug) -> int | None:
 
 _send, _claim, _decide = Lane._send, Lane._claim, Policy.decide
 _bulk, _store_claim, _probe_with = BulkSink.send, SqlStore.claim, Lane._probe_with
-_give_up, _init, _open = Lane._give_up, Shared.__init__, Breaker.open
+_give_up, _open = Lane._give_up, Breaker.open
+_agree = Agreement.__call__
 
 
 async def _nothing(*_: Any, **__: Any) -> None:
@@ -92,10 +98,10 @@ async def _yes(*_: Any, **__: Any) -> bool:
 # Sending.
 
 
-async def _acknowledge_first(lane: Lane, batch: Batch, turn: bool) -> None:
+async def _acknowledge_first(lane: Lane, batch: Batch) -> None:
     for delivery in batch.deliveries:
         lane.answer(batch, delivery, Delivered())
-    await _send(lane, batch, turn)
+    await _send(lane, batch)
 
 
 async def _go_on_after_a_failure(
@@ -181,6 +187,14 @@ async def _claim_shorter(self: SqlStore, want: Any) -> Claim:
     return await _store_claim(self, replace(want, lease=want.lease / 8))
 
 
+async def _claim_any_size(self: SqlStore, want: Any) -> Claim:
+    return await _store_claim(self, replace(want, bytes=ANY_SIZE))
+
+
+def _extend_whatever_is_locked(self: Batch, until: float, except_for: Any) -> None:
+    self.until = until
+
+
 async def _claim_suspects(lane: Lane, limit: int, **options: Any) -> tuple[Claim, float]:
     return await _claim(lane, limit, **options | {"suspects": True})
 
@@ -193,9 +207,8 @@ async def _claim_no_more_after_an_error(self: SqlStore, want: Any) -> Claim:
         raise
 
 
-def _init_without_quarantine(self: Shared, *args: Any, **options: Any) -> None:
-    _init(self, *args, **options)
-    self.quarantine = nullcontext()  # type: ignore[assignment]
+async def _always_alone(self: Quarantine, batch: Batch) -> None:
+    await self._hold(batch.deliveries[0], alone=len(batch.deliveries) == 1)
 
 
 # Stopping, resting, circuits.
@@ -419,9 +432,28 @@ def _prune_whatever_is_old(
         if row.status != "failed" and database.lockable(transaction, id_)
     ][:limit]
     if term is None:
-        return [[id_, at] for at, id_ in old]
+        return [[*server._removed(id_), at] for at, id_ in old]
     server.do_upkeep__remove(transaction, [id_ for _, id_ in old])
     return [[at] for at, _ in old]
+
+
+class _Everything(dict[str, Setting]):
+    """Settings of every destination there is."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name, Setting(1.0, True, "block"))
+
+
+async def _know_everything(self: Agreement) -> dict[str, Setting]:
+    return _Everything(await _agree(self))
+
+
+async def _know_only_its_own(self: Agreement) -> dict[str, Setting]:
+    await _agree(self)
+    return dict(self._mine)
 
 
 def _emit_though_rolled_back(self: Database, transaction: Transaction) -> None:
@@ -444,42 +476,50 @@ BUGS = (
         2,
         [(sink, "runs", lambda deliveries: (list(range(len(deliveries))), {}))],
     ),
-    Bug("matches answers with the wrong deliveries", 4, [(BulkSink, "send", _mix_up_answers)]),
+    Bug("matches answers with the wrong deliveries", 7, [(BulkSink, "send", _mix_up_answers)]),
     Bug("begins to send whatever is left of the lease", 143, [(Lane, "may_begin", _begin_on_any_lease)]),
-    Bug("takes what was not tried for delivered", 2, [(Policy, "decide", _released_is_delivered)]),
+    Bug("takes what was not tried for delivered", 7, [(Policy, "decide", _released_is_delivered)]),
     Bug("takes silence for an acknowledgement", 2, [(Policy, "decide", _silence_is_delivered)]),
     Bug("retries what was rejected, for ever", 12, [(Policy, "decide", _rejects_are_retried)]),
     Bug("retries for ever", 12, [(Policy, "_retry", _retry_for_ever)]),
-    Bug("fails an event one attempt early", 7, [(Policy, "_retry", _fail_early)]),
+    Bug("fails an event one attempt early", 14, [(Policy, "_retry", _fail_early)]),
     Bug("an outage uses up attempts", 2, [(Policy, "_unavailable", _outage_counts)]),
     Bug("a poison event gets its attempt back for ever", 12, [(Circuit, "fail", _nothing_is_poison)]),
-    Bug("forgets outcomes that the database refused", 1143, [(Settler, "_settle", _forget_refused_outcomes)]),
+    Bug("forgets outcomes that the database refused", 349, [(Settler, "_settle", _forget_refused_outcomes)]),
     Bug("forgets outcomes of rows that others have locked", 134, [(Settler, "run_locked", _nothing)]),
     Bug(
         "settles a key whose next row is locked, and leaves that parked",
-        442,
+        608,
         [(Server, "do_make_heads_due", _make_free_heads_due), NO_SWEEP],
     ),
+    Bug("does not count the time that its machine was suspended", 175, [(Node, "now", Node.time)]),
     Bug("never extends a lease", 2, [(Extender, "_extend", _yes)]),
     Bug("claims for a shorter time than it counts on", 0, [(SqlStore, "claim", _claim_shorter)]),
-    Bug("claims suspects beside the one that it examines", 453, [(Lane, "_claim", _claim_suspects)]),
+    Bug("claims ignore bytes", 5, [(SqlStore, "claim", _claim_any_size)]),
+    Bug("counts on leases that it could not extend", 34, [(Batch, "extend", _extend_whatever_is_locked)]),
     Bug(
         "claims suspects together with others",
-        6,
-        [(Lane, "_claim", _claim_suspects), (ordering, "_alone", lambda rows: rows)],
+        31,
+        [(Lane, "_claim", _claim_suspects), (ordering, "_alike", lambda rows: rows)],
     ),
     Bug("never looks for suspects", 6, [(Lane, "_examine", _nothing)]),
-    Bug("has several suspects in flight at once", 94, [(Shared, "__init__", _init_without_quarantine)]),
-    Bug("never claims again after a refused claim", 28, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
-    Bug("gives back what it has begun when it stops", 245, [(Batch, "unbegun", Batch.unanswered)]),
+    Bug("counts the death of an innocent suspect", 345, [(Quarantine, "enter", _always_alone)]),
+    Bug("takes the mark of a lone suspect from it too late", 345, [(Quarantine, "_end_solitude", _nothing)]),
+    Bug(
+        "slow keys take the room of the others",
+        270,
+        [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
+    ),
+    Bug("never claims again after a refused claim", 57, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
+    Bug("gives back what it has begun when it stops", 309, [(Batch, "unbegun", Batch.unanswered)]),
     Bug("forgets what was answered when it stops", 309, [(Lane, "_finish", _nothing)]),
     Bug(
         "counts what is under way when it stops as delivered",
-        8,
+        29,
         [(Lane, "_give_up", _count_what_is_under_way)],
     ),
-    Bug("keeps rows that it has no place to send", 143, [(Lane, "_stand_back", _nothing)]),
-    Bug("waits for a word and never polls", 50, [(Lane, "_rest", _wait_for_a_word)]),
+    Bug("keeps rows that it has no place to send", 2286, [(Lane, "_stand_back", _nothing)]),
+    Bug("waits for a word and never polls", 106, [(Lane, "_rest", _wait_for_a_word)]),
     Bug("never probes", 6, [(lane_module, "probe_is_due", lambda held: False)]),
     Bug("leaves the circuit half-open after a probe", 6, [(Breaker, "close", _nothing)]),
     Bug("keeps the rows that it does not probe with", 135, [(Lane, "_probe_with", _keep_what_is_not_sent)]),
@@ -495,11 +535,11 @@ BUGS = (
         6,
         [(Server, "_is_free", staticmethod(_free_if_never_leased))],
     ),
-    Bug("claims without a look at keys", 1, [(StoreSteps, "claim", _claim_without_keys)]),
-    Bug("swaps block and skip", 4, [(StoreSteps, "claim", _claim_swapped)]),
+    Bug("claims without a look at keys", 0, [(StoreSteps, "claim", _claim_without_keys)]),
+    Bug("swaps block and skip", 7, [(StoreSteps, "claim", _claim_swapped)]),
     Bug(
         "looks for the head of a key among what is pending",
-        4,
+        7,
         [(Server, "_is_open", staticmethod(lambda row, block: row.status == "pending"))],
     ),
     Bug("takes the first that is due for the head of its key", 14, [(Server, "_head", _first_that_is_due)]),
@@ -517,15 +557,15 @@ BUGS = (
     ),
     Bug("the death of a batch is counted", 6, [(Server, "do_lease", _lease_counting(lambda row: 1))]),
     Bug("what died in all of its attempts is tried again", 6, [(Delivery, "exhausted", False)]),
-    Bug("settles without the lease's token", 44, [(Server, "do_settle", _fenced_by(_is_pending, _settle))]),
-    Bug("extends without the lease's token", 6, [(Server, "do_extend", _fenced_by(_is_pending, _extend))]),
-    Bug("extends what is settled", 2, [(Server, "do_extend", _fenced_by(_is_there, _extend))]),
-    Bug("leaves the token when it settles", 6, [(Server, "do_settle", _settle_and_leave_the_token)]),
+    Bug("settles without the lease's token", 7, [(Server, "do_settle", _fenced_by(_is_pending, _settle))]),
+    Bug("extends without the lease's token", 7, [(Server, "do_extend", _fenced_by(_is_pending, _extend))]),
+    Bug("extends what is settled", 7, [(Server, "do_extend", _fenced_by(_is_there, _extend))]),
+    Bug("leaves the token when it settles", 7, [(Server, "do_settle", _settle_and_leave_the_token)]),
     Bug("a release keeps the attempt", 14, [(steps_module, "_effect", _effect_without_return)]),
     Bug("parked rows are never made due", 2, [(StoreSteps, "_make_heads_due", lambda *_: []), NO_SWEEP]),
     Bug(
         "settles, and makes the next of a key due in another transaction",
-        111,
+        430,
         [(StoreSteps, "settle", _settle_in_two_transactions), NO_SWEEP],
     ),
     Bug(
@@ -537,10 +577,20 @@ BUGS = (
     Bug("writes no dead letter of a killer", 154, [(StoreSteps, "claim", _claim_without_dead_letter)]),
     Bug(
         "a circuit whose prober died is never probed again",
-        263,
+        134,
         [(Server, "do_probe", _probe_only_what_is_open)],
     ),
     Bug("prunes what is pending", 57, [(UpkeepServer, "do_upkeep__delivered", _prune_whatever_is_old)]),
+    Bug("emits without waiting for the disk", 145, [(Application, "_waits_for_the_disk", lambda _: False)]),
+    Bug("prunes what it does not know", 3425, [(Agreement, "__call__", _know_everything)]),
+    Bug("prunes what another relay wants to keep", 402, [(Agreement, "__call__", _know_only_its_own)]),
+    Bug("counts relays that lack the destination", 1600, [(Agreement, "may_have", lambda *_: True)]),
+    Bug("prunes the key of an open event", 126, [(UpkeepServer, "_final_at", lambda *_: None)]),
+    Bug(
+        "forgets when the last row of an event was final",
+        187,
+        [(UpkeepServer, "keep_keys_of", lambda *_: None), (SqlUpkeep, "_keys_of", lambda *_: ())],
+    ),
     Bug("delivers what was rolled back", 0, [(Database, "rollback", _emit_though_rolled_back)]),
     Bug("cuts payloads", 0, [(Emitted, "read", _read_cut)]),
 )

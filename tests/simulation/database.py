@@ -18,6 +18,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from relaybox import ordering
+
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 Key: TypeAlias = Hashable
 OPEN = frozenset({"pending", "failed"})
@@ -55,6 +57,10 @@ class Emitted(NamedTuple):
     created: float
     created_at: datetime
 
+    @property
+    def size(self) -> int:
+        return len(self.payload or "") + len(self.headers)
+
     def read(self, attempts: int, crashes: int) -> tuple[Any, ...]:
         return (*self[:2], *self[3:13], attempts, self.max_attempts, crashes, self.created_at)
 
@@ -80,9 +86,14 @@ class Row:
         return new
 
     @property
-    def suspect(self) -> bool:
-        """Whether a relay died while it held this row and it was not settled since."""
-        return self.crashes + (self.token is not None) > 1
+    def deaths(self) -> int:
+        """How often a relay died while it held this row and it was not settled since."""
+        return self.crashes % ordering.ALONE
+
+    @property
+    def suspect(self) -> int:
+        deaths = self.deaths + (self.token is not None)
+        return deaths if deaths > 1 else 0
 
     def unleased(self, now: float) -> bool:
         return self.leased_until is None or self.leased_until <= now
@@ -209,14 +220,21 @@ class Database:
         if not transaction.over:
             self._end(transaction)
 
-    def kill(self, forget: int) -> None:
-        """Die and come back: no transaction survives, nor do the last ``forget`` commits without a flush."""
+    def kill(self, forget: int) -> set[str]:
+        """Die and come back: no transaction survives, nor do the last ``forget`` commits without a flush.
+
+        Return the ids of the rows that those had inserted.
+        """
         for transaction in list(self._sessions):
             self.rollback(transaction)
+        gone: set[str] = set()
         for before in reversed(self._unflushed[len(self._unflushed) - forget :] if forget else []):
             for id_, row in before.items():
                 self._put(id_, row, told=False)
+                if row is None:
+                    gone.add(id_)
         self._unflushed.clear()
+        return gone
 
     def sessions(self, node: object) -> list[Transaction]:
         return [transaction for transaction in self._sessions if transaction.node is node]

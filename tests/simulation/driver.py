@@ -69,12 +69,14 @@ class Site:
         vital = None if self.flavour == "single" else driver(self, node, connections=1)
         return SqlStore(make_steps(self.flavour), driver(self, node), vital)
 
-    def kill(self, down: float) -> None:
+    def kill(self, down: float) -> set[str]:
+        """Kill the server; the ids of the rows come back whose insertion it forgot."""
         forget = self.world.random.randint(0, self.database.unflushed) if self.flavour == "pipeline" else 0
-        self.database.kill(forget)
+        gone = self.database.kill(forget)
         self.life += 1
         self.weather.down_until = self.world.now + down
         self.trouble("server killed", down)
+        return gone
 
     def _hang_up(self, node: Node) -> None:
         """The kernel closes a dead process's connections."""
@@ -258,7 +260,12 @@ class Pipeline(Wire):
         try:
             queries: Any = next(steps)
             while True:
-                queries = steps.send(await self._trip(partial(self._serve, queries)))
+                try:
+                    results = await self._trip(partial(self._serve, queries))
+                except Locked as locked:
+                    queries = steps.throw(locked)
+                else:
+                    queries = steps.send(results)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except Deadlock:

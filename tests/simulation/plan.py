@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from relaybox.config import Backoff, Destination
 from relaybox.crashpoint import CRASH_POINTS, CrashPoint
 from tests.simulation.driver import Weather
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
+from tests.simulation.sayings import Differs, draw_difference, draw_keyed
 from tests.simulation.statements import Flavour
 
 EVENTS = 200
 EMITTING = 1.0  # Seconds in which events are emitted
+LARGE = 1_000  # Characters of a large payload
+BYTES = 4 * 3_500  # That may be in flight where payloads are large
 FAULTS = (
     "crash", "crash point", "stall", "churn", "lost requests", "lost answers", "refused", "slow network",
     "server killed", "read-only", "cut off", "clock step", "receiver slow", "receiver errors",
     "receiver lies", "outage", "poison", "killer", "late wakes", "death between statements", "restarts",
     "row locks", "table lock",
 )  # fmt: skip
+SUSPENDED, SLOW_KEYS, SLOW_NEIGHBOUR = "machine suspended", "slow keys", "slow neighbour"
 
 
 @dataclass
@@ -56,6 +60,10 @@ class Plan:
     row_locks: list[tuple[float, float]] = field(default_factory=list)
     table_locks: list[tuple[float, float]] = field(default_factory=list)
     """When a stranger takes a lock, and how long it is held."""
+    suspensions: list[tuple[float, float]] = field(default_factory=list)
+    differs: Differs | None = None
+    keyed: bool = False
+    large: int | None = None  # From which event on payloads are large
 
 
 def draw(seed: int) -> Plan:
@@ -88,7 +96,33 @@ def draw(seed: int) -> Plan:
     )
     for fault in faults:
         _befall(plan, fault, luck, luck.uniform(0.2, 1.0))
+    _slow_down(plan, Random(f"slow {seed}"))
+    if faults:
+        _suspend(plan, Random(f"{seed} sleeping machines"))
+    plan.differs, plan.keyed = draw_difference(plan), draw_keyed(plan)
+    own = Random(f"{seed} large events")
+    if own.random() < 0.12:
+        plan.large = own.randrange(EVENTS // 2)
     return plan
+
+
+def _slow_down(plan: Plan, luck: Random) -> None:
+    """Draw slow keys where nothing else is wrong, and slow neighbours of a killer."""
+    names = [destination.name for destination in plan.destinations if destination.name != "dead"]
+    if "killer" in plan.faults and luck.random() < 0.7:
+        for name in names:
+            if not plan.troubles[name].kills:
+                plan.troubles[name].crawls = luck.choice((0.1, 0.3))
+                plan.faults += (SLOW_NEIGHBOUR,)
+    elif not plan.faults and luck.random() < 0.5:
+        few = {"concurrency": 16, "batch_size": 5}
+        plan.destinations = [replace(destination, **few) for destination in plan.destinations]
+        plan.bulk = dict.fromkeys(plan.bulk, False)
+        plan.keys, plan.relays, plan.heals = 12, 1, True
+        for name in names:
+            plan.troubles[name].crawls = 0.4
+            plan.troubles[name].slow_keys = frozenset(f"key {number}" for number in range(8))
+        plan.faults = (SLOW_KEYS,)
 
 
 def _destinations(luck: Random) -> list[Destination]:
@@ -113,6 +147,14 @@ def _destinations(luck: Random) -> list[Destination]:
     if any(destination.dead_letter for destination in made):
         made.append(Destination("dead", "memory:", **options))
     return made
+
+
+def _suspend(plan: Plan, luck: Random) -> None:
+    """Suspend a relay's machine, for longer than a lease as a rule; it is back before the trouble ends."""
+    if luck.random() < 0.08:
+        plan.faults += (SUSPENDED,)
+        begins = luck.uniform(0.1, 0.5 * plan.trouble)
+        plan.suspensions = [(begins, luck.uniform(0.5, 0.9) * (plan.trouble - begins))]
 
 
 def _some(

@@ -50,6 +50,9 @@ class Troubles:
     chokes: frozenset[int] = frozenset()
     """Numbers of events that it rejects, that it fails at, and at which it always times out."""
     kills: frozenset[int] = frozenset()  # Numbers of events that end the process that sends them
+    crawls: float = 0.0
+    """Seconds that every delivery takes, or those of the ``slow_keys``."""
+    slow_keys: frozenset[str] = frozenset()
 
     def heal(self) -> None:
         """What is wrong with the receiver ends; what is wrong with events does not."""
@@ -71,15 +74,21 @@ class Receiver:
     charged: Counter[UUID] = field(default_factory=Counter)
     """How often each event was refused in a way that may count as its own failure."""
     met: Counter[str] = field(default_factory=Counter)
+    on_request: Callable[[Node, Sequence[Delivery]], None] = lambda *_: None
     _refused_at: dict[UUID, float] = field(default_factory=dict)
     """When each event was last refused in an outage."""
 
     def request(self, node: Node, deliveries: Sequence[Delivery], answer: asyncio.Future[Any]) -> None:
         """Take deliveries in their order; the future gets an answer for each."""
+        self.on_request(node, deliveries)
         random, troubles = self.world.random.random, self.troubles
         there = troubles.latency * (0.2 + random())
         if troubles.slow and random() < troubles.slow:
             there += random() * 1.5
+        if not troubles.slow_keys or troubles.slow_keys & {d.ordering_key for d in deliveries}:
+            there += troubles.crawls
+        if deliveries[0].suspect:
+            node.suspects.append((deliveries, answer))
         for delivery in deliveries:
             if troubles.kills and self.number(delivery.event_id) in troubles.kills:
                 self.met["killed its sender"] += 1

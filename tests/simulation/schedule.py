@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
@@ -14,14 +14,16 @@ from uuid import UUID
 
 from relaybox import circuit, crashpoint
 from relaybox.config import Destination
-from relaybox.maintenance import caretaker, membership
+from relaybox.event import Delivery
+from relaybox.maintenance import agreement, caretaker, membership, prune
 from relaybox.maintenance.caretaker import Caretaker
 from relaybox.maintenance.membership import Membership
 from relaybox.maintenance.moment import DatabaseTime
 from relaybox.maintenance.tally import Tally
 from relaybox.observe import Observer
 from relaybox.observers.several import Observers
-from relaybox.relay import decide, lane, settle
+from relaybox.relay import decide, lane, settle, sizing
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.lane import Lane
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
@@ -31,11 +33,13 @@ from relaybox.stores.upkeep import SqlUpkeep
 from relaybox.testing.checker import Committed, Finding, Received, check
 from relaybox.upkeep import Member
 from relaybox.wakes.local import LocalWake
+from tests.simulation import sayings
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.driver import SUFFERS, Site
-from tests.simulation.plan import Plan, draw
+from tests.simulation.plan import BYTES, SUSPENDED, Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
+from tests.simulation.sayings import Agreed, Prunings, known_to
 from tests.simulation.statements import HELD_BY, UpkeepServer
 from tests.simulation.world import Node, World
 
@@ -62,7 +66,7 @@ class Result:
 
 class NodeClock:
     def __init__(self, node: Node) -> None:
-        self.now = node.time
+        self.now = node.now
         self._node = node
 
     def sleep(self, seconds: float) -> asyncio.Future[None]:
@@ -92,6 +96,8 @@ class Schedule:
         self.wakes: dict[Node, SimWake] = {}
         self.deaths: Counter[str] = Counter()
         self.all_nodes: list[Node] = []
+        self.whole: set[Node] = set()
+        self.retentions: dict[Node, dict[str, float]] = {}
         self.faults: Counter[str] = Counter()
         self._healed = False
         self._extra = plan.events
@@ -148,10 +154,17 @@ class Schedule:
 
     def _relay(self, node: Node) -> tuple[Relay, SimWake]:
         plan, clock, wake = self.plan, NodeClock(node), SimWake(self.plan.alive)
+        destinations = self._known_to(node)
         store = self.site.open_store(node)
         member = Member(node.name, "host", 1, "0")
         tally = NodeTally(node, DatabaseTime(clock, lambda: to_datetime(0.0)))
-        care = Caretaker(SqlUpkeep(store), plan.destinations, member, clock, tally, self._is_dead)
+        silent = plan.differs is None or (plan.differs.silent and node in self.whole)
+        upkeep = Agreed(store) if silent else SqlUpkeep(store)
+        window = sayings.WINDOW if plan.keyed else prune.IDEMPOTENCY_WINDOW
+        options: dict[str, Any] = {"died": self._is_dead, "idempotency_window": window}
+        # One that lacks all of them has another one, where nothing happens.
+        has = destinations or [replace(plan.destinations[0], name="elsewhere")]
+        care = Caretaker(upkeep, has, member, clock, tally, **options)
         shared = Shared(
             store=store,
             wake=wake,
@@ -163,9 +176,20 @@ class Schedule:
         by_name = {destination.name: destination for destination in plan.destinations}
         lanes = [
             Lane(destination, self._sink(node, destination), shared, _dead_letter(destination, by_name))
-            for destination in plan.destinations
+            for destination in destinations
         ]
         return Relay(lanes, shared, care, nullcontext, _nothing, patience=1.0), wake
+
+    def _known_to(self, node: Node) -> list[Destination]:
+        """What a relay is configured with: all that the plan has, unless another relay has that."""
+        if self.whole & self.nodes.keys():
+            known = known_to(self.plan.differs, self.plan.destinations)
+            self.faults["different settings"] += known is not self.plan.destinations
+        else:
+            known = self.plan.destinations
+            self.whole.add(node)
+        self.retentions[node] = {destination.name: destination.retention for destination in known}
+        return known
 
     def _watchers(self, node: Node) -> list[Observer]:
         return [] if self._tell_of is None else [Watcher(self.world, node, self._tell_of)]
@@ -179,6 +203,7 @@ class Schedule:
 
     def _died(self, node: Node) -> None:
         self.deaths[node.name] += 1
+        self.judge.died(node)
         self.nodes.pop(node, None)
         self.wakes.pop(node, None)
         if not self.world.over:
@@ -209,10 +234,12 @@ class Schedule:
             after(at, self._to_somebody, "crash", Node.crash)
         for at, seconds in plan.stalls:
             after(at, self._stall, seconds)
+        for at, seconds in plan.suspensions:
+            after(at, self._suspend, seconds)
         for at in plan.churn:
             after(at, self._churn)
         for at, seconds in plan.kills:
-            after(at, self.site.kill, seconds)
+            after(at, self._kill_server, seconds)
         for at, seconds in plan.read_only:
             after(at, self._read_only, seconds)
         for at, seconds in plan.cuts:
@@ -226,6 +253,9 @@ class Schedule:
         for at, seconds in plan.table_locks:
             after(at, self._lock_table, seconds)
 
+    def _kill_server(self, seconds: float) -> None:
+        self.application.forget(self.site.kill(seconds))
+
     def _to_somebody(self, what: str, do: Any) -> None:
         if self.nodes and not self._healed:
             self.faults[what] += 1
@@ -238,8 +268,15 @@ class Schedule:
 
         self._to_somebody("stall", stall)
 
+    def _suspend(self, seconds: float) -> None:
+        if self.nodes:
+            self.faults[SUSPENDED] += 1
+            # The one that has been there for longest: it has most in flight.
+            next(iter(self.nodes)).suspend(seconds)
+
     def _churn(self) -> None:
         def leave(node: Node) -> None:
+            self.whole.discard(node)
             node.call_soon(self.nodes[node].stop)
             self._start_relay()
 
@@ -249,6 +286,7 @@ class Schedule:
         """Replace every relay, as a rollout does; again and again."""
         for node in list(self.nodes):
             self.faults["restart"] += 1
+            self.whole.discard(node)
             node.call_soon(self.nodes[node].stop)
             self._start_relay()
         self.world.after(seconds, self._restart, seconds)
@@ -372,6 +410,7 @@ class Schedule:
         result.seconds = world.now
         for destination in self.plan.destinations:
             self._judge_destination(destination, result)
+            result.findings += self._starved(destination)
         if self._healed and not world.over:
             text = f"not at its end {PATIENCE:g} s after everything was healed"
             result.findings.append(Finding("stuck", "", None, text))
@@ -403,6 +442,23 @@ class Schedule:
         result.deliveries += report.received
         result.duplicates += report.duplicates
         result.faults += receiver.met
+
+    def _starved(self, destination: Destination) -> Iterator[Finding]:
+        """What a slow key held up; where keys are slow, nothing else is wrong."""
+        receiver, longest = self.receivers[destination.name], destination.poll_interval + STUCK
+        slow, late = receiver.troubles.slow_keys, self.plan.longest_transaction
+        came = {applied.event_id: applied.at for applied in receiver.applied}
+        free: dict[str | None, float] = {}  # Since when nothing of a key was under way
+        for emitted in self.application.events if slow else ():
+            key = emitted.ordering_key
+            if emitted.destination != destination.name or key in slow:
+                continue
+            at = came.get(emitted.event_id, self.world.now)
+            waited = at - emitted.created - late
+            if free.get(key, 0.0) <= emitted.created and waited > longest:
+                text = f"waited for {waited:.1f} s, though its key is not slow"
+                yield Finding("stuck", destination.name, emitted.event_id, text)
+            free[key] = max(at, free.get(key, 0.0))
 
     def _committed(self, name: str) -> list[Committed]:
         events: Iterable[Emitted] = self.application.events
@@ -437,13 +493,22 @@ class Schedule:
         def random_uuid() -> UUID:
             return UUID(int=luck.getrandbits(128))
 
+        most = sizing.BYTES_IN_FLIGHT if self.plan.large is None else BYTES
         changes: list[tuple[Any, str, Any]] = [
+            (sizing, "BYTES_IN_FLIGHT", most),
+            (sizing, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (lane, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (InFlight, "add", lambda in_flight, batch: self.judge.weigh(in_flight, batch)),
+            (Lane, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
             # Nobody asks for all tasks; to remember each of them is dear.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (steps, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
             (upkeep, "templates", lambda *_: {"fence": ""}),
-            (caretaker, "PRUNE", PRUNES),
+            (caretaker, "PRUNE", 1.0 if self.plan.differs or self.plan.keyed else PRUNES),
+            (prune, "PROMPT", sayings.PROMPT),
+            (upkeep, "PROMPT", sayings.PROMPT),
+            (agreement.log, "disabled", True),
             (caretaker.log, "disabled", True),
             (lane, "SHORTEST_POLL", 0.2),
             (settle, "GAP", 0.2),
@@ -547,16 +612,21 @@ class Judge:
         schedule.database.on_change = self._changed
         self._commit = schedule.database.commit
         schedule.database.commit = self._committing  # type: ignore[method-assign]
+        for receiver in schedule.receivers.values():
+            receiver.on_request = self._sent
         self._writer: object = None
         self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
+        self._bytes: Counter[str] = Counter()  # How large they are together
+        self._add, self._may_begin = InFlight.add, Lane.may_begin
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
-        self._suspects: defaultdict[str | None, dict[int, Row]] = defaultdict(dict)
-        """The suspects that each relay holds, by their positions."""
+        self._dying: dict[str | None, set[UUID]] = {}
+        """The suspects that each relay was sending when it died."""
         self._blocking = {d.name for d in schedule.plan.destinations if d.on_failed == "block"}
         self._stranded: dict[tuple[str, str], object] = {}
         """The keys whose first row is parked: nobody will settle anything before it."""
         self._findings: list[Finding] = []
+        self._prunings = Prunings(schedule.server, schedule.plan, schedule.retentions.__getitem__)
 
     def findings(self) -> list[Finding]:
         found = self._findings
@@ -566,6 +636,8 @@ class Judge:
 
     def _committing(self, transaction: Transaction, *, flush: bool = True) -> None:
         self._writer = transaction.node
+        for event_id, text in self._prunings.forgotten(transaction):
+            self._findings.append(Finding("untrue", "", event_id, text))
         changed = [(row or self._database.rows.get(id_)) for id_, row in transaction.rows.items()]
         self._commit(transaction, flush=flush)
         for line in {
@@ -596,6 +668,9 @@ class Judge:
             self._find("stuck", row, f"is parked behind nothing, a lease and {STUCK:g} s long")
 
     def _changed(self, before: Row | None, row: Row | None) -> None:
+        wrong = self._prunings.changed(before, row, self._writer)
+        if before is not None and wrong is not None:
+            self._find("lost", before, wrong)
         if before is None and row is not None and row.emitted.destination == "dead":
             self.dead_letters.append(row.emitted)
         if before is not None and row is not None and before.status in ("delivered", "discarded"):
@@ -606,15 +681,26 @@ class Judge:
             if row is not None and row.token is not None:
                 self._claimed(row)
             return
-        self._suspects[before.owner].pop(before.emitted.position, None)
         self._judge_writer(before, row)
-        if row is not None and row.crashes > before.crashes:
+        if row is not None and row.deaths > before.deaths:
             # Nobody settled it: whoever held it died, or lost it.
-            if before.crashes > 1 and self._sizes[before.token] == 1:
+            if before.deaths > 1 and self._sizes[before.token] == 1:
                 self._deaths[row.emitted.destination, row.emitted.event_id] += 1
+            if row.attempts > before.attempts:
+                self._judge_blame(before)
             self._ran_out(before)
         if row is not None and row.token is not None and row.token != before.token:
             self._claimed(row, before)
+
+    def _sent(self, node: Node, deliveries: Sequence[Delivery]) -> None:
+        """Nobody begins to send what it no longer holds; it knows that by its own clock."""
+        if {"clock step", "server killed"} & set(self._schedule.plan.faults):
+            return
+        for delivery in deliveries:
+            row = self._database.rows.get(delivery.id.hex)
+            token = delivery.lease_token.hex
+            if row is not None and (row.token != token or row.unleased(self._database.now())):
+                self._find("untrue", row, f"was sent by {node.name} when its lease had run out")
 
     def _judge_writer(self, before: Row, row: Row | None) -> None:
         """Nobody but who holds a row ends its lease, moves its end, or says what became of it."""
@@ -625,21 +711,46 @@ class Judge:
         if writer != before.owner and (row is None or held != (row.status, row.token, row.leased_until)):
             self._find("untrue", before, f"was changed by {writer} while {before.owner} held it")
 
+    def died(self, node: Node) -> None:
+        under_way = (deliveries for deliveries, answer in node.suspects if not answer.done())
+        self._dying[node.name] = {delivery.id for deliveries in under_way for delivery in deliveries}
+
+    def _judge_blame(self, row: Row) -> None:
+        """A death counts only where no other suspect was being sent. A stranger's lock may hide that."""
+        others = self._dying.get(row.owner, set()) - {row.emitted.id}
+        if others and not {"row locks", "table lock"} & set(self._schedule.plan.faults):
+            self._find("untrue", row, f"is blamed for a death of {row.owner}, which sent other suspects")
+
     def _claimed(self, row: Row, before: Row | None = None) -> None:
         assert row.token is not None
         if before is not None and not before.unleased(self._database.now()):
             self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
         self._sizes[row.token] += 1
-        if row.crashes > 1:
-            others = self._suspects[row.owner]
-            if any(map(self._is_held, others.values())) and self._is_well(row.owner, row):
-                self._find("untrue", row, f"{row.owner} held another suspect when it claimed this one")
-            others[row.emitted.position] = row
+        self._judge_size(row)
 
-    def _is_held(self, row: Row) -> bool:
-        """Whether it still is as it was claimed; a server that is killed may forget a claim."""
-        now = self._database.rows.get(row.emitted.id.hex)
-        return now is not None and now.token == row.token and not now.unleased(self._database.now())
+    def _judge_size(self, row: Row) -> None:
+        self._bytes[row.token or ""] += row.emitted.size
+        size, count = self._bytes[row.token or ""], self._sizes[row.token or ""]
+        if count > 1 and size > sizing.BYTES_A_CLAIM:
+            self._find("untrue", row, f"is one of {count} rows that {row.owner} claimed, {size} bytes")
+
+    def weigh(self, in_flight: InFlight, batch: Batch) -> None:
+        """Add to what a lane has in flight: no more than it may have, but for one row and some suspects."""
+        self._add(in_flight, batch)
+        largest = max(size([delivery]) for delivery in batch.deliveries)
+        if in_flight.bytes > sizing.BYTES_IN_FLIGHT + sizing.BYTES_A_CLAIM + 2 * largest:
+            [first, *_] = batch.deliveries
+            text = f"{in_flight.bytes} bytes are in flight in {first.lease_owner}"
+            self._findings.append(Finding("untrue", first.destination, first.event_id, text))
+
+    def may_begin(self, own: Lane, batch: Batch, delivery: Delivery) -> bool:
+        """Let a lane decide; nothing may begin on a lease that is over."""
+        begins = self._may_begin(own, batch, delivery)
+        row = self._database.rows.get(delivery.id.hex)
+        held = row is not None and row.token == delivery.lease_token.hex
+        if begins and held and row.unleased(self._database.now()) and not self._schedule.plan.steps:
+            self._find("duplicate", row, f"{row.owner} begins to send it on a lease that is over")
+        return begins
 
     def _ran_out(self, row: Row) -> None:
         if row.leased_until is None or row.leased_until > self._database.now():

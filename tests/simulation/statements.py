@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import starmap
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from relaybox import ordering
 from relaybox.ordering import Candidate
 from relaybox.schema import make_tables
+from relaybox.store import ANY_SIZE
 from relaybox.stores import dialects
 from relaybox.stores.steps import OneStatement, Stepwise, StoreSteps
 from tests.simulation.database import (
@@ -30,6 +32,7 @@ from tests.simulation.database import (
     to_datetime,
     to_seconds,
 )
+from tests.simulation.sayings import Sayings
 
 Flavour: TypeAlias = Literal["pipeline", "steps", "single"]
 """PostgreSQL: a round trip is a transaction; MariaDB: each statement is one; SQLite: one writer at a time."""
@@ -246,7 +249,7 @@ class Server:
             ):
                 continue
             limit -= 1
-            yield Candidate(id_, row.emitted.ordering_key, position, True, row.suspect)
+            yield Candidate(id_, row.emitted.ordering_key, position, True, row.suspect, row.emitted.size)
 
     def do_heads(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
         return [[self._head(transaction, destination, key, block)] for key in _names(keys)]
@@ -279,8 +282,11 @@ class Server:
             if row is None or row.status not in OPEN or not database.lockable(transaction, id_):
                 continue
             free = self._is_free(row, now, suspects)
-            rows.append((id_, row.emitted.ordering_key, row.emitted.position, free, row.suspect))
+            key, position = row.emitted.ordering_key, row.emitted.position
+            rows.append((id_, key, position, free, row.suspect, row.emitted.size))
         return rows  # type: ignore[return-value]
+
+    do_lock_heads = do_lock
 
     def do_park(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
         for id_ in ids:
@@ -294,9 +300,15 @@ class Server:
         for id_ in ids:
             row = self.database.change(transaction, id_)
             died = row.token is not None
-            row.attempts += 0 if died and row.crashes < 2 else 1
-            row.crashes += died
+            row.attempts += 0 if died and row.crashes < ordering.ALONE else 1
+            row.crashes = row.deaths + died
             row.leased_until, row.token, row.owner = until, token, owner
+        return []
+
+    def do_hold_alone(self, transaction: Transaction, id: str | UUID, token: str | UUID, alone: bool) -> Rows:
+        id_, token = UUID(str(id)).hex, UUID(str(token)).hex
+        for _item, row in self._mine(transaction, [Item(id_, token, "pending", 0, 0, "")]):
+            self.database.change(transaction, id_).crashes = row.deaths + alone * ordering.ALONE
         return []
 
     def do_read(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
@@ -327,13 +339,15 @@ class Server:
     do_claim_chosen_ordered = do_claim_ordered
 
     def _claim(
-        self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, **line: Any
-    ) -> tuple[Rows, int]:
+        self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, bytes: int,
+        **line: Any,
+    ) -> tuple[Rows, int]:  # fmt: skip
         """In one statement what the others do in steps; nothing of it waits."""
         if ordered:
-            take, park = self._in_order(transaction, **line)
+            take, park = self._in_order(transaction, most=bytes, **line)
         else:
-            take, park = ordering.unordered(list(self._window(transaction, lock=True, **line))), []
+            window = list(self._window(transaction, lock=True, **line))
+            take, park = ordering.unordered(window, len(window), bytes), []
         self.do_park(transaction, park)
         self.do_lease(transaction, take, token.hex, owner, seconds)
         rows = self._read(transaction, take)
@@ -341,7 +355,7 @@ class Server:
 
     def _in_order(
         self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, spread: int,
-        block: bool, only: str | None = None, **line: Any,
+        run: int, block: bool, most: int, only: str | None = None, **line: Any,
     ) -> tuple[list[str], list[str]]:  # fmt: skip
         """What to lease and what to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
         chosen = None if only is None else frozenset(_names(only))
@@ -354,11 +368,11 @@ class Server:
         left, share = limit, limit // max(1, min(spread, len(due)))
         for key in due:
             of_key = {"key": key, "block": block, **common}
-            [head] = map(Candidate._make, self.do_run(transaction, [of_key | {"start": 0, "share": 1}]))
+            [head] = starmap(Candidate, self.do_run(transaction, [of_key | {"start": 0, "share": 1}]))
             rows = [head]
             if head.free and (chosen is None or head.id in chosen):
-                run = of_key | {"start": head.position, "share": max(due[key], share)}
-                rows = list(map(Candidate._make, self.do_run(transaction, [run])))
+                of_run = of_key | {"start": head.position, "share": min(run, max(due[key], share))}
+                rows = list(starmap(Candidate, self.do_run(transaction, [of_run])))
                 rows = rows[:left] if chosen is None else rows
                 runs |= ordering.runs([head], rows, chosen)
             heads[key] = head
@@ -369,22 +383,23 @@ class Server:
         locked = {row[0] for row in self.do_lock(transaction, blocked, suspects)}
         heads = {key: head for key, head in heads.items() if head.free or head.id in locked}
         members = [row.id for run in runs.values() for row in run] + [row.id for row in window]
-        mine = {row[0] for row in self.do_lock(transaction, list(dict.fromkeys(members)), suspects) if row[3]}
+        locks = self.do_lock(transaction, list(dict.fromkeys(members)), suspects)
+        mine = {row[0]: row[5] for row in locks if row[3]}
         line, park = self._line(window, heads, runs, mine)
-        return ordering.unordered(line[:limit]), park
+        return ordering.unordered(line[:limit], limit, most), park
 
     @staticmethod
     def _line(
         window: list[Candidate],
         heads: dict[str | None, Candidate],
         runs: dict[str | None, list[Candidate]],
-        mine: set[Any],
+        mine: dict[Any, int],
     ) -> tuple[list[Candidate], list[str]]:
         """All that could be taken, suspects at their places, and what to park."""
         rows = {row.id: row for row in (*window, *(row for run in runs.values() for row in run))}
         plain = {key: list(map(_unsuspected, run)) for key, run in runs.items()}
-        line, park = ordering.choose(list(map(_unsuspected, window)), heads, plain, mine, len(rows))
-        return [rows[id_] for id_ in line], park
+        line, park = ordering.choose(list(map(_unsuspected, window)), heads, plain, mine, len(rows), ANY_SIZE)
+        return [rows[id_]._replace(size=mine[id_]) for id_ in line], park
 
     # Settles.
 
@@ -400,8 +415,7 @@ class Server:
             row = self.database.change(transaction, item.id)
             row.status = item.status
             row.attempts -= item.given_back
-            if item.seconds is not None:
-                row.crashes = 0
+            row.crashes = row.deaths if item.seconds is None else 0
             if item.status != "pending":
                 row.next_attempt_at = None
             elif item.seconds is not None:
@@ -461,9 +475,10 @@ class Server:
     ) -> Rows:
         """What is locked is left alone: where ``ids`` are named, they were found and locked ahead."""
         held, until = self._held(transaction, items), self.database.now() + seconds
-        for id_ in [*ids, *(id_ for [id_] in held if self.database.lockable(transaction, id_))]:
+        free = {id_ for [id_] in held if self.database.lockable(transaction, id_)}
+        for id_ in [*ids, *(id_ for [id_] in held if id_ in free)]:
             self.database.change(transaction, id_).leased_until = until
-        return held
+        return [[id_, id_ in free] for [id_] in held]
 
     def do_mine_now(self, transaction: Transaction, items: str) -> Rows:
         return self._held(transaction, items)
@@ -649,7 +664,7 @@ class Server:
 
 
 def _unsuspected(row: Candidate) -> Candidate:
-    return row._replace(suspect=False) if row.suspect else row
+    return row._replace(suspect=0) if row.suspect else row
 
 
 class Term(NamedTuple):
@@ -658,7 +673,11 @@ class Term(NamedTuple):
     leads_until: float
 
 
-class UpkeepServer(Server):
+class UpkeepServer(Sayings, Server):
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.learned = {}
+
     def do_upkeep__be_seen(self, transaction: Transaction, me: str, **_: Any) -> Rows:
         self.database.lock(transaction, ("member", me))
         transaction.others["member", me] = self.database.now()
@@ -748,9 +767,16 @@ class UpkeepServer(Server):
         ]
         old = sorted(old)[:limit]
         if term is not None:
+            self.keep_keys_of(transaction, [id_ for _, id_ in old])
             self.do_upkeep__remove(transaction, [id_ for _, id_ in old])
             return [[at] for at, _ in old]
-        return [[id_, at] for at, id_ in old]
+        return [[*self._removed(id_), at] for at, id_ in old]
+
+    def _removed(self, id_: str) -> list[Any]:
+        row = self.database.rows[id_]
+        emitted = row.emitted
+        key = emitted.event_type, emitted.idempotency_key
+        return [id_, emitted.event_id.hex, *key, emitted.created, row.updated_at]
 
     def do_upkeep__remove(self, transaction: Transaction, ids: Sequence[str]) -> Rows:
         for id_ in ids:
@@ -763,7 +789,6 @@ class UpkeepServer(Server):
     do_upkeep__now, do_upkeep__changed = Server.do_now, Server.do_changed
     do_upkeep__forget_members = do_upkeep__hide_leader = do_upkeep__forget_attempts = do_upkeep__nothing
     do_upkeep__walk_events = do_upkeep__walk_attempts = do_upkeep__nothing
-    do_upkeep__idempotency = do_upkeep__find_keys = do_upkeep__nothing
     do_upkeep__inbox = do_upkeep__find_marks = do_upkeep__nothing
 
     def do_upkeep__stats(self, transaction: Transaction, **_: Any) -> Rows:

@@ -68,6 +68,7 @@ wants = st.builds(
     probe=st.sampled_from((False, False, True)),
     suspects=st.sampled_from((True, True, False)),
     spread=st.sampled_from((None, 1, 2)),
+    run=st.sampled_from((None, None, 1, 2)),
 )
 past = st.sampled_from((1, 1, 1, 2))
 picks = st.lists(st.integers(0, 40), min_size=1, max_size=6)
@@ -337,9 +338,20 @@ class Machine(RuleBasedStateMachine):
     def extend(self, which: list[int], lease: float, end: bool) -> None:
         async def act(side: Twin) -> Any:
             deliveries = [self._of(side, self._lease(index)) for index in which]
-            return self._labels(side, await side.store.extend(deliveries, lease))
+            try:
+                return self._labels(side, await side.store.extend(deliveries, lease)), []
+            except RowsLocked as locked:
+                return self._labels(side, locked.lost), self._labels(side, locked.rows)
 
         self.check("extend", act, end)
+
+    @precondition(lambda self: self.leased)
+    @rule(which=picks, alone=st.booleans(), end=st.booleans())
+    def hold_alone(self, which: list[int], alone: bool, end: bool) -> None:
+        async def act(side: Twin) -> Any:
+            return await side.store.hold_alone(self._of(side, self._lease(which[0])), alone)
+
+        self.check("hold alone", act, end)
 
     @precondition(lambda self: self.leased)
     @rule(which=picks, on_failed=policies, end=st.booleans())

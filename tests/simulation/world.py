@@ -14,7 +14,7 @@ from asyncio.events import _set_running_loop
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from random import Random
 from typing import Any
 
@@ -52,7 +52,11 @@ class Node:
         """From when to when something befell this node that may have made it repeat a delivery."""
         self.offset = world.random.uniform(0.0, 1000.0)
         self.rate = world.random.choice((1.0, 1.0, 0.99, 1.01))
+        self.asleep = 0.0
+        """Seconds for which its machine was suspended: its timers have not seen them."""
+        self._asleep_until = 0.0
         self.at_crash: list[Callable[[], Any]] = []
+        self.suspects: list[tuple[Any, asyncio.Future[Any]]] = []  # The suspects it sent, and their answers
         self._backlog: list[Handle] = []
         self._tasks: list[SimTask] = []
         self.create_future = partial(asyncio.Future, loop=self)
@@ -63,6 +67,7 @@ class Node:
     def crash(self) -> None:
         """Die on the spot. Whatever runs right now goes on to its next ``await`` and no further."""
         if not self.dead:
+            self._asleep_until = 0.0
             self.resume()
             self.dead = True
             self.trouble()
@@ -75,8 +80,18 @@ class Node:
             self.stalled = True
             self._stalled_at = self.world.now
 
-    def resume(self) -> None:
+    def suspend(self, seconds: float) -> None:
+        """Stall with the whole machine: what its loop waits for comes so much later."""
         if self.stalled:
+            return
+        self.stall()
+        self.asleep += seconds
+        self._asleep_until = self.world.now + seconds
+        self.world.postpone(self, seconds)
+        self.world.at(self._asleep_until, Handle((self.world.nature, self.resume, ())))
+
+    def resume(self) -> None:
+        if self.stalled and self.world.now >= self._asleep_until:
             self.stalled = False
             self.troubled.append((self._stalled_at, self.world.now))
             self.world.ready += self._backlog
@@ -105,6 +120,10 @@ class Node:
     # What asyncio asks of an event loop.
 
     def time(self) -> float:
+        return (self.world.now - self.asleep) * self.rate + self.offset
+
+    def now(self) -> float:
+        """The machine's clock that goes on while it is suspended."""
         return self.world.now * self.rate + self.offset
 
     def call_soon(
@@ -123,7 +142,7 @@ class Node:
         return self.world.at(when, Handle((self, callback, args)))
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
-        moment = (when - self.offset) / self.rate
+        moment = (when - self.offset) / self.rate + self.asleep
         return self.world.at(max(moment, self.world.now), Handle((self, callback, args)))
 
     def create_task(
@@ -174,6 +193,15 @@ class World:
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         self._numbers += 1
         heappush(self._timers, (self.now + seconds, self._numbers, Handle((self.nature, callback, args))))
+
+    def postpone(self, node: Node, seconds: float) -> None:
+        """Have a node's timers fire so much later."""
+        own = [timer[2][0] is node for timer in self._timers]
+        moved = (
+            (when + seconds * mine, *rest) for (when, *rest), mine in zip(self._timers, own, strict=True)
+        )
+        self._timers[:] = moved
+        heapify(self._timers)
 
     def run(self, until: float) -> None:
         ready, timers, random, running = self.ready, self._timers, self.random.random, None

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 from uuid_utils.compat import uuid7
 
@@ -17,7 +18,7 @@ from relaybox.relay.clock import MonotonicClock
 from relaybox.relay.lane import Lane
 from relaybox.relay.shared import Shared
 from relaybox.sinks.handler import HandlerSink
-from relaybox.stores.memory import MemoryStore
+from relaybox.stores.memory import MemoryStore, Row
 from relaybox.wakes.local import LocalWake
 from tests.waiting import PATIENCE
 
@@ -47,6 +48,16 @@ def filled(count: int, store: MemoryStore | None = None, *, key: str | None = No
     store = store or MemoryStore()
     insert(store, count=count, key=key)
     return store
+
+
+def suspects(store: MemoryStore, destination: str, count: int = 1, deaths: int = 2) -> list[Row]:
+    """Add events whose relays died so often; return all rows of the destination."""
+    insert(store, count=count, destination=destination)
+    rows = [row for row in store.rows.values() if row.destination == destination]
+    for row in rows:
+        row.attempts, row.crashes = 1, deaths - 1
+        row.lease_token, row.lease_owner, row.leased_until = uuid4(), "dead", 0.0
+    return rows
 
 
 def open_circuit(store: MemoryStore) -> None:

@@ -85,10 +85,22 @@ def test_an_event_without_a_route_and_a_lease_that_ran_out_say_so() -> None:
     assert "it is claimed again by" in reason.text
 
 
+def test_a_function_over_its_time_is_told_of_itself_and_of_those_behind_it() -> None:
+    sending = replace(HEAD, leased_until=LATER, lease_owner="r", last_attempt_at=EARLIER)
+    parked = replace(ENTRY, next_attempt_at=None)
+    over = "it was claimed at 2026-01-01 11:00:00 UTC, and its function is over its time of 30 s"
+    for row in (sending, parked):
+        assert over in explain(row, {}, {"shop"}, [RELAY], sending, timeouts={"shop": 30.0}).text
+    assert over not in explain(sending, {}, {"shop"}, [RELAY], timeouts={"shop": 3600.0}).text
+    assert over not in explain(sending, {}, {"shop"}, [RELAY]).text
+
+
 def test_crashes_are_told() -> None:
     again = replace(ENTRY, leased_until=EARLIER, lease_owner="r", crashes=1)
-    assert "it is claimed again, alone, by" in text(again)
-    assert "is claimed alone, because its relay died 2 times, by" in text(replace(ENTRY, crashes=2))
+    assert "it is claimed again, apart from others, by" in text(again)
+    assert "is claimed apart from others, because its relay died 2 times, by" in text(
+        replace(ENTRY, crashes=2)
+    )
     failed = replace(ENTRY, status="failed", attempts=5, crashes=6, error_message="the relay died 6 times")
     assert "after 5 attempts; its relay died 6 times: the relay died 6 times" in text(failed)
 

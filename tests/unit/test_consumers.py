@@ -402,10 +402,12 @@ async def test_only_so_many_threads_hang(
     for _ in range(3):
         verdicts = await asyncio.gather(*(consumer.ahandle(event()) for _ in range(10)))
     # Those that were under way when the others came to hang are among them.
-    hanging = len(hang.called)
+    [refused] = {verdict.reason for verdict in verdicts}
+    hanging = int(refused.partition(" ")[0])
     assert 2 <= hanging < 4
-    refused = f"{hanging} handlers hang, and no other is called before one of them is over"
-    assert verdicts == [Later(refused)] * 10
+    assert refused == f"{hanging} handlers hang, and no other is called before one of them is over"
+    # On a busy machine a thread may only come to its function after its time.
+    await await_for(lambda: len(hang.called) == hanging)
     assert caplog.text.count("handlers hang; none is called") == 1
     hang.go_on.set()
 

@@ -24,7 +24,7 @@ class Scene:
         self.share = 1
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
-        together = shared(self.store, share=lambda total: self.share, hasty=True)
+        together = shared(self.store, share=lambda *_: self.share, hasty=True)
         self.lane = make(self.store, self.handle, together, lease="1h", concurrency=1)
 
     async def handle(self, event: Event) -> None:

@@ -133,6 +133,16 @@ def test_a_circuit_is_told_when_it_opens_and_closes_but_not_its_probes(relay: Re
     assert relay.poll(1) + relay.poll(1) == []
 
 
+def test_functions_over_their_time_are_told_when_there_are_more_and_when_there_are_none(relay: Relay) -> None:
+    for count in (0, 1, 1, 3, 2, 3, 0, 0):
+        relay.observer.overdue("runner", count)
+    assert relay.said() == [
+        "runner  a function is over the timeout and still running; threads cannot be stopped",
+        "runner  3 functions are over the timeout and still running; threads cannot be stopped",
+        "runner  no function is over the timeout any more",
+    ]
+
+
 def test_what_others_change_is_told_too(relay: Relay) -> None:
     paused = Held("paused", None, "maintenance")
     said = ["runner  paused: maintenance; go on with `relaybox resume runner`"]

@@ -20,6 +20,7 @@ from relaybox.config import Destination, Settings
 from relaybox.errors import ConfigError, StoreError
 from relaybox.event import Delivery
 from relaybox.maintenance import prune
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.canary import GRACE, Canary
 from relaybox.maintenance.caretaker import AGAIN, SWEEP, Caretaker, Chores
 from relaybox.maintenance.lag import LAST, bucket, ends, percentile
@@ -184,7 +185,7 @@ async def test_a_round_ends_with_its_term(clock: Clock) -> None:
 
 async def test_a_walk_takes_a_few_steps_a_round_and_goes_on_where_it_was(clock: Clock, upkeep: Any) -> None:
     upkeep.slices = [Slice(1, uuid4()) for _ in range(prune.STEPS + 1)]
-    job = Prune(upkeep, [], clock, going_on)
+    job = Prune(upkeep, Agreement(upkeep, [], "me"), clock, going_on)
     assert (await job(1)).changed == prune.STEPS
     assert len(upkeep.slices) == 1
     assert (await job(1)).changed == 1
@@ -205,7 +206,7 @@ async def run_until(caretaker: Caretaker, condition: Callable[[], bool]) -> None
 async def test_every_job_is_done_in_its_time_and_at_the_end_it_leaves(clock: Clock, upkeep: Any) -> None:
     here = caretaker(upkeep, clock)
     await run_until(here, lambda: upkeep.calls.count("kept") >= 3)
-    assert upkeep.calls[-2:] == ["resign", "leave"]
+    assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
     assert {"beat", "lead", "prune_delivered", "unpark"} <= set(upkeep.calls)
 
 
@@ -222,7 +223,7 @@ async def test_a_job_that_fails_is_logged_once_and_the_others_go_on(
             assert job in upkeep.calls
         told = [record.message for record in caplog.records if f"no {broken}" in record.message]
         assert told == [caplog.records[0].message]
-    assert upkeep.calls[-2:] == ["resign", "leave"]
+    assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
 
 
 async def test_a_job_that_works_again_is_said(

@@ -6,9 +6,10 @@ import asyncio
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,9 +111,24 @@ class World:
         self.rows.pop(name, None)
 
 
-def membership(world: World, name: str) -> Membership:
+class Lacking:
+    """Members that lack the destination; each of the others learns that sooner or later."""
+
+    def __init__(self, names: Sequence[str] = (), chance: random.Random | None = None) -> None:
+        self.names = names
+        self.chance = chance
+        self._learned: set[tuple[str, str]] = set()
+
+    def may_have(self, me: str, name: str, destination: str) -> bool:
+        if name in self.names and (self.chance is None or self.chance.random() < 0.01):
+            self._learned.add((me, name))
+        return (me, name) not in self._learned
+
+
+def membership(world: World, name: str, lacking: Lacking | None = None) -> Membership:
     upkeep: Any = world
-    return Membership(upkeep, Member(name, "host", 1, "0.1.0"), world)
+    may_have = partial((lacking or Lacking()).may_have, name)
+    return Membership(upkeep, Member(name, "host", 1, "0.1.0"), world, may_have=may_have)
 
 
 async def live(world: World, me: Membership, chance: random.Random, faults: float) -> None:
@@ -133,21 +149,24 @@ async def live(world: World, me: Membership, chance: random.Random, faults: floa
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 2**32), st.integers(2, 5), st.sampled_from([0.0, 0.05, 0.3]))
-def test_at_no_moment_is_more_given_than_there_is(seed: int, count: int, faults: float) -> None:
+@given(st.integers(0, 2**32), st.integers(2, 5), st.integers(0, 1), st.sampled_from([0.0, 0.05, 0.3]))
+def test_at_no_moment_is_more_given_than_there_is(seed: int, count: int, lack: int, faults: float) -> None:
     chance = random.Random(seed)
     world = World(chance, faults=faults)
-    members = [membership(world, f"relay {number}") for number in range(count)]
+    names = [f"relay {number}" for number in range(count)]
+    lacking = Lacking(names[:lack], random.Random(seed))
+    relays = [membership(world, name, lacking) for name in names]
+    members = relays[lack:]
     most = 0
 
     def check() -> None:
         nonlocal most
-        given = sum(me.share(TOTAL) for me in members)
-        assert given <= TOTAL, [(me.alive, me.share(TOTAL)) for me in members]
+        given = sum(me.share("shop", TOTAL) for me in members)
+        assert given <= TOTAL, [(me.alive, me.share("shop", TOTAL)) for me in members]
         most = max(most, given)
 
     async def simulate() -> None:
-        tasks = [asyncio.create_task(live(world, me, chance, faults)) for me in members]
+        tasks = [asyncio.create_task(live(world, me, chance, faults)) for me in relays]
         await world.run(120.0, check)
         assert all(not task.done() for task in tasks)
         for task in tasks:
@@ -156,8 +175,9 @@ def test_at_no_moment_is_more_given_than_there_is(seed: int, count: int, faults:
 
     asyncio.run(simulate())
     if not faults:
-        assert most == TOTAL
-        assert sum(me.share(TOTAL) for me in members) == TOTAL, "without trouble all of it is given"
+        assert most == TOTAL or lack
+        lacking.chance = None
+        assert sum(me.share("shop", TOTAL) for me in members) == TOTAL, "without trouble all of it is given"
 
 
 async def done(world: World, work: Coroutine[Any, Any, None], seconds: float) -> None:
@@ -180,23 +200,23 @@ async def test_a_member_that_is_known_to_have_died_is_not_waited_for() -> None:
     await joined(world, membership(world, "dead"))
     me = Membership(upkeep, Member("me", "host", 2, "0.1.0"), world, died=lambda name: name == "dead")
     await joined(world, me)
-    assert (me.alive, me.share(TOTAL), list(world.rows)) == (("me",), TOTAL, ["me"])
+    assert (me.alive, me.share("shop", TOTAL), list(world.rows)) == (("me",), TOTAL, ["me"])
 
 
 async def test_who_is_alone_starts_at_once_and_who_is_not_waits_for_the_others() -> None:
     world = World()
     first, second = membership(world, "a"), membership(world, "b")
-    assert first.share(TOTAL) == 0
+    assert first.share("shop", TOTAL) == 0
     await joined(world, first)
-    assert first.share(TOTAL) == TOTAL
+    assert first.share("shop", TOTAL) == TOTAL
     await joined(world, second)
     assert second.alive == ("a", "b")
-    assert second.share(TOTAL) == 0
+    assert second.share("shop", TOTAL) == 0
     for _ in range(LIVE + 1):
         await beaten(world, first)
         await beaten(world, second)
         world.time += INTERVAL
-    assert (first.share(TOTAL), second.share(TOTAL)) == (5, 5)
+    assert (first.share("shop", TOTAL), second.share("shop", TOTAL)) == (5, 5)
 
 
 async def test_who_waits_starts_when_the_others_are_gone() -> None:
@@ -205,9 +225,9 @@ async def test_who_waits_starts_when_the_others_are_gone() -> None:
     await joined(world, first)
     await joined(world, second)
     await done(world, first.leave(), 0.1)
-    assert first.share(TOTAL) == 0
+    assert first.share("shop", TOTAL) == 0
     await beaten(world, second)
-    assert second.share(TOTAL) == TOTAL
+    assert second.share("shop", TOTAL) == TOTAL
 
 
 async def test_out_of_touch_nothing_is_used_until_it_has_joined_again() -> None:
@@ -215,16 +235,16 @@ async def test_out_of_touch_nothing_is_used_until_it_has_joined_again() -> None:
     first, second = membership(world, "a"), membership(world, "b")
     await joined(world, first)
     world.time += LIVE * INTERVAL
-    assert first.share(TOTAL) == 0
+    assert first.share("shop", TOTAL) == 0
     await joined(world, second)
-    assert second.share(TOTAL) == TOTAL
+    assert second.share("shop", TOTAL) == TOTAL
     await beaten(world, first)
-    assert first.share(TOTAL) == 0, "the other may not have seen it yet"
+    assert first.share("shop", TOTAL) == 0, "the other may not have seen it yet"
     world.time += LIVE * INTERVAL - 0.5
     await beaten(world, second)
     await beaten(world, first)
     world.time += 0.5
-    assert (first.share(TOTAL), second.share(TOTAL)) == (5, 5)
+    assert (first.share("shop", TOTAL), second.share("shop", TOTAL)) == (5, 5)
 
 
 async def test_a_beat_that_fails_changes_nothing() -> None:
@@ -237,7 +257,7 @@ async def test_a_beat_that_fails_changes_nothing() -> None:
     await failing.run(100.0, lambda: None)
     with pytest.raises(StoreError):
         await task
-    assert me.share(TOTAL) == TOTAL
+    assert me.share("shop", TOTAL) == TOTAL
 
 
 async def test_a_beat_that_was_committed_too_late_is_no_beat() -> None:
@@ -255,10 +275,10 @@ async def test_a_beat_that_was_committed_too_late_is_no_beat() -> None:
     alive = ("a", "b")
     for _ in range(LIVE):
         await me.beat()
-        assert me.share(TOTAL) == 0
+        assert me.share("shop", TOTAL) == 0
         world.time += INTERVAL
     await me.beat()
-    assert me.share(TOTAL) == 5
+    assert me.share("shop", TOTAL) == 5
 
 
 @pytest.mark.parametrize("others", [("b",), ()])
@@ -275,4 +295,4 @@ async def test_who_goes_on_too_late_has_to_join_again_unless_it_is_alone(others:
     world.beat = hangs  # type: ignore[method-assign]
     world.time += INTERVAL
     await me.beat()
-    assert me.share(TOTAL) == (0 if others else TOTAL), "another may not have seen it yet"
+    assert me.share("shop", TOTAL) == (0 if others else TOTAL), "another may not have seen it yet"

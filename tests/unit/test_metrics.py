@@ -91,6 +91,13 @@ def test_events_that_failed_on_the_spot_count_and_lost_leases_are_there_before_t
     assert value(found, "outbox_publish_errors_total", error_type="RelayDied", destination="runner") == 1
 
 
+def test_functions_over_their_time_are_a_gauge() -> None:
+    observer = MetricsObserver()
+    for count in (3, 2):
+        observer.overdue("runner", count)
+    assert value(exposed(observer), "outbox_overdue_functions", destination="runner") == 2
+
+
 # Half an hour after the clocks of Europe were set back.
 NOW = datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
 

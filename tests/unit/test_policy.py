@@ -103,8 +103,17 @@ def test_an_outage_costs_no_attempts_however_long_it_is_and_is_waited_for_longer
     assert set(outcomes[4:]) == {Retried(10, "503", counts=False)}
     slow = policy(Destination("runner", "memory:", backoff=Backoff(base="1h", cap="9h", jitter=0)))
     assert slow.decide(Unavailable("503"), make())[0] == Retried(LONGEST_PAUSE, "503", counts=False)
-    kept = Destination("runner", "memory:", retention=0)
-    assert policy(kept).decide(Delivered(), make())[0] == Delivered(keep=False)
+
+
+def test_without_retention_what_was_delivered_goes_at_once_but_for_what_has_an_idempotency_key() -> None:
+    one, event_id = policy(Destination("runner", "memory:", retention=0)), uuid4()
+    plain = deliveries.make(event_id=event_id, idempotency_key=str(event_id))
+    keyed = deliveries.make(event_id=event_id, idempotency_key="order 7")
+    assert one.decide(Delivered(), plain)[0] == Delivered(keep=False)
+    assert one.decide(Delivered(), keyed)[0] == Delivered(keep=True), "pruning notes it at the key"
+    assert one.shadowed(plain) == Delivered(keep=False, shadow=True)
+    assert one.shadowed(keyed) == Delivered(keep=True, shadow=True)
+    assert policy().shadowed(plain) == Delivered(keep=True, shadow=True)
 
 
 def test_an_event_that_fails_while_others_arrive_is_poison() -> None:

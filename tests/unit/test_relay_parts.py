@@ -1,4 +1,4 @@
-"""What a lane is made of: what is in flight, how sends are timed, when a settler wakes its lane."""
+"""What a lane is made of: what is in flight, how leases end and sends are timed, when a settler wakes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import pytest
 from msgspec.structs import replace
 
 from relaybox.config import Destination
-from relaybox.errors import RowsLocked, StoreError
-from relaybox.event import Delivery
+from relaybox.errors import Locked, RowsLocked, StoreError
+from relaybox.event import Delivery, Event
 from relaybox.observe import Observer, Sends
 from relaybox.observers.several import Observers
 from relaybox.outcome import Delivered, Outcome, Released, Retried, Retry
-from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.sending import TimedSending, Times
 from relaybox.relay.settle import Settler
-from relaybox.store import Settlement
+from relaybox.store import Claim, Settlement, Want
 from relaybox.stores.memory import MemoryStore
 from relaybox.testing.sink_contract import make_delivery
 from tests.unit.deliveries import make
-from tests.unit.lanes import shared
+from tests.unit.lanes import drain, filled, shared
+from tests.unit.lanes import make as make_lane
 from tests.waiting import PATIENCE, await_for
 
 
@@ -96,8 +97,8 @@ async def test_only_the_row_that_somebody_has_locked_waits_for_its_settle() -> N
     await await_for(lambda: settled == others[:2], "all but the locked one")
     assert settler.waits
     assert not settler.in_trouble, "the lane goes on with its claims"
-    assert settler.delivered_before(locked) == Delivered()
-    assert settler.delivered_before(others[0]) is None
+    assert settler.known(locked) == Delivered()
+    assert settler.known(others[0]) is None
     settler.add(Settlement(others[2], Delivered()))
     await await_for(lambda: settled == others, "what comes later")
     await await_for(lambda: store.waited.count(False) > 2, "it is tried again and again")
@@ -108,6 +109,71 @@ async def test_only_the_row_that_somebody_has_locked_waits_for_its_settle() -> N
         task.cancel()
     assert sorted(store.written) == sorted(delivery.id for delivery in (locked, *others)), "each once"
     assert store.waited[:1] == [True]
+
+
+class HeldBack(MemoryStore):
+    """A database where a stranger holds some rows when leases are to be extended."""
+
+    def __init__(self, *rows: UUID) -> None:
+        super().__init__()
+        self.locked = set(rows)
+
+    async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
+        if left := self.locked.intersection(delivery.id for delivery in deliveries):
+            raise RowsLocked(frozenset(left), frozenset())
+        return frozenset()
+
+
+async def test_a_lease_that_could_not_be_extended_ends_when_it_did_before() -> None:
+    locked, other = [replace(make(), id=uuid4(), position=n) for n in range(2)]
+    store = HeldBack(locked.id)
+    lane = make_lane(store, lease="60s", timeout="5s")
+    began = lane._clock.now()
+    batch = Batch([locked, other], began + 1.0)
+    lane._in_flight.add(batch)
+    assert not await lane._extender._extend(), "it is tried again soon"
+    assert batch.behind == {locked.position: began + 1.0}
+    assert batch.until >= began + 60.0
+    assert [lane.may_begin(batch, delivery) for delivery in batch.deliveries] == [False, True]
+    store.locked.clear()
+    assert await lane._extender._extend()
+    assert not batch.behind
+    assert lane.may_begin(batch, locked)
+
+
+class Stubborn(MemoryStore):
+    """A database where a stranger holds the row that a claim is to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locked = True
+
+    async def claim(self, want: Want) -> Claim:
+        try:
+            return await super().claim(want)
+        except Locked:
+            [row] = self.rows.values()
+            return Claim((row.delivery(),))
+
+    async def settle(self, settlements: Sequence[Settlement], **policy: Any) -> frozenset[UUID]:
+        if self.locked:
+            self.locked = False
+            raise Locked("another session holds a lock")
+        return await super().settle(settlements, **policy)
+
+
+async def test_a_delivery_that_the_claim_could_not_fail_is_failed_and_not_sent() -> None:
+    store, sent = filled(1, Stubborn()), []
+    [row] = store.rows.values()
+    row.attempts, row.crashes, row.alone = 5, 4, True
+    row.lease_token, row.leased_until = uuid4(), 0.0
+
+    async def note(event: Event) -> None:
+        sent.append(event)
+
+    await drain(store, make_lane(store, note))
+    assert (row.status, row.error_message) == ("failed", "the relay died 5 times while it held this event")
+    assert not sent
 
 
 @pytest.fixture
@@ -126,6 +192,7 @@ def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight) -> None:
     held.add(batch)
     held.drop(batch.deliveries[:1])
     assert (len(held), list(held), batch.done.is_set()) == (1, [batch], False)
+    assert held.bytes == size(batch.deliveries[1:]) > 0
     held.drop(batch.deliveries[1:])
     assert (len(held), list(held), batch.done.is_set(), held.bytes) == (0, [], True, 0)
 

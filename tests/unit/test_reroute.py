@@ -130,23 +130,44 @@ async def test_a_new_term_begins_with_a_round_then_an_interval(
     counts = []
     for term, passes in ((1, 0.0), (1, INTERVAL - 1), (1, 1.0), (2, 0.0), (2, 0.0)):
         clock.time += passes
-        await job(term)
+        await job(term, 1)
         counts.append(len(upkeep.asked))
     assert counts == [1, 1, 2, 3, 3]
+
+
+async def test_who_does_not_lead_begins_with_a_round_and_then_takes_its_turns(
+    clock: Clock, upkeep: Any, job: Reroute
+) -> None:
+    counts = []
+    waits, goes_on = (None, None, 0.0), (8, None, INTERVAL)
+    for leads, mine, passes in (waits, (7, None, 0.0), goes_on, goes_on, (9, 9, 0.0)):
+        clock.time += passes
+        upkeep.leads = leads
+        await job(mine, 2)
+        counts.append(upkeep.terms[:])
+    assert counts == [[], [7], [7], [7, 8], [7, 8, 9]]
+
+
+async def test_who_does_not_lead_tries_again_when_the_term_is_over(upkeep: Any, job: Reroute) -> None:
+    upkeep.leads, upkeep.slices = 7, [None]
+    assert not (await job(None, 2)).led
+    upkeep.leads = 8
+    assert (await job(None, 2)).led
+    assert upkeep.terms == [7, 8]
 
 
 async def test_a_round_that_failed_goes_on_at_once_where_it_was(upkeep: Any, job: Reroute) -> None:
     turn = (NOON, 7)
     upkeep.slices = [Slice(3, turn), StoreError("away"), Slice(2, None)]
     with pytest.raises(StoreError):
-        await job(1)
-    assert await job(1) == Round(2)
+        await job(1, 1)
+    assert await job(1, 1) == Round(2)
     assert upkeep.asked == [None, turn, turn]
 
 
 async def test_a_round_under_a_term_that_is_over_says_so(upkeep: Any, job: Reroute) -> None:
     upkeep.slices = [None]
-    assert await job(1) == Round(0, done=False, led=False)
+    assert await job(1, 1) == Round(0, done=False, led=False)
 
 
 async def test_lanes_are_woken_after_each_batch_that_has_something_for_them(

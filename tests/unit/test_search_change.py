@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from relaybox import threads
 from relaybox.engine import Change
 from relaybox.errors import ConfigError
 from relaybox.event import Delivery, Event
-from relaybox.outcome import Reject, Retry, Unavailable
+from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sink import answer_of
 from relaybox.sinks.search_change import Changes, index_of, search_address
 from tests.unit.searching import destination, event
-from tests.waiting import cancel
+from tests.waiting import await_for, cancel
 
 
 def changes(timeout: float = 30.0, **options: Any) -> Changes:
@@ -202,6 +203,22 @@ async def test_a_function_that_takes_too_long_is_tried_again() -> None:
     with pytest.raises(Retry, match=r"the document function took longer than 0\.05s"):
         await made.change_of(event("7", "x"))
     release.set()
+
+
+async def test_while_too_many_functions_run_on_no_other_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MOST_LEFT", 2)
+    release = threading.Event()
+    called: list[Event] = []
+    made = changes(document=lambda event: called.append(event) or release.wait(), timeout=0.05)
+    try:
+        for _ in range(2):
+            with pytest.raises(Retry):
+                await made.change_of(event("7", "x"))
+        with pytest.raises(Unreachable, match="2 calls that were given up are still running"):
+            await made.change_of(event("7", "x"))
+        await await_for(lambda: (len(called), made.overdue) == (2, 2))
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize(("made", "told"), [([1], "a list"), ("x", "a text"), (b"x", "bytes")])

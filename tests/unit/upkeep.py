@@ -41,6 +41,8 @@ class FakeUpkeep:
         self.meanwhile: Callable[[], None] | None = None
         self.slices: list[Slice[Any] | Exception | None] = []
         self.asked: list[Turn | None] = []
+        self.terms: list[int] = []
+        self.leads: int | None = None
         self.events: list[Waiting] = []
 
     def _called(self, name: str) -> None:
@@ -62,6 +64,9 @@ class FakeUpkeep:
         self._called("lead")
         return self.term
 
+    async def current_term(self) -> int | None:
+        return self.leads
+
     async def record(self, minutes: Sequence[Minute]) -> None:
         self._called("record")
         if self.meanwhile:
@@ -77,6 +82,7 @@ class FakeUpkeep:
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
         """Ask the router for each of ``events``."""
         self.asked.append(after)
+        self.terms.append(term)
         for event in self.events:
             router.targets(event)
         return self._slice()
@@ -88,7 +94,9 @@ class FakeUpkeep:
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
             self._called(name)
-            return Slice(0, None) if name in ("prune_delivered", "prune_discarded") else 0
+            if name in ("said", "known"):
+                return {} if name == "known" else ()
+            return Slice(0, None) if name in ("prune_delivered", "prune_discarded", "prune_keys") else 0
 
         return call
 

@@ -36,8 +36,8 @@ def doctor(
     """Look for what is wrong: database, tables, rights, sinks, rows, relays. Each finding says what mends it.
 
     Nothing is changed, nothing is sent, and the big table is not scanned. The checks: settings, sinks,
-    database, isolation, schema, privileges, listener, clock, transactions, vacuum, destinations, payloads,
-    relays.
+    database, isolation, durability, schema, privileges, listener, clock, transactions, vacuum, destinations,
+    payloads, relays.
     """
     from relaybox.doctor.examination import choose
 

@@ -13,14 +13,16 @@ from relaybox.cli.checks import sink_name
 from relaybox.cli.options import Options
 from relaybox.config import Backoff, Destination, Route, Settings
 from relaybox.errors import RelayboxError
-from relaybox.setting import Secret, Table, mask_url
+from relaybox.setting import Secret, Table, mask_url, show_duration
 
 DEFAULT = "default"
 TABLES = ("destinations", "routes", "web")
 """What has tables of its own."""
 
-DURATIONS = {"timeout", "lease", "poll_interval", "retention", "inbox_window", "canary", "base", "cap"}
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+DURATIONS = {"timeout", "lease", "poll_interval", "retention", "canary", "base", "cap"} | {
+    "inbox_window",
+    "idempotency_window",
+}
 
 
 class Shown(NamedTuple):
@@ -139,7 +141,7 @@ def _text(name: str, value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case float() if name in DURATIONS:
-            return f'"{_duration(value)}"'
+            return f'"{show_duration(value)}"'
         case float() if name == "rate_limit":
             return f'"{value:g}/s"'
         case str():
@@ -153,10 +155,3 @@ def _text(name: str, value: Any) -> str:
 
 def _named(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in _UNITS:
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds * 1000:g}ms" if seconds else "0s"

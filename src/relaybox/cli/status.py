@@ -68,7 +68,7 @@ def _state(one: DestinationStats) -> str:
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
-    from relaybox.why import at
+    from relaybox.why import at, overdue
 
     place = one.place
     if place is not None and place.paused:
@@ -81,6 +81,8 @@ def _notes(one: DestinationStats) -> Iterator[str]:
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
         yield f"{_scheduled(one.counts)} (the next one: {error})"
+    if one.overdue and one.timeout is not None:
+        yield f"sending for {ago(one.counts.sending_seconds or 0.0)}: {overdue(one.timeout)}"
     if one.handed_over:
         yield (
             "handed to Debezium's reader of the log: written to the WAL with the transaction, "

@@ -59,7 +59,7 @@ class Loop(Consumer):
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
-        self._threads = Threads()
+        self._threads = Threads(consumer)
         self._places = Places(AT_ONCE)
         self._left: dict[UUID, threading.Event] = {}
         """The events whose handlers were left to themselves, and when these are over."""

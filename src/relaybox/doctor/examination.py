@@ -16,7 +16,17 @@ from relaybox.admin import Admin
 from relaybox.config import Settings
 from relaybox.connect import denied, in_memory
 from relaybox.doctor import clock as clocks
-from relaybox.doctor import database, destinations, listener, privileges, relays, sinks, transactions, vacuum
+from relaybox.doctor import (
+    database,
+    destinations,
+    durability,
+    listener,
+    privileges,
+    relays,
+    sinks,
+    transactions,
+    vacuum,
+)
 from relaybox.doctor import schema as schemas
 from relaybox.doctor import settings as configurations
 from relaybox.doctor.case import Case, Patient, Results, typed
@@ -53,6 +63,13 @@ CHECKS = (
     Check("sinks", "secrets, functions, packages, and whether each sink answers", sinks.look, database=False),
     Check("database", "version, and whether it takes writes", database.look, tables=False),
     Check("isolation", "the default isolation, and what depends on it", database.isolation, tables=False),
+    Check(
+        "durability",
+        "whether a crash undoes commits that were answered",
+        durability.look,
+        tables=False,
+        on=("postgresql", "mariadb", "mysql"),
+    ),
     Check("schema", "tables, columns, constraints and indexes against this release's", schemas.look),
     Check("privileges", "what a relay needs and the connected role may not", privileges.look),
     Check(
@@ -69,7 +86,7 @@ CHECKS = (
     Check("vacuum", "autovacuum, and dead rows", vacuum.look, on=("postgresql",)),
     Check("destinations", "rows that nobody will deliver, and what holds up others", destinations.look),
     Check("payloads", "rows that do not decode, of a sample", destinations.payloads),
-    Check("relays", "whether a relay runs while something is due", relays.look),
+    Check("relays", "whether a relay runs while something is due, and how relays differ", relays.look),
 )
 """In the order in which they are made."""
 

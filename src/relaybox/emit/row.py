@@ -16,6 +16,7 @@ from uuid_utils.compat import uuid7
 from relaybox.codec import Limits, encode_headers, encode_payload
 from relaybox.config import Destination, Settings, needs_postgresql
 from relaybox.errors import InvalidField, PayloadError
+from relaybox.event import beside
 from relaybox.field import id_field, text_field
 from relaybox.ordering import fitting
 from relaybox.routing import UNROUTED, Routes, resolve
@@ -101,14 +102,14 @@ class RowBuilder:
         deliver_at = None if call.deliver_at is None else _deliver_at(call.deliver_at, dialect)
         rows: list[tuple[Any, ...]] = []
         final: list[tuple[Any, ...]] = []
-        for name in names:
+        for number, name in enumerate(names):
             destination = self._destinations.get(name)
             if destination is not None and name in self.handed_over:
                 _check_dialect(destination, dialect)
                 check_payload(payload[0], destination)
             (final if name in self.handed_over else rows).append(
                 (
-                    own if name is names[0] else dialect.to_uuid(uuid7()),
+                    own if number == 0 else dialect.to_uuid(beside(event_id, number)),
                     own,
                     name,
                     *aggregate,

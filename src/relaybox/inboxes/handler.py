@@ -25,6 +25,7 @@ from relaybox.inboxes.sql import Inbox
 from relaybox.outcome import Reject, unfinished
 from relaybox.schema import Tables
 from relaybox.sinks.handler import is_async
+from relaybox.threads import MOST_LEFT
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 ASYNC_DRIVERS = {
@@ -148,11 +149,11 @@ def _address(url: str, driver: str) -> sa.URL:
 
 
 def _options(address: sa.URL, destination: Destination) -> dict[str, Any]:
-    """As many connections as handlers may run at once, which the destination says."""
+    """As many connections as handlers may run at once, those that were left to themselves included."""
     kept = min(IDLE, destination.concurrency)
     options: dict[str, Any] = {
         "pool_size": kept,
-        "max_overflow": destination.concurrency - kept,
+        "max_overflow": destination.concurrency - kept + MOST_LEFT,
         "pool_pre_ping": True,
     }
     if address.get_backend_name() == "sqlite" and "timeout" not in address.query:

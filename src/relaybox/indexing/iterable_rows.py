@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def open_iterable(outbox: Outbox, source: Source, documents: Any) -> AsyncIterator[IterableRows]:
     """The documents of an iterable; ``documents`` is what its first pass goes through."""
-    threads = Threads()
+    threads = Threads("documents")
     rows = IterableRows(Transactions(outbox), source, documents, threads)
     try:
         yield rows

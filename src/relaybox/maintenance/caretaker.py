@@ -7,15 +7,17 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from relaybox.config import Destination
 from relaybox.errors import StoreError
 from relaybox.inbox import WINDOW
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.canary import LOOK, Canary
 from relaybox.maintenance.leadership import Leadership
 from relaybox.maintenance.membership import Membership, nobody
-from relaybox.maintenance.prune import Prune
+from relaybox.maintenance.prune import IDEMPOTENCY_WINDOW, Prune
 from relaybox.maintenance.round import Round
 from relaybox.maintenance.route import Reroute, Wake
 from relaybox.maintenance.sample import Sampling
@@ -26,6 +28,9 @@ from relaybox.upkeep import Member, Router, Samples, Upkeep
 
 RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
 """Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
+
+TURNS = 10
+"""Turns of the leader to one of each other relay, at most: with a sweep a relay says what it knows."""
 
 AGAIN = 1.0
 """Seconds after which a heartbeat or a sweep that failed is tried again: something may wait for it."""
@@ -54,7 +59,8 @@ class Caretaker:
     """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
 
     ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
-    remembers for ``inbox_window`` seconds. ``canary`` proves the path while this relay leads,
+    remembers for ``inbox_window`` seconds, an idempotency key is kept ``idempotency_window`` seconds longer
+    than its event is open. ``canary`` proves the path while this relay leads,
     ``samples`` are taken for the charts.
     """
 
@@ -70,6 +76,7 @@ class Caretaker:
         wake: Wake = wake_nobody,
         *,
         inbox_window: float = WINDOW,
+        idempotency_window: float = IDEMPOTENCY_WINDOW,
         canary: Canary | None = None,
         samples: Samples | None = None,
     ) -> None:
@@ -77,10 +84,15 @@ class Caretaker:
         self.canary = canary
         self._clock = clock
         self.tally = tally
-        self.membership = Membership(upkeep, member, clock, died=died)
+        self._agreement = Agreement(upkeep, destinations, member.name)
+        introduce = partial(self._try, "say what destinations it has", self._agreement.introduce)
+        self.membership = Membership(
+            upkeep, member, clock, died=died, introduce=introduce, may_have=self._agreement.may_have
+        )
         self.leadership = Leadership(upkeep, member.name, clock)
-        self._prune = Prune(upkeep, destinations, clock, self._rest, inbox_window)
-        self._sweep = Sweep(upkeep, destinations, clock, self._rest)
+        windows = inbox_window, idempotency_window
+        self._prune = Prune(upkeep, self._agreement, clock, self._rest, *windows)
+        self._sweep = Sweep(upkeep, self._agreement, clock, self._rest)
         self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
         self._sampling = (
             None if samples is None else Sampling(samples, destinations, tally.time, clock, self._rest)
@@ -88,22 +100,25 @@ class Caretaker:
         self._stopping = asyncio.Event()
         self._elected = asyncio.Event()
         self._troubled: set[str] = set()
+        self._meeting: asyncio.Task[bool] | None = None
 
-    def share(self, total: int) -> int:
+    def share(self, destination: str, total: int) -> int:
         """The part of a destination's limit that this relay may use now."""
-        return self.membership.share(total)
+        return self.membership.share(destination, total)
 
     async def run(self) -> None:
         """Do every job in its time until stopped; then write the last counts, resign and leave."""
+        self._agreement.runs = True
         await self._try("beat", self._beat)
         await self._try("lead", self._lead)
         async with asyncio.TaskGroup() as jobs:
-            jobs.create_task(self._every(self.membership.interval, "beat", self._beat, again=AGAIN))
+            beat = partial(self._beat_and_meet, jobs)
+            jobs.create_task(self._every(self.membership.interval, "beat", beat, again=AGAIN))
             jobs.create_task(self._every(RENEW, "lead", self._lead))
             jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
             jobs.create_task(self._sweep_in_turn())
             if self._reroute:
-                jobs.create_task(self._every(ROUTE, "route", self._led(self._reroute)))
+                jobs.create_task(self._every(ROUTE, "route", partial(self._route_in_turn, self._reroute)))
             if self._sampling:
                 jobs.create_task(self._every(SAMPLE, "sample", self._led(self._sampling)))
             jobs.create_task(self._every(FLUSH, "write statistics", self.flush))
@@ -111,6 +126,7 @@ class Caretaker:
                 jobs.create_task(self._every(LOOK, "send a test event", self._prove))
         await self._try("write statistics", self.flush)
         await self._try("resign", self.leadership.resign)
+        await self._try("fall silent", self._agreement.leave)
         await self._try("leave", self.membership.leave)
 
     def stop(self) -> None:
@@ -151,6 +167,14 @@ class Caretaker:
         beat = await self.membership.beat()
         self.set_time(beat.now)
 
+    async def _beat_and_meet(self, jobs: asyncio.TaskGroup) -> None:
+        await self._beat()
+        alive = self.membership.alive
+        if self._agreement.strange(alive) and (self._meeting is None or self._meeting.done()):
+            # Beside it: no beat is to wait for another table.
+            meet = partial(self._agreement.meet, alive)
+            self._meeting = jobs.create_task(self._try("learn what destinations others have", meet))
+
     async def _prove(self) -> None:
         assert self.canary is not None
         if self.leadership.term is None:
@@ -166,15 +190,24 @@ class Caretaker:
     async def _sweep_in_turn(self) -> None:
         """Sweep when the relay begins, and when it begins to lead.
 
-        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version,
-        or not know all of their destinations.
+        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version.
         """
         pause = 0.0
         while await self._rest(pause, self._elected):
             self._elected.clear()
             swept = await self._try("sweep", self._sweep)
-            turns = 1 if self.leadership.term is not None else max(1, len(self.membership.alive))
-            pause = turns * SWEEP if swept else AGAIN
+            pause = self._turns() * SWEEP if swept else AGAIN
+
+    async def _route_in_turn(self, reroute: Reroute) -> None:
+        """Every relay does it in turn: the leader may not have the route."""
+        term = self.leadership.term
+        round_ = await reroute(term, self._turns())
+        if term is not None and not round_.led:
+            self.leadership.lost()
+
+    def _turns(self) -> int:
+        """How many turns of the leader come to one of this relay."""
+        return 1 if self.leadership.term is not None else min(max(1, len(self.membership.alive)), TURNS)
 
     def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
         async def led() -> None:

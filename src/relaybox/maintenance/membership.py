@@ -12,12 +12,14 @@ At no moment may the parts in use sum to more than the whole, whatever beats fai
 - A member that is known to have died, because it ran on this host, is taken off the list at once.
 - So the list of a member at work names every member at work. A list that names more of them than there are
   gives a part that is smaller, never larger.
+- Of the list only those count who ``may_have`` the destination. One that has said what it has, before it
+  joined, and did not name the destination, sends nothing there. Any other counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from relaybox.relay.clock import Clock
@@ -42,6 +44,15 @@ def nobody(name: str) -> bool:
     return False
 
 
+async def nothing() -> None:
+    """Be known by the name alone."""
+
+
+def everything(name: str, destination: str) -> bool:
+    """Any member may have any destination."""
+    return True
+
+
 class Membership:
     """This relay among the others."""
 
@@ -53,6 +64,8 @@ class Membership:
         *,
         interval: float = INTERVAL,
         died: Callable[[str], bool] = nobody,
+        introduce: Callable[[], Awaitable[object]] = nothing,
+        may_have: Callable[[str, str], bool] = everything,
     ) -> None:
         self.alive: tuple[str, ...] = ()
         self.interval = interval
@@ -61,6 +74,8 @@ class Membership:
         self._member = member
         self._clock = clock
         self._died = died
+        self._introduce = introduce
+        self._may_have = may_have
         self._began = -math.inf
         self._starts = math.inf
 
@@ -71,8 +86,10 @@ class Membership:
 
     async def beat(self) -> Beat:
         """Be seen and see the others; joins where that is due. A beat that raised may be tried again."""
+        joins = self._clock.now() - self._began >= self.live
+        if joins:
+            await self._introduce()
         began = self._clock.now()
-        joins = began - self._began >= self.live
         beat = await self._bury(await self._upkeep.beat(self._member, self.live, joins=joins))
         ended = self._clock.now()
         late = ended - self._began >= self.live
@@ -102,9 +119,11 @@ class Membership:
         self._began, self._starts = -math.inf, math.inf
         await self._upkeep.leave(self._member.name)
 
-    def share(self, total: int) -> int:
-        """The part of ``total`` that this relay may use now: none before it may start, or out of touch."""
+    def share(self, destination: str, total: int) -> int:
+        """The part of ``total`` that this relay may use there: none before it may start, or out of touch."""
         now = self._clock.now()
         if now < self._starts or now - self._began >= self.live:
             return 0
-        return share(total, self.alive, self._member.name)
+        me = self._member.name
+        names = [name for name in self.alive if name == me or self._may_have(name, destination)]
+        return share(total, names, me)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from relaybox.config import Destination
 from relaybox.inbox import WINDOW
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.round import Batch, Rest, Round, Work, take_turns
 from relaybox.relay.clock import Clock
-from relaybox.upkeep import History, Slice, Upkeep
+from relaybox.upkeep import PROMPT, History, Setting, Slice, Upkeep
 
 Place = TypeVar("Place")
 
@@ -22,9 +23,10 @@ BATCHES = 500
 STEPS = 10
 """Of each walk through a table that has no index for what is looked for, in one round."""
 DAY = 86_400.0
-RETENTION = 7 * DAY
-"""For rows of destinations that are no longer configured."""
-HISTORY: dict[History, float] = {"idempotency": 30 * DAY, "stats": 30 * DAY, "audit": 365 * DAY}
+IDEMPOTENCY_WINDOW = 30 * DAY
+UNROUTED = 7 * DAY
+"""For what was discarded before any destination got it."""
+HISTORY: dict[History, float] = {"stats": 30 * DAY, "audit": 365 * DAY}
 """Of what is kept for the same time everywhere."""
 
 
@@ -34,14 +36,17 @@ class Prune:
     def __init__(
         self,
         upkeep: Upkeep,
-        destinations: Iterable[Destination],
+        agreement: Agreement,
         clock: Clock,
         rest: Rest,
         inbox_window: float = WINDOW,
+        idempotency_window: float = IDEMPOTENCY_WINDOW,
     ) -> None:
         self._upkeep = upkeep
+        self._agreement = agreement
         self._history = HISTORY | {"inbox": inbox_window}
-        self._ages = {destination.name: destination.retention for destination in destinations}
+        self._key_age = idempotency_window + PROMPT
+        self._known: Mapping[str, Setting] = {}
         self._clock = clock
         self._rest = rest
         self._discarded = _Walk(partial(upkeep.prune_discarded, age=self._age, limit=BATCH))
@@ -49,13 +54,23 @@ class Prune:
 
     async def __call__(self, term: int) -> Round:
         """One round under this term."""
-        works = [self._delivered(name).begin(BATCHES) for name in await self._upkeep.kept()]
+        self._known = await self._agreement()
+        kept = [name for name in await self._upkeep.kept() if name in self._known]
+        works = [self._delivered(name).begin(BATCHES) for name in kept]
+        works.append(self._keys().begin(BATCHES))
         works += [partial(self._prune_history, history, age) for history, age in self._history.items()]
         works += [self._discarded.begin(STEPS), self._orphans.begin(STEPS)]
         return await take_turns(term, works, self._clock, self._rest, BATCHES)
 
     def _age(self, destination: str) -> float:
-        return self._ages.get(destination, RETENTION)
+        """So long its rows are kept: what nobody knows, for good."""
+        if not destination:
+            return UNROUTED
+        known = self._known.get(destination)
+        return math.inf if known is None else known.retention
+
+    def _keys(self) -> _Walk[datetime]:
+        return _Walk(partial(self._upkeep.prune_keys, age=self._key_age, limit=BATCH))
 
     def _delivered(self, destination: str) -> _Walk[datetime]:
         options: dict[str, Any] = {"destination": destination, "age": self._age(destination), "limit": BATCH}

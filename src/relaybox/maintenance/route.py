@@ -1,7 +1,9 @@
 """Gives events to their destinations that no route took when they were emitted.
 
-Routes change when a process starts, so the first round comes at once under each new term: a relay that was
-started with a new route leads sooner or later, and from then on it takes seconds.
+Routes change when a process starts, so the first round comes at once when a relay starts, and when it begins
+to lead. Those that do not lead take their turns as well: the leader may not have the route. They route under
+its term. To hold the term is to hold a lock, so that of all relays one routes at a time, and what it finds
+routed is seen by the next: an event is routed once, and no other of its key gets ahead of it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ BATCH = 1000
 BATCHES = 200
 """In one round: with their rests it is over before the next one is due."""
 INTERVAL = 30.0
-"""Seconds from the end of a round to the next."""
+"""Seconds from the end of a round of the leader to its next."""
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +44,16 @@ class Reroute:
         self._term: int | None = None
         self._due = -math.inf
 
-    async def __call__(self, term: int) -> Round:
-        """One round under this term, if it is a new one or if it is time."""
-        if term == self._term and self._clock.now() < self._due:
+    async def __call__(self, mine: int | None, turns: int) -> Round:
+        """One round if it is time, or if my term is a new one; without a term, under that of the leader."""
+        if mine in (None, self._term) and self._clock.now() < self._due:
+            return Round()
+        term = await self._upkeep.current_term() if mine is None else mine
+        if term is None:
             return Round()
         round_ = await self.round(term)
-        self._term, self._due = term, self._clock.now() + INTERVAL
+        if round_.led:
+            self._term, self._due = mine, self._clock.now() + turns * INTERVAL
         return round_
 
     async def round(self, term: int) -> Round:

@@ -8,13 +8,12 @@ next of its key due.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 
-from relaybox.config import Destination
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.round import Batch, Rest, Round, Work, take_turns
 from relaybox.relay.clock import Clock
-from relaybox.upkeep import Upkeep
+from relaybox.upkeep import Setting, Upkeep
 
 BATCH = 5000
 """Keys looked at before a rest."""
@@ -27,9 +26,9 @@ BATCHES = 200
 class Sweep:
     """Sweeps round by round; a long line of keys is gone on with where the last round left it."""
 
-    def __init__(self, upkeep: Upkeep, destinations: Iterable[Destination], clock: Clock, rest: Rest) -> None:
+    def __init__(self, upkeep: Upkeep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
         self._upkeep = upkeep
-        self._destinations = tuple(destinations)
+        self._agreement = agreement
         self._clock = clock
         self._rest = rest
         self._after: dict[str, str | None] = {}
@@ -37,17 +36,16 @@ class Sweep:
     async def __call__(self) -> Round:
         """One round. It is led by nobody: what it does is right whoever does it."""
         works: list[Work] = [
-            partial(self._ordered if destination.ordered else self._unordered, destination)
-            for destination in self._destinations
+            partial(self._ordered if setting.ordered else self._unordered, name, setting)
+            for name, setting in (await self._agreement()).items()
         ]
         return await take_turns(0, works, self._clock, self._rest, BATCHES)
 
-    async def _ordered(self, destination: Destination, _term: int) -> Batch:
-        name, block = destination.name, destination.on_failed == "block"
-        swept = await self._upkeep.sweep(name, block, self._after.get(name), BATCH)
+    async def _ordered(self, name: str, setting: Setting, _term: int) -> Batch:
+        swept = await self._upkeep.sweep(name, setting.on_failed == "block", self._after.get(name), BATCH)
         self._after[name] = swept.after
         return Batch(swept.changed, more=swept.after is not None)
 
-    async def _unordered(self, destination: Destination, _term: int) -> Batch:
-        changed = await self._upkeep.unpark(destination.name, ROWS)
+    async def _unordered(self, name: str, _setting: Setting, _term: int) -> Batch:
+        changed = await self._upkeep.unpark(name, ROWS)
         return Batch(changed, more=changed == ROWS)

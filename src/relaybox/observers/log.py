@@ -48,6 +48,7 @@ class LogObserver(Observer):
         self._holding = Holding(self._tell)
         self._database = Spell(log)
         self._defects: defaultdict[tuple[str, str], Spell] = defaultdict(lambda: Spell(log, DEFECTS_AGAIN))
+        self._overdue: defaultdict[str, int] = defaultdict(int)
         self._total = Count()
         self._began = clock()
         self._width = 0
@@ -79,6 +80,18 @@ class LogObserver(Observer):
     def circuit(self, destination: str, state: str, reason: str) -> None:
         """The circuit changed."""
         self._holding.change(destination, state, reason, self._clock())
+
+    def overdue(self, destination: str, count: int) -> None:
+        """Said when there are more than ever since there were none, and when there are none."""
+        before = self._overdue[destination]
+        if count > before:
+            functions = "a function is" if count == 1 else f"{count:,} functions are"
+            said = f"{functions} over the timeout and still running; threads cannot be stopped"
+            self._tell(logging.WARNING, destination, said, {"event": "overdue", "functions": count})
+        elif before and not count:
+            said = "no function is over the timeout any more"
+            self._tell(logging.INFO, destination, said, {"event": "overdue", "functions": 0})
+        self._overdue[destination] = max(count, before) if count else 0
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
         """Told once, until it is over or becomes another."""

@@ -21,6 +21,7 @@ from relaybox.outcome import Delivered, Failed, Retried
 from relaybox.setting import identifier
 from relaybox.sink import Answer
 from relaybox.store import Claim, Settlement
+from relaybox.uptime import uptime
 
 try:
     from prometheus_client import CollectorRegistry
@@ -54,7 +55,7 @@ class MetricsObserver(Observer):
         registry: CollectorRegistry | None = None,
         namespace: str = "",
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = uptime,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
@@ -71,6 +72,7 @@ class MetricsObserver(Observer):
         self._shadowed: Counter[tuple[str, ...]] = Counter()
         self._latency: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(LATENCY))
         self._duration: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(DURATION))
+        self._overdue: dict[tuple[str, ...], int] = {}
         self._canary: dict[tuple[str, ...], tuple[float, float]] = {}
         try:
             self.registry.register(self)
@@ -122,6 +124,10 @@ class MetricsObserver(Observer):
         """Leases were lost."""
         self._lost[label(destination),] += len(lost)
 
+    def overdue(self, destination: str, count: int) -> None:
+        """Threads that cannot be stopped."""
+        self._overdue[label(destination),] = count
+
     def canary(self, destination: str, seconds: float) -> None:
         """The whole path works."""
         self._canary[label(destination),] = (seconds, self._wall())
@@ -131,6 +137,7 @@ class MetricsObserver(Observer):
         return [
             *self._counters(),
             *self._histograms(),
+            self._gauge("outbox_overdue_functions", OVERDUE, ("destination",)),
             self._gauge("outbox_canary_seconds", SECONDS_OF_CANARY, ("destination",)),
             self._gauge("outbox_canary_last_success_timestamp", TIME_OF_CANARY, ("destination",)),
         ]
@@ -147,6 +154,10 @@ class MetricsObserver(Observer):
             for labels, of_labels in list(durations.items()):
                 histogram.add_metric(labels, *of_labels.buckets())
             yield histogram
+        overdue = self._gauge("outbox_overdue_functions", OVERDUE, ("destination",))
+        for labels, number in list(self._overdue.items()):
+            overdue.add_metric(labels, number)
+        yield overdue
         if self._canary:
             yield from self._canaries()
 
@@ -236,6 +247,7 @@ class MetricsObserver(Observer):
         return GaugeMetricFamily(f"{self._prefix}{name}", text, labels=labels)
 
 
+OVERDUE = "Plain functions over their timeout that are still running; their threads cannot be stopped."
 SECONDS_OF_CANARY = "From emit to acknowledgement of the last test event that the leader sent."
 TIME_OF_CANARY = "When the last test event was acknowledged, in seconds since 1970."
 

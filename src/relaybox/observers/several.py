@@ -40,6 +40,10 @@ class Observers(Observer):
         """The circuit changed, or the destination was paused."""
         self._tell(lambda observer: observer.circuit(destination, state, reason))
 
+    def overdue(self, destination: str, count: int) -> None:
+        """So many plain functions are over their time and still running."""
+        self._tell(lambda observer: observer.overdue(destination, count))
+
     def canary(self, destination: str, seconds: float) -> None:
         """The test event was acknowledged."""
         self._tell(lambda observer: observer.canary(destination, seconds))

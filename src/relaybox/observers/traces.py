@@ -16,6 +16,7 @@ from relaybox.observe import Observer, Sends
 from relaybox.outcome import Delivered
 from relaybox.sink import Answer
 from relaybox.tracing import SYSTEM, sampled, stored, tracer
+from relaybox.uptime import uptime
 
 try:
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, get_current_span
@@ -28,7 +29,7 @@ class TracesObserver(Observer):
 
     timed = True
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = uptime) -> None:
         self._clock = clock
         self._tracer = tracer()
 

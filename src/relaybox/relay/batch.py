@@ -6,7 +6,7 @@ Rows are told apart by their position: a number, which is cheaper to look up tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from relaybox.event import Delivery
 
@@ -14,20 +14,33 @@ from relaybox.event import Delivery
 class Batch:
     """The deliveries of one claim until each is settled.
 
-    ``until`` is the moment, by the relay's own clock, up to which their leases hold for certain.
+    ``until`` is the moment, by the relay's own clock, up to which their leases hold for certain; those of
+    some may be ``behind``, because they could not be extended with the others: their own, by position.
     """
 
     def __init__(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> None:
         self.deliveries = deliveries
         self.until = until
+        self.behind: dict[int, float] = {}
         self.probing = probing
         self.token = deliveries[0].lease_token
         self.begun: set[int] = set()
         self.answered: set[int] = set()
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
+        self.sending: asyncio.Task[None]
+        """Ends when each is answered."""
         self.done = asyncio.Event()
-        self.bytes = sum([len(d.payload or d.payload_data or "") for d in deliveries])
+        self.bytes = size(deliveries)
+
+    def ends_before(self, moment: float) -> bool:
+        """Whether one of its leases does."""
+        return min((self.until, *self.behind.values())) < moment
+
+    def extend(self, until: float, except_for: Collection[int]) -> None:
+        """Its leases hold up to then, except for those of some positions."""
+        self.behind = {position: self.behind.get(position, self.until) for position in except_for}
+        self.until = until
 
     def unanswered(self) -> list[Delivery]:
         """What is neither answered nor lost."""
@@ -36,6 +49,11 @@ class Batch:
     def unbegun(self) -> list[Delivery]:
         """What was not sent."""
         return [delivery for delivery in self.unanswered() if delivery.position not in self.begun]
+
+
+def size(deliveries: Iterable[Delivery]) -> int:
+    """Payloads and headers, in bytes or, of texts, in characters."""
+    return sum([len(d.payload or d.payload_data or "") + len(d.headers) for d in deliveries])
 
 
 class InFlight:
@@ -63,14 +81,33 @@ class InFlight:
                 continue
             del self._of[position]
             del batch.unsettled[position]
+            batch.bytes -= size((delivery,))
             if not batch.unsettled:
                 self._batches.remove(batch)
                 batch.done.set()
         if len(self._of) < before:
             self._changed()
 
+    def unbegun(self) -> list[Delivery]:
+        """What was not sent."""
+        return [delivery for batch in self._batches for delivery in batch.unbegun()]
+
+    def behind(self) -> list[Delivery]:
+        """What was not sent, and has another of its key before it that was not either."""
+        keys: set[str] = set()
+        behind = []
+        for delivery in self.unbegun():
+            if delivery.ordering_key is None:
+                continue
+            if delivery.ordering_key in keys:
+                behind.append(delivery)
+            keys.add(delivery.ordering_key)
+        return behind
+
     def forget(self) -> None:
         """Leave everything to whoever claims it next."""
+        for batch in self._batches:
+            batch.done.set()
         self._batches.clear()
         self._of.clear()
 
@@ -82,5 +119,5 @@ class InFlight:
 
     @property
     def bytes(self) -> int:
-        """The payloads of the batches of which something is unsettled."""
+        """The size of what is unsettled."""
         return sum(batch.bytes for batch in self._batches)

@@ -51,7 +51,14 @@ class Policy:
         self._circuit = circuit
         self._random = random
         self._delivered = Delivered(keep=destination.retention > 0)
-        self.shadowed = Delivered(keep=destination.retention > 0, shadow=True)
+
+    def shadowed(self, delivery: Delivery) -> Delivered:
+        """Return the outcome of a delivery that was not sent because it was emitted in shadow."""
+        return Delivered(keep=self._delivered.keep or self._is_kept(delivery), shadow=True)
+
+    def _is_kept(self, delivery: Delivery) -> bool:
+        """True if a row stays in spite of ``retention = 0``: pruning notes at its key when it was final."""
+        return not self._delivered.keep and delivery.keyed
 
     def decide(
         self, answer: Answer, delivery: Delivery, *, probing: bool = False
@@ -60,7 +67,7 @@ class Policy:
         match answer:
             case Delivered():
                 self._circuit.acknowledge(delivery.event_id)
-                return self._delivered, None
+                return Delivered() if self._is_kept(delivery) else self._delivered, None
             case Released():
                 return answer, None
             case Reject():

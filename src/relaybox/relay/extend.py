@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from relaybox.config import Destination
 from relaybox.crashpoint import reached
-from relaybox.errors import StoreError
+from relaybox.errors import RowsLocked, StoreError
 from relaybox.relay.batch import InFlight
 from relaybox.relay.shared import Shared
 
@@ -36,24 +38,28 @@ class Extender:
                 await self._clock.sleep(self._lease / 20)
 
     async def _extend(self) -> bool:
-        """Extend what needs it; whether the database took it."""
-        now = self._clock.now()
-        batches = [batch for batch in self._in_flight if batch.until - now < self._lease * (1 - 1 / LOOKS)]
+        """Extend what needs it; whether all of it was extended."""
+        now, locked = self._clock.now(), frozenset[UUID]()
+        soon = now + self._lease * (1 - 1 / LOOKS)
+        batches = [batch for batch in self._in_flight if batch.ends_before(soon)]
         held = [delivery for batch in batches for delivery in batch.unsettled.values()]
         if not held:
             return True
         reached("extend")
         try:
             lost = await self._store.extend(held, self._lease)
+        except RowsLocked as error:
+            lost, locked = error.lost, error.rows
         except StoreError as error:
             self._observer.trouble(self._name, "extend leases", error)
             return False
         reached("extended")
-        for batch in batches:
-            batch.until = now + self._lease
         # What was answered meanwhile is no longer leased because it is settled, or its settle will tell.
         unanswered = [delivery for batch in batches for delivery in batch.unanswered()]
+        behind = {delivery.position for delivery in unanswered if delivery.id in locked}
+        for batch in batches:
+            batch.extend(now + self._lease, behind & batch.unsettled.keys())
         dropped = [delivery for delivery in unanswered if delivery.id in lost]
         self._in_flight.drop(dropped)
         self._observer.extended(self._name, frozenset(delivery.id for delivery in dropped))
-        return True
+        return not behind

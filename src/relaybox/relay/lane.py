@@ -21,8 +21,9 @@ from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
-from relaybox.outcome import Released, Retry
-from relaybox.relay.batch import Batch, InFlight
+from relaybox.ordering import together
+from relaybox.outcome import Outcome, Released, Retry
+from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
@@ -30,11 +31,11 @@ from relaybox.relay.probe import choose, probe_is_due
 from relaybox.relay.sending import Sending, TimedSending, Times
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
-from relaybox.relay.sizing import BYTES_IN_FLIGHT, Sizing
+from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing, longest_run
 from relaybox.relay.turn import Turn
 from relaybox.shadow import MARK, is_shadow
 from relaybox.sink import Answer, Sink, being_cancelled, describe
-from relaybox.store import Claim, DeadLetter, Held, Settlement, Want
+from relaybox.store import Claim, DeadLetter, Held, Settlement, Want, used_up
 
 SHORTEST_POLL = 0.01
 SHORTEST_POLL_WHEN_TOLD = 0.25
@@ -49,6 +50,8 @@ LATE_COMMITS = timedelta(seconds=10)
 """Events that are committed no longer after they were emitted are found at once."""
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 """A row that was edited by hand may be older than can be reckoned with."""
+PATIENCE_FOR_ROOM = 1.0
+"""Seconds without an answer, after which slow keys have to make room for others."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
@@ -200,18 +203,21 @@ class Lane:
 
     async def _round(self) -> bool:
         """One step; whether it is worth taking the next at once."""
-        rows = self._sizing.rows
+        rows, run = self._sizing.rows, self._sizing.run
         claim = await self._step()
         if claim.deliveries or claim.failed or claim.parked:
             self._idle_for = SHORTEST_POLL
-        return len(claim.deliveries) >= rows or bool(claim.failed or claim.parked)
+        full = len(claim.deliveries) >= rows or 2 * size(claim.deliveries) > BYTES_A_CLAIM
+        # Where a run was cut off, its key may have filled the window.
+        full = full or longest_run(claim.deliveries) >= run
+        return full or bool(claim.failed or claim.parked)
 
     async def _step(self) -> Claim:
         """Claim once, when there is room, and begin to send."""
         await self._until_there_is_room()
         if self._closing_down is not None:
             await self._closing_down
-        concurrency = self._shared.share(self._destination.concurrency)
+        concurrency = self._shared.share(self.name, self._destination.concurrency)
         if self._stopping or not concurrency or self._settler.in_trouble:
             return Claim()
         self._sink.limit(concurrency)
@@ -265,8 +271,10 @@ class Lane:
             only=self._only,
             # A probe is to find one that is beyond suspicion.
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
+            run=None if probe else self._sizing.run,
             explain=explain,
             since=since,
+            bytes=BYTES_A_CLAIM,
         )
         until = self._clock.now() + destination.lease
         reached("claim")
@@ -287,24 +295,24 @@ class Lane:
             self._observer.claimed(self.name, claim)
         return claim, until
 
-    def _begin(
-        self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False, turn: bool = False
-    ) -> Batch:
-        """Send what was claimed, in a task of its own; ``turn``: it has had its place in the line."""
+    def _begin(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
+        """Send what was claimed, in a task of its own."""
         batch = Batch(deliveries, until, probing=probing)
         self._in_flight.add(batch)
-        task = self._tasks.create_task(self._send(batch, turn))
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
+        batch.sending = self._tasks.create_task(self._send(batch))
+        self._sends.add(batch.sending)
+        batch.sending.add_done_callback(self._sends.discard)
         return batch
 
-    async def _send(self, batch: Batch, turn: bool) -> None:
+    async def _send(self, batch: Batch) -> None:
         deliveries = self._without_known(batch, self._without_shadows(batch))
         if not deliveries:
             return
-        if not turn:
-            await self._turn(len(deliveries))
+        await self._turn(len(deliveries))
+        if batch.deliveries[0].suspect:
+            await self._shared.quarantine.enter(batch)
         reached("send")
+        began = self._clock.now()
         timed = self._observer.timed
         sending = TimedSending(self, batch, self._clock, self._times) if timed else Sending(self, batch)
         try:
@@ -318,6 +326,8 @@ class Lane:
         for delivery, answer in pairs:
             if delivery.position not in batch.answered:
                 sending.report(delivery, answer)
+        if self._destination.ordered and not self._halted.is_set():
+            self._sizing.learn_run(deliveries, self._clock.now() - began)
 
     def _without_shadows(self, batch: Batch) -> Sequence[Delivery]:
         """What is to be sent; what was emitted in shadow is delivered without, and tells nothing of the
@@ -332,27 +342,27 @@ class Lane:
                 left.append(delivery)
                 continue
             began = self.may_begin(batch, delivery)
-            reached("answered")
-            batch.answered.add(delivery.position)
-            self._answered += 1
-            if delivery.position in batch.unsettled:
-                self._settler.add(Settlement(delivery, self._policy.shadowed if began else Released()))
+            self._settle_unsent(batch, delivery, self._policy.shadowed(delivery) if began else Released())
         return left
 
+    def _settle_unsent(self, batch: Batch, delivery: Delivery, outcome: Outcome) -> None:
+        reached("answered")
+        batch.answered.add(delivery.position)
+        self._answered += 1
+        if delivery.position in batch.unsettled:
+            self._settler.add(Settlement(delivery, outcome))
+
     def _without_known(self, batch: Batch, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """What is to be sent; what was delivered before, under a lease that ran out, is only settled."""
-        if not self._settler.waits:
+        """What is to be sent; what else is only settled: its outcome is known."""
+        if not self._settler.waits and not used_up(deliveries):
             return deliveries
         left = []
         for delivery in deliveries:
-            outcome = self._settler.delivered_before(delivery)
+            outcome = self._settler.known(delivery)
             if outcome is None:
                 left.append(delivery)
-                continue
-            reached("answered")
-            batch.answered.add(delivery.position)
-            self._answered += 1
-            self._settler.add(Settlement(delivery, outcome))
+            else:
+                self._settle_unsent(batch, delivery, outcome)
         return left
 
     def _settled(self, deliveries: Sequence[Delivery]) -> None:
@@ -371,7 +381,7 @@ class Lane:
         if (
             not self._halted.is_set()
             and not (self._returning and (position, batch.token) in self._returning)
-            and batch.until - self._clock.now() > self._least_lease
+            and (batch.behind.get(position, batch.until) - self._clock.now()) > self._least_lease
             and position in batch.unsettled
         ):
             return True
@@ -398,11 +408,14 @@ class Lane:
             self._closing_down = self._tasks.create_task(self._close_down(opening))
 
     async def _close_down(self, opening: Opening) -> None:
-        """Tell all relays that the circuit is open; go on when nothing is being sent any more."""
+        """Tell all relays that the circuit is open; go on when nothing is being sent any more.
+
+        A function that is over its time is not waited for: it may run for many times as long.
+        """
         await self._breaker.open(opening)
         await self._give_back_unbegun()
         if self._sends:
-            await asyncio.wait(self._sends)
+            await asyncio.wait(self._sends, timeout=self._destination.timeout)
         self._resume()
 
     def _resume(self) -> None:
@@ -417,11 +430,9 @@ class Lane:
         failed least: what opened the circuit may be as many events, and these may be poison.
         """
         claim, until = await self._claim(THRESHOLD + 1, probe=True, suspects=False)
-        if claim.deliveries or claim.parked:
-            return await self._probe_with(claim, until, held)
-        async with self._shared.quarantine:
+        if not claim.deliveries and not claim.parked:
             claim, until = await self._claim(1, probe=True)
-            return await self._probe_with(claim, until, held)
+        return await self._probe_with(claim, until, held)
 
     async def _probe_with(self, claim: Claim, until: float, held: Held) -> Claim:
         chosen = choose(claim.deliveries, self._circuit)
@@ -447,6 +458,8 @@ class Lane:
     async def _send_probe(self, delivery: Delivery, until: float, reason: str) -> None:
         batch = self._begin([delivery], until, probing=True)
         await self._until_done(batch)
+        # An answer that comes later is one like any other.
+        batch.probing = False
         if not batch.tried:
             await self._breaker.put_back(reason)
         elif self._opening is None:
@@ -458,7 +471,8 @@ class Lane:
     async def _keep_to_share(self) -> None:
         """As relays come and go, also while nothing is claimed."""
         while True:
-            share = self._shared.share(self._destination.concurrency)
+            self._observer.overdue(self.name, getattr(self._sink, "overdue", 0))
+            share = self._shared.share(self.name, self._destination.concurrency)
             self._sink.limit(share)
             if not share:
                 await self._stand_back()
@@ -466,47 +480,44 @@ class Lane:
 
     async def _stand_back(self) -> None:
         """The others have every place: let them have what has not begun here, or it would wait for ever."""
-        self._returning = frozenset((d.position, d.lease_token) for d in self._unbegun())
+        await self._give_back(self._in_flight.unbegun())
+
+    async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        marked = frozenset((d.position, d.lease_token) for d in deliveries) - self._returning
+        self._returning |= marked
         try:
             # Looked at once more: one may have begun, in another thread, before it was marked.
-            left = [d for d in self._unbegun() if (d.position, d.lease_token) in self._returning]
+            left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in marked]
             if await self._release(left):
                 self._in_flight.drop(left)
         finally:
-            self._returning = frozenset()
-
-    def _unbegun(self) -> list[Delivery]:
-        return [delivery for batch in self._in_flight for delivery in batch.unbegun()]
+            self._returning -= marked
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
+        often = max(self._destination.poll_interval, self._destination.lease / 10)
         while True:
             await self._examine()
-            await self._clock.sleep(max(self._destination.poll_interval, self._destination.lease / 10))
+            has_share = self._shared.share(self.name, self._destination.concurrency)
+            await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
 
     async def _examine(self) -> bool:
-        """Send the suspects that stand first in line, each alone, while other batches go on.
+        """Send the suspects that stand first in line, a group after the other, while other batches go on.
 
-        Of all lanes one at a time, from the claim on: whatever else is leased when one of them kills the
-        process was in a batch, whose death is not counted. Whether there was one, or may be another.
+        Whether there was one, or may be another.
         """
-        found, suspect, turn = False, True, False
+        found, suspect = False, True
         while suspect:
-            if turn:
-                # Outside the lock: others do not wait for this destination's line.
-                await self._turn(1)
-            async with self._shared.quarantine:
-                if self._halted.is_set() or not self._shared.share(self._destination.concurrency):
-                    break
-                claim, until = await self._claim(1)
-                suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
-                if suspect and not turn and self._destination.rate_limit is not None:
-                    await self._release(claim.deliveries)
-                    turn = True
-                elif claim.deliveries:
-                    batch = self._begin(claim.deliveries, until, turn=turn)
-                    if suspect:
-                        await self._until_done(batch)
+            share = self._shared.share(self.name, self._destination.concurrency)
+            if self._halted.is_set() or not share or self._settler.in_trouble:
+                break
+            group = min(together(0), self._sizing.rows)
+            claim, until = await self._claim(group if self._has_room(group) else 1)
+            suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
+            if claim.deliveries:
+                batch = self._begin(claim.deliveries, until)
+                if suspect:
+                    await self._until_done(batch)
             found |= suspect or bool(claim.parked)
         return found
 
@@ -534,7 +545,7 @@ class Lane:
 
     async def _give_back_unbegun(self) -> None:
         """Nothing more is begun: another relay may have what was not."""
-        left = self._unbegun()
+        left = self._in_flight.unbegun()
         self._in_flight.drop(left)
         await self._release(left)
 
@@ -573,11 +584,23 @@ class Lane:
             self._expects = False
 
     async def _until_there_is_room(self) -> None:
-        while not self._stopping and (
-            len(self._in_flight) + self._sizing.rows > self._sizing.in_flight
-            or self._in_flight.bytes >= BYTES_IN_FLIGHT
-        ):
-            await self._until_changed()
+        while not self._stopping and not self._has_room(self._sizing.rows):
+            try:
+                async with asyncio.timeout(PATIENCE_FOR_ROOM):
+                    while not self._stopping and not self._has_room(self._sizing.rows):
+                        await self._until_changed()
+            except TimeoutError:
+                await self._make_room()
+
+    def _has_room(self, rows: int) -> bool:
+        return self._sizing.has_room(rows, len(self._in_flight), self._in_flight.bytes)
+
+    async def _make_room(self) -> None:
+        """Give back what waits behind the next one of a slow key: others may have something to send."""
+        behind = self._in_flight.behind()
+        if behind:
+            self._sizing.shorten_run()
+            await self._give_back(behind)
 
     def _changed(self) -> None:
         self._room.set()
@@ -586,10 +609,14 @@ class Lane:
             self._shared.wake.wake(self.name)
 
     async def _until_done(self, batch: Batch) -> None:
-        """Until it is settled; not for ever, where the relay stops and the database is away."""
-        while not (batch.done.is_set() or (self._stopping and self._settler.waits)):
+        """Wait until a batch is answered, and a moment for its settle.
+
+        A function may not return, and another session may have locked a row: nothing else waits for those.
+        """
+        await asyncio.wait([batch.sending], timeout=self._destination.timeout + PROBE_MARGIN)
+        if not self._stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._destination.poll_interval):
+                async with asyncio.timeout(PATIENCE_FOR_ROOM):
                     await batch.done.wait()
 
     async def _until_empty(self) -> None:

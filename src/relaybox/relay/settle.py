@@ -12,9 +12,9 @@ from relaybox.config import Destination
 from relaybox.crashpoint import reached
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Retried, wait
+from relaybox.outcome import Delivered, Failed, Retried, wait
 from relaybox.relay.shared import Shared
-from relaybox.store import DeadLetter, Settlement
+from relaybox.store import DeadLetter, Settlement, bury
 
 GAP, GAP_WHERE_ORDERED = 0.05, 0.02
 """Seconds between the beginnings of two settles, unless there is enough for the next one. Where events are
@@ -57,8 +57,12 @@ class Settler:
         """Whether some outcomes cannot be written now."""
         return self.in_trouble or bool(self._locked)
 
-    def delivered_before(self, delivery: Delivery) -> Delivered | None:
-        """The outcome of a row that was claimed again because its settle met a lock until its lease ended."""
+    def known(self, delivery: Delivery) -> Delivered | Failed | None:
+        """The outcome of a row that met a lock before: when it was to be failed, or, after it was delivered,
+        when it was to be settled, until its lease ended.
+        """
+        if delivery.exhausted:
+            return bury(delivery)
         known = self._locked.get(delivery.position)
         return known.outcome if known is not None and isinstance(known.outcome, Delivered) else None
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relaybox.observe import Observer
 from relaybox.relay.clock import Clock
+from relaybox.relay.quarantine import Quarantine
 from relaybox.store import Store
 from relaybox.wake import Wake
 
 
-def _whole(total: int) -> int:
+def _whole(destination: str, total: int) -> int:
     return total
 
 
@@ -26,9 +26,11 @@ class Shared:
     clock: Clock
     random: Callable[[], float]
     owner: str
-    share: Callable[[int], int] = _whole
-    quarantine: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a suspect is in flight: when it kills the process, no other suspect shall be blamed."""
+    share: Callable[[str, int], int] = _whole
+    quarantine: Quarantine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.quarantine = Quarantine(self.store, self.clock, self.observer)
 
     def pause(self, poll_interval: float) -> float:
         """Seconds until a database that refused is asked again; relays that lost it together come apart."""

@@ -1,13 +1,25 @@
-"""How much to claim at once: what the sink takes in a tenth of a second, bounded in rows and in bytes."""
+"""How much to claim at once: what the sink takes in a tenth of a second, bounded in rows and in bytes.
+
+Of one key, as many rows as every place may have, and more as long as such runs are sent in a fifth of a
+second: rows of slow keys that wait behind each other would take the room of other keys while places are free.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from relaybox.config import Destination
+from relaybox.event import Delivery
 
 LARGEST = 1000
 BATCHES_IN_FLIGHT = 4
 BYTES_IN_FLIGHT = 32 * 2**20
+BYTES_A_CLAIM = BYTES_IN_FLIGHT // BATCHES_IN_FLIGHT
+"""The database ends a claim there, also of rows that are larger than those before."""
 PARTS_OF_A_SECOND = 10
+FAST, SLOW = 0.2, 1.0
+"""Seconds in which a batch with a run is sent that may be longer, or must be shorter."""
 
 
 class Sizing:
@@ -22,18 +34,44 @@ class Sizing:
         self._rows = self._smallest
         self._learned_at = 0.0
         self._bytes_a_row = 0.0
+        self._concurrency = destination.concurrency
+        self._run = 1
 
     @property
     def rows(self) -> int:
         """How many rows to ask for."""
-        if self._bytes_a_row * self._rows * BATCHES_IN_FLIGHT <= BYTES_IN_FLIGHT:
+        # About as many as fit: some databases have to read a payload to tell how large it is.
+        if self._bytes_a_row * self._rows <= BYTES_A_CLAIM:
             return self._rows
-        return max(1, int(BYTES_IN_FLIGHT / BATCHES_IN_FLIGHT / self._bytes_a_row))
+        return max(1, int(BYTES_A_CLAIM / self._bytes_a_row))
 
     @property
     def in_flight(self) -> int:
         """How many rows may be in flight."""
         return BATCHES_IN_FLIGHT * self.rows
+
+    def has_room(self, more: int, rows: int, size: int) -> bool:
+        """True if a claim of so many ``more`` rows fits beside the rows and bytes in flight."""
+        return rows + more <= self.in_flight and size + BYTES_A_CLAIM <= BYTES_IN_FLIGHT
+
+    @property
+    def run(self) -> int:
+        """How many rows of one key to ask for.
+
+        However slow they are: with fewer keys than places in flight, there is room for a claim.
+        """
+        return max(self._run, (BATCHES_IN_FLIGHT - 1) * self.rows // self._concurrency)
+
+    def shorten_run(self) -> None:
+        """Nothing was answered for long."""
+        self._run = 1
+
+    def learn_run(self, deliveries: Sequence[Delivery], seconds: float) -> None:
+        """A batch was answered in so many seconds, one key's deliveries one after the other."""
+        if seconds > SLOW:
+            self._run = 1
+        elif seconds < FAST and longest_run(deliveries) >= self.run:
+            self._run = min(4 * self.run, self._largest)
 
     def learn(self, rows: int, size: int, answered: int, now: float) -> None:
         """A claim got so many rows and bytes, and so many were ``answered`` since the last one."""
@@ -43,3 +81,10 @@ class Sizing:
         soon = answered / max(seconds, 0.001) / PARTS_OF_A_SECOND
         step = min(max(round(soon), self._rows // 2), 2 * self._rows)
         self._rows = min(max(step, self._smallest), self._largest)
+
+
+def longest_run(deliveries: Sequence[Delivery]) -> int:
+    """How many of them have the same key."""
+    keys = Counter([delivery.ordering_key for delivery in deliveries])
+    del keys[None]
+    return max(keys.values(), default=0)

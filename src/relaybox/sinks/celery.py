@@ -65,7 +65,11 @@ class CelerySink(HandlerSink):
         await super().close()
         self.publisher.close()
 
-    def _late(self, seconds: float) -> Exception:
+    def _limit_of(self, timeout: float) -> float:
+        # A message that is published once more has the same id: nothing is gained by waiting for longer.
+        return timeout
+
+    def _still_running(self, seconds: float) -> Exception:
         return Unavailable(f"the broker took longer than {seconds:g}s")
 
 

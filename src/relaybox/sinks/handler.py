@@ -1,8 +1,10 @@
 """Python functions as a destination: asynchronous ones run in the relay's loop, synchronous ones in threads.
 
 Whatever a handler does is an answer about its event: it may raise anything, end the process, cancel itself
-or never return, and the relay goes on. A thread cannot be stopped, so one whose handler does not return is
-left to itself and another takes its place.
+or never return, and the relay goes on. An asynchronous handler that is over its time is cancelled. A thread
+cannot be stopped: a synchronous one keeps its place and its key until it returns, and what it does then is
+the answer. After ``limit_of`` its timeout the event is failed, because nobody knows what will become of it,
+and the thread is left to itself.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from relaybox.envelope import event_of
 from relaybox.errors import ConfigError, shorten
 from relaybox.event import Delivery, Event
 from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import AT_A_STRETCH, OneByOne, describe
+from relaybox.sink import AT_A_STRETCH, LeftRunning, OneByOne, describe
 from relaybox.sinks.deadline import Deadline
 from relaybox.threads import Threads
 from relaybox.tracing import attached, sampled, stored
@@ -29,6 +31,14 @@ Handler = Callable[[Event], Any]
 log = logging.getLogger("relaybox.handler")
 
 ANSWERS = (Retry, Reject, Unavailable, asyncio.CancelledError, GeneratorExit)
+
+TIMES, LEAST = 10, 60.0
+"""A synchronous handler is waited for this many times its timeout, and no less than so many seconds."""
+
+
+def limit_of(timeout: float) -> float:
+    """Return the seconds after which a synchronous handler is left to itself."""
+    return max(TIMES * timeout, LEAST)
 
 
 class HandlerSink(OneByOne):
@@ -45,13 +55,14 @@ class HandlerSink(OneByOne):
         self._handler = handler
         self._given = given
         self._deadline = Deadline(destination.timeout)
+        self._limit = Deadline(self._limit_of(destination.timeout))
         self._in_loop = is_async(destination.name, handler)
-        self._threads = Threads()
+        self._threads = Threads(destination.name)
 
     @property
-    def abandoned(self) -> int:
-        """How many threads were left to a handler that had not returned."""
-        return self._threads.abandoned
+    def overdue(self) -> int:
+        """The number of synchronous handlers that are over their time and still running."""
+        return self._threads.longer_than(self._deadline.seconds)
 
     def begin(self, delivery: Delivery, traced: bool = False) -> Awaitable[None] | None:
         """Call the handler; what is left of the call, unless it is over.
@@ -63,7 +74,8 @@ class HandlerSink(OneByOne):
             return self._within_trace(stored(headers), delivery)
         event = self._given(delivery)
         if not self._in_loop:
-            return self._within_its_time(self._work_in_thread(event))
+            self._threads.check_room()
+            return self._in_thread(event)
         try:
             work = self._handler(event)
             try:
@@ -94,8 +106,26 @@ class HandlerSink(OneByOne):
             raise
         except BaseException as error:
             if block.expired:
-                raise self._late(self._deadline.seconds) from None
+                raise Retry(f"handler took longer than {self._deadline.seconds:g}s") from None
             raise self._failed(error) from error
+
+    async def _in_thread(self, event: Any) -> None:
+        block = self._limit()
+        try:
+            with block:
+                result = await self._threads.call(self._handler, event)
+        except asyncio.CancelledError:
+            stopped = Retry("the relay stopped before the handler returned", after=self._deadline.seconds)
+            raise LeftRunning(stopped) from None
+        except ANSWERS:
+            raise
+        except BaseException as error:
+            if block.expired:
+                raise self._still_running(self._limit.seconds) from None
+            raise self._failed(error) from error
+        if inspect.isawaitable(result):
+            # A synchronous function in front of an asynchronous one: the work has not begun yet.
+            await self._within_its_time(result)
 
     def _failed(self, error: BaseException) -> Retry:
         log.warning("%s: the handler failed with %s", self._name, describe(error), exc_info=error)
@@ -105,15 +135,12 @@ class HandlerSink(OneByOne):
         """Let the threads end; one that is still in a handler ends after it."""
         self._threads.close()
 
-    def _late(self, seconds: float) -> Exception:
-        """The answer to a call that had not returned in time."""
-        return Retry(f"handler took longer than {seconds:g}s")
+    def _limit_of(self, timeout: float) -> float:
+        return limit_of(timeout)
 
-    async def _work_in_thread(self, event: Event) -> None:
-        result = await self._threads.call(self._handler, event)
-        if inspect.isawaitable(result):
-            # A synchronous function in front of an asynchronous one: the work has not begun yet.
-            await result
+    def _still_running(self, seconds: float) -> Exception:
+        """The answer to a call in a thread that has not returned by now."""
+        return Reject(f"the handler is still running after {seconds:g} s; its thread cannot be stopped")
 
 
 @types.coroutine

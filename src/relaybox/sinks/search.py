@@ -105,6 +105,11 @@ class SearchSink:
         if self._index.fixed is not None:
             await self._indexes.check(self._index.fixed)
 
+    @property
+    def overdue(self) -> int:
+        """The number of document functions that are over their time and still running."""
+        return self._changes.overdue
+
     async def close(self) -> None:
         """Give up connections and threads."""
         self._changes.close()

@@ -114,7 +114,7 @@ class Changes:
         self._patterns = [(_compile(pattern), action) for pattern, action in {**given, **defaults}.items()]
         # Bounded, because an application may make up event types as it goes.
         self._find = functools.lru_cache(4096)(self._match)
-        self._threads = Threads()
+        self._threads = Threads(destination.name)
 
     def action_of(self, event_type: str) -> Action:
         """What an event of this type does to its document; raises ``Reject`` where nothing says."""
@@ -155,6 +155,11 @@ class Changes:
             raise Reject(f"the payload is {_kind(payload)}; {fix}")
         return Change(key, self._named(payload, key), delivery.position)
 
+    @property
+    def overdue(self) -> int:
+        """The number of functions that are over their time and still running."""
+        return self._threads.longer_than(self._timeout)
+
     def close(self) -> None:
         """Let the threads end; one that is still in a function ends after it."""
         self._threads.close()
@@ -177,7 +182,7 @@ class Changes:
         late = asyncio.timeout(self._timeout)
         try:
             async with late:
-                made = function(event) if self._in_loop else await self._threads.call(function, event)
+                made = function(event) if self._in_loop else await self._in_thread(function, event)
                 return await made if inspect.isawaitable(made) else made
         except (Retry, Reject, Unavailable, GeneratorExit):
             raise
@@ -190,6 +195,10 @@ class Changes:
                 "%s: the document function failed with %s", self._name, describe(error), exc_info=error
             )
             raise Retry(f"the document function failed with {describe(error)}") from error
+
+    async def _in_thread(self, function: Callable[[Event], Any], event: Event) -> Any:
+        self._threads.check_room()
+        return await self._threads.call(function, event)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -2,11 +2,21 @@
 
 They are one statement each. Rows are addressed by ctid: a row that changed since the statement's snapshot no
 longer has the ctid that was seen, so what is locked is exactly what was judged.
+
+A claim ends where payloads and headers come to more than :bytes. To tell the size of a value that is stored
+compressed, PostgreSQL has to decompress it: an array holds its elements as they are. The size as it is stored
+costs nothing to tell and is never larger, so only rows that may fit by that one are looked at so closely.
 """
 
 from __future__ import annotations
 
-_DUE = {
+_STORED = "COALESCE(pg_column_size(payload), octet_length(payload_data)) + pg_column_size(headers)"
+_SIZE = "pg_column_size(ARRAY[payload, headers]) + COALESCE(octet_length(payload_data), 0)"
+# One that does not fit by what is stored is as large as all that may be claimed.
+_FITTING = f"CASE WHEN sum(stored) OVER line <= :bytes THEN {_SIZE} ELSE CAST(:bytes AS bigint) END AS size"
+_WEIGHED = {"weighed": f"payload, payload_data, headers, {_STORED} AS stored", "size": _FITTING}
+
+_DUE = _WEIGHED | {
     "chosen": "",
     "these": "destination = :destination AND status = 'pending'",
     "window": "LIMIT :limit",
@@ -17,7 +27,7 @@ _DUE = {
 }
 # Not in the words of the index of what is pending, through which the planner might go instead of the ids.
 # A window of all that was chosen: keys that have to wait must not fill it for the others.
-_CHOSEN = {
+_CHOSEN = _WEIGHED | {
     "chosen": """chosen AS MATERIALIZED (
     SELECT CAST(value AS uuid) AS id FROM json_array_elements_text(CAST(:only AS json))
 ), """,
@@ -31,37 +41,47 @@ _CHOSEN = {
 }
 
 # What most claims are: where suspects are left out, nothing is to be told apart. ``since``, because until the
-# table is vacuumed, what was delivered still stands at the beginning of the index.
+# table is vacuumed, what was delivered still stands at the beginning of the index. The rows are summed up in
+# the order in which they come, which costs no sort: any of them may be left out.
 _CLAIM_UNSUSPECTED = """
-UPDATE {event} SET {lease}
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {event}
+WITH due AS (
+    SELECT ctid AS tid, %(weighed)s FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
       AND next_attempt_at >= COALESCE(CAST(:since AS timestamptz), '-infinity')
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {suspect} AND NOT {held}
       AND {unhurried}
     ORDER BY next_attempt_at, position LIMIT :limit
-    FOR UPDATE OF {event_alias} SKIP LOCKED))
+    FOR UPDATE OF {event_alias} SKIP LOCKED
+), sized AS (
+    SELECT tid, row_number() OVER line AS rank, %(size)s
+    FROM due WINDOW line AS (ROWS UNBOUNDED PRECEDING)
+), summed AS (
+    SELECT tid, rank, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM sized
+)
+UPDATE {event} SET {lease}
+WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE rank = 1 OR total <= :bytes))
 RETURNING {own_columns}"""
 
 _CLAIM = """
 WITH %(chosen)sdue AS MATERIALIZED (
-    SELECT ctid AS tid, next_attempt_at, position, {suspect} AS suspect FROM {event}
+    SELECT ctid AS tid, next_attempt_at, position, {suspicion} AS suspicion, %(weighed)s FROM {event}
     WHERE %(these)s AND next_attempt_at <= (SELECT {now})
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
     ORDER BY next_attempt_at, position LIMIT :limit
     FOR UPDATE OF {event_alias} SKIP LOCKED
 ), taken AS (
-    SELECT tid, suspect, first_value(suspect) OVER line AS alone, row_number() OVER line AS rank
+    SELECT tid, suspicion, first_value(suspicion) OVER line AS first, row_number() OVER line AS rank, %(size)s
     FROM due WINDOW line AS (ORDER BY next_attempt_at, position)
+), summed AS (
+    SELECT tid, rank, sum(size) OVER (ORDER BY rank) AS total FROM taken WHERE {together}
 )
 UPDATE {event} SET {lease}
-WHERE ctid = ANY (ARRAY(SELECT tid FROM taken WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect END))
+WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE rank = 1 OR total <= :bytes))
 RETURNING {own_columns}"""
 
 _CLAIM_ORDERED = """
 WITH %(chosen)sdue AS MATERIALIZED (
-    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspect} AS suspect FROM {event}
+    SELECT ctid AS tid, ordering_key, position, next_attempt_at, {suspicion} AS suspicion FROM {event}
     WHERE %(these)s AND next_attempt_at <= (SELECT {now})
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND {wanted} AND NOT {held} AND {unhurried}
       AND current_setting('relaybox.locked', true) = :destination
@@ -76,52 +96,59 @@ WITH %(chosen)sdue AS MATERIALIZED (
         WHERE destination = :destination AND ordering_key = keys.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS head
     LEFT JOIN LATERAL (
-        SELECT ctid AS tid, position, %(free)s AS free, {suspect} AS suspect FROM {event}
+        SELECT ctid AS tid, position, %(free)s AS free, {suspicion} AS suspicion FROM {event}
         WHERE head.free%(own_head)s AND destination = :destination AND ordering_key = keys.ordering_key
           AND {open} AND position >= head.position
-        ORDER BY position LIMIT greatest(keys.due, CAST(:limit AS bigint) / greatest(
-            1, least(:spread, (SELECT count(*) FROM keys))))) AS run ON true
+        ORDER BY position LIMIT least(CAST(:run AS bigint), greatest(
+            keys.due, CAST(:limit AS bigint) / greatest(
+                1, least(:spread, (SELECT count(*) FROM keys)))))) AS run ON true
     %(enough)s
 ), seen AS MATERIALIZED (
-    SELECT tid, ordering_key, since, position, suspect,
-           bool_and(free AND (NOT suspect AND NOT doubted OR tid = head)) OVER (
+    SELECT tid, ordering_key, since, position, suspicion,
+           bool_and(free AND (suspicion = 0 AND NOT doubted OR tid = head)) OVER (
                PARTITION BY ordering_key ORDER BY position) AS unbroken
     FROM visited WHERE tid IS NOT NULL
     UNION ALL
-    SELECT tid, NULL, next_attempt_at, position, suspect, true FROM due WHERE ordering_key IS NULL
+    SELECT tid, NULL, next_attempt_at, position, suspicion, true FROM due WHERE ordering_key IS NULL
 ), mine AS MATERIALIZED (
-    SELECT ctid AS tid FROM {event} WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
+    SELECT ctid AS tid, %(weighed)s FROM {event}
+    WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
     FOR UPDATE SKIP LOCKED
 ), line AS (
-    SELECT seen.*, ordering_key IS NULL AND mine.tid IS NOT NULL OR bool_and(mine.tid IS NOT NULL) OVER (
+    SELECT seen.*, payload, payload_data, headers, stored,
+           ordering_key IS NULL AND mine.tid IS NOT NULL OR bool_and(mine.tid IS NOT NULL) OVER (
                PARTITION BY ordering_key ORDER BY position) AS whole
     FROM seen LEFT JOIN mine USING (tid) WHERE unbroken
 ), taken AS (
-    SELECT tid, suspect, first_value(suspect) OVER place AS alone, row_number() OVER place AS rank
-    FROM line WHERE whole WINDOW place AS (ORDER BY since, ordering_key, position)
+    SELECT tid, suspicion, first_value(suspicion) OVER line AS first, row_number() OVER line AS rank, %(size)s
+    FROM line WHERE whole WINDOW line AS (ORDER BY since, ordering_key, position)
+), summed AS (
+    SELECT tid, rank, sum(size) OVER (ORDER BY rank) AS total FROM taken WHERE {together}
 ), locked AS MATERIALIZED (
     SELECT ctid AS head FROM {event}
     WHERE ctid = ANY (ARRAY(SELECT head FROM visited WHERE NOT goes)) FOR UPDATE SKIP LOCKED
+), blocking AS (
+    SELECT head FROM locked
+    UNION ALL SELECT tid FROM mine WHERE tid = ANY (ARRAY(SELECT head FROM visited WHERE doubted))
 ), parked AS (
     UPDATE {event} SET next_attempt_at = NULL, updated_at = {now}
     WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM {event}
         WHERE ctid = ANY (ARRAY(
-            SELECT due.tid FROM locked JOIN visited USING (head) JOIN due USING (ordering_key)
+            SELECT due.tid FROM blocking JOIN visited USING (head) JOIN due USING (ordering_key)
             WHERE due.tid <> head))
         FOR UPDATE SKIP LOCKED))
     RETURNING 1
 ), claimed AS (
     UPDATE {event} SET {lease}
-    WHERE ctid = ANY (ARRAY(SELECT tid FROM taken
-        WHERE CASE WHEN alone THEN rank = 1 ELSE NOT suspect AND rank <= :limit END))
+    WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE rank = 1 OR total <= :bytes))
     RETURNING {own_columns}
 )
 SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true"""
 
 POSTGRESQL_CLAIMS = {
     "claim": _CLAIM % _DUE,
-    "claim_unsuspected": _CLAIM_UNSUSPECTED,
+    "claim_unsuspected": _CLAIM_UNSUSPECTED % _WEIGHED,
     "claim_ordered": _CLAIM_ORDERED % _DUE,
     "claim_chosen": _CLAIM % _CHOSEN,
     "claim_chosen_ordered": _CLAIM_ORDERED % _CHOSEN,

@@ -88,7 +88,8 @@ def _from_naive(value: Any) -> datetime:
 # The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
 # ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
 # ``items``, ``keys`` and ``chosen``, a parameter's JSON records as a table; ``set``, how SET names a column
-# of ``e``; ``join``, one that goes through its left side first; ``this``, the row whose id was read.
+# of ``e``; ``size``, a row's bytes; ``join``, one that goes through its left side first; ``this``, the row
+# whose id was read.
 
 # Headers that are no object are left behind: they would fail the whole statement, again and again.
 _DEAD_LETTER_HEADERS = """JSON_SET(
@@ -145,6 +146,8 @@ def _mysql(name: str, collation: str) -> Dialect:
             "later": "UTC_TIMESTAMP(6) + INTERVAL (:seconds * 1000000) MICROSECOND",
             "item_later": "UTC_TIMESTAMP(6) + INTERVAL (s.seconds * 1000000) MICROSECOND",
             "least": "LEAST",
+            "size": "COALESCE(OCTET_LENGTH(payload), OCTET_LENGTH(payload_data), 0) "
+            "+ COALESCE(OCTET_LENGTH(headers), 0)",
             "lock": "FOR UPDATE",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "or_nothing": "ON DUPLICATE KEY UPDATE name = name",
@@ -199,6 +202,9 @@ SQLITE = Dialect(
         "later": "(strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds') || '000')",
         "item_later": "(strftime('%Y-%m-%d %H:%M:%f', 'now', s.seconds || ' seconds') || '000')",
         "least": "min",
+        # Of a text, ``length`` counts the characters.
+        "size": "COALESCE(length(CAST(payload AS BLOB)), length(payload_data), 0) "
+        "+ COALESCE(length(CAST(headers AS BLOB)), 0)",
         "lock": "",
         "skip_locked": "",
         "items": """(SELECT

@@ -323,8 +323,9 @@ class SqlLedger(SqlJournal):
 
     def _counts(self, parts: Mapping[str, Row], retrying: str | None) -> Counts:
         leased = {part: row[1] for part, row in parts.items()}
-        pending = [self._times(parts[name], 2, 3) for name in ("due", "scheduled", "parked")]
-        born, seen = min(([*row[2:]] for row in pending if row[2] is not None), default=(None, None))
+        pending = [self._times(parts[name], 2, 3, 4) for name in ("due", "scheduled", "parked")]
+        born, seen = min(([*row[2:4]] for row in pending if row[2] is not None), default=(None, None))
+        held = [(row[3] - row[4]).total_seconds() for row in pending if row[4] is not None]
         capped = {part for part, row in parts.items() if row[0] > CAP}
         numbers = {part: min(row[0], CAP) - leased[part] for part, row in parts.items()}
         return Counts(
@@ -334,6 +335,7 @@ class SqlLedger(SqlJournal):
             oldest_seconds=None if born is None else max(0.0, (seen - born).total_seconds()),
             capped=frozenset(capped),
             retrying=retrying,
+            sending_seconds=max(held, default=None),
         )
 
     def _ids(self, rows: Sequence[Row]) -> list[UUID]:

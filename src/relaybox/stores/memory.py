@@ -18,9 +18,19 @@ from relaybox import ordering
 from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
+from relaybox.store import (
+    Claim,
+    DeadLetter,
+    Held,
+    OnFailed,
+    Settlement,
+    Want,
+    bury,
+    is_dead_letter,
+    used_up,
+)
 from relaybox.stores.dialects import POSTGRESQL, Dialect
-from relaybox.stores.steps import is_dead_letter, storable
+from relaybox.stores.steps import storable
 
 
 @dataclass(slots=True)
@@ -54,10 +64,20 @@ class Row:
         """What it is ordered by."""
         return self.values[10]  # type: ignore[no-any-return]
 
+    alone: bool = False
+    """Whether the death of the relay that holds it counts."""
+
     @property
-    def suspect(self) -> bool:
-        """Whether relays died twice while they held this row and it was not settled since."""
-        return self.crashes + (self.lease_token is not None) > 1
+    def size(self) -> int:
+        """The bytes of payload and headers."""
+        payload, payload_data, _, headers = self.values[6:10]
+        return len(payload.encode() if payload_data is None else payload_data) + len(headers.encode())
+
+    @property
+    def suspect(self) -> int:
+        """How often relays died while they held this row and it was not settled since; 0: less than twice."""
+        deaths = self.crashes + (self.lease_token is not None)
+        return deaths if deaths > 1 else 0
 
     def leased(self, now: float) -> bool:
         """Whether a relay holds it."""
@@ -130,7 +150,7 @@ class MemoryStore:
         if held is not None:
             return Claim(held=held)
         window = self._window(want, now)
-        choice = self._choose(want, window, now) if want.ordered else ordering.Choice(_any(window), [])
+        choice = self._choose(want, window, now) if want.ordered else _any(want, window)
         for id_ in choice.park:
             self.rows[id_].next_attempt_at = None
         token = uuid4()
@@ -138,12 +158,11 @@ class MemoryStore:
         for row in taken:
             _lease(row, token, want, now)
         deliveries = tuple(row.delivery() for row in sorted(taken, key=lambda row: row.position))
-        if len(deliveries) == 1 and deliveries[0].exhausted:
-            error = f"the relay died {deliveries[0].crashes} times while it held this event"
-            buried = Settlement(deliveries[0], Failed(error, counts=False))
-            await self.settle([buried], on_failed=want.on_failed, dead_letter=want.dead_letter)
-            return Claim(failed=deliveries, parked=len(choice.park))
-        return Claim(deliveries, parked=len(choice.park))
+        if failed := used_up(deliveries):
+            buried = [Settlement(delivery, bury(delivery)) for delivery in failed]
+            await self.settle(buried, on_failed=want.on_failed, dead_letter=want.dead_letter)
+            deliveries = tuple(delivery for delivery in deliveries if not delivery.exhausted)
+        return Claim(deliveries, failed=failed, parked=len(choice.park))
 
     async def settle(
         self,
@@ -181,6 +200,11 @@ class MemoryStore:
         for delivery in held:
             self.rows[delivery.id].leased_until = self._clock() + lease
         return frozenset(d.id for d in deliveries) - {d.id for d in held}
+
+    async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
+        """Have the death of the relay that holds this row count, or no longer."""
+        if self._holds(delivery):
+            self.rows[delivery.id].alone = alone
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
@@ -259,9 +283,10 @@ class MemoryStore:
         only = want.only
         free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
         rows = (_candidate(row, want, now) for rows in by_key.values() for row in rows)
-        runs = ordering.runs(free, rows, only)
+        runs = ordering.runs(free, rows, only, want.run)
         candidates = [_candidate(row, want, now) for row in window]
-        return ordering.choose(candidates, heads, runs, self.rows.keys(), want.limit)
+        sizes = {row.id: row.size for of_key in by_key.values() for row in of_key}
+        return ordering.choose(candidates, heads, runs, sizes, want.limit, want.bytes)
 
     def _open_rows(self, destination: str, key: str | None, on_failed: OnFailed) -> list[Row]:
         blocking = {Status.PENDING, Status.FAILED} if on_failed == "block" else {Status.PENDING}
@@ -319,12 +344,14 @@ def _candidate(row: Row, want: Want, now: float) -> Candidate:
     return Candidate(row.id, row.key, row.position, free, row.suspect)
 
 
-def _any(window: Sequence[Row]) -> list[UUID]:
-    return ordering.unordered([Candidate(row.id, row.key, row.position, True, row.suspect) for row in window])
+def _any(want: Want, window: Sequence[Row]) -> ordering.Choice:
+    rows = [Candidate(row.id, row.key, row.position, True, row.suspect, row.size) for row in window]
+    return ordering.Choice(ordering.unordered(rows, want.limit, want.bytes), [])
 
 
 def _lease(row: Row, token: UUID, want: Want, now: float) -> None:
     died = row.lease_token is not None
-    row.attempts += 0 if died and row.crashes < 2 else 1
+    row.attempts += 0 if died and not row.alone else 1
     row.crashes += died
+    row.alone = False
     row.leased_until, row.lease_token, row.lease_owner = now + want.lease, token, want.owner

@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import LockNotAvailable
 
 from relaybox.connect import hang_up
+from relaybox.errors import Locked
 from relaybox.schema import Tables
 from relaybox.stores.dialects import POSTGRESQL, refusal
 from relaybox.stores.pipeline import Pipeline
@@ -144,13 +145,19 @@ class Session:
         try:
             queries = next(steps)
             while True:
-                queries = steps.send(await self._transact(queries))
+                answer = await self._answer(queries)
+                queries = steps.throw(answer) if isinstance(answer, Locked) else steps.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        except LockNotAvailable:
+
+    async def _answer(self, queries: Sequence[Query]) -> list[list[Row]] | Locked:
+        """The rows, or the lock that the queries met."""
+        try:
+            return await self._transact(queries)
+        except LockNotAvailable as error:
             if self._undo:
                 await self.pipeline.run(self._undo)
-            raise
+            return Locked(str(refusal(error)))
 
     async def _transact(self, queries: Sequence[Query]) -> list[list[Row]]:
         if all(query.sql in self._lasting for query in queries):
@@ -166,7 +173,7 @@ async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
     timer = loop.call_later(ANSWER_SECONDS, lambda: ending.append(loop.create_task(_end(connection))))
     try:
         return await work
-    except LockNotAvailable:
+    except Locked:
         raise
     except BaseException as error:
         try:

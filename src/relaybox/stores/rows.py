@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from relaybox.event import Delivery
@@ -80,15 +81,17 @@ def without_unaddressable(
 def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidate]:
     """Rows as the rules of order see them."""
     if dialect.typed:
-        return list(map(Candidate._make, rows))
+        return list(starmap(Candidate, rows))
     # A position that is no number cannot be compared; its row will be found unreadable. What has no name
     # cannot be leased.
     return [
-        Candidate(
-            id_, key, position if isinstance(position, int) else 0, free and isinstance(id_, str), suspect
-        )
-        for id_, key, position, free, suspect in rows
+        Candidate(id_, key, _number(position), free and isinstance(id_, str), _number(suspect), *size)
+        for id_, key, position, free, suspect, *size in rows
     ]
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _unread(id_: Any, key: Any, error: str) -> Unread:

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from relaybox.fingerprint import LOOKED_AT, fingerprint
 from relaybox.ledger import BATCH, CAP, Counted, Entry, Filter, Page
+from relaybox.ordering import ALONE
 from relaybox.schema import MYSQL, now
 from relaybox.shadow import HEADER
 from relaybox.stores.statements import Query, Statements
@@ -100,6 +101,7 @@ class Search:
         if not self.dialect.typed:
             values |= {name: shown(values[name]) for name in TEXTS}
             values |= {name: values[name] if isinstance(values[name], int) else 0 for name in NUMBERS}
+        values["crashes"] %= ALONE
         return Entry(**values)
 
     def _shown_id(self, value: Any) -> UUID:
@@ -223,7 +225,9 @@ class Search:
         return self.query(found.where(inbox.message_id > after).order_by(inbox.message_id).limit(limit))
 
     def count(self, name: str) -> dict[str, Query]:
-        """For each range of a destination's rows: how many, how many of them leased, the oldest, and now."""
+        """For each range of a destination's rows: how many, how many of them leased, the oldest, now, and
+        when the first of those that are leased was claimed.
+        """
         event = self._event.c
         pending = self._pending(name)
         parked = _only(pending, event.next_attempt_at.is_(None))
@@ -249,15 +253,17 @@ class Search:
     def _count_final(self, part: Part) -> sa.Select[Any]:
         """From the index alone: nothing else of these rows is asked for."""
         window = self._part(part, sa.literal_column("1").label("one")).subquery("w")
-        columns: list[Any] = [sa.func.count(), sa.literal_column("0"), sa.null(), now()]
+        columns: list[Any] = [sa.func.count(), sa.literal_column("0"), sa.null(), now(), sa.null()]
         return sa.select(*columns).select_from(window)
 
     def _count(self, part: Part) -> sa.Select[Any]:
         event = self._event.c
-        window = self._part(part, event.leased_until, event.created_at).subquery("w")
+        asked = (event.leased_until, event.created_at, event.last_attempt_at)
+        window = self._part(part, *asked).subquery("w")
         leased = sa.case((window.c.leased_until > self._now, 1))
+        claimed = sa.case((window.c.leased_until > self._now, window.c.last_attempt_at))
         columns: list[Any] = [sa.func.count(), sa.func.count(leased), sa.func.min(window.c.created_at)]
-        return sa.select(*columns, now()).select_from(window)
+        return sa.select(*columns, now(), sa.func.min(claimed)).select_from(window)
 
     def _narrow(self, filter: Filter) -> Steps[Part | None]:
         """The first index that leads to few rows."""

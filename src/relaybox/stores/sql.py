@@ -31,8 +31,8 @@ class Driver(Protocol):
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
         """Drive the steps to their end; ``begin`` is called again for another try after a deadlock.
 
-        Raise ``Locked`` where another session holds a lock for long. That a ``lane`` waits for one does not
-        keep the others from their connections.
+        Raise ``Locked`` where another session holds a lock for long and the steps do not go on without it.
+        That a ``lane`` waits for one does not keep the others from their connections.
 
         Where a row that somebody edited breaks a constraint, and the database can, they are driven once more
         without constraints, unless they are to be ``checked`` in any case: they write new rows.
@@ -106,7 +106,14 @@ class SqlStore:
             return frozenset()
         # One at a time: then a heartbeat waits for one of them at most.
         async with self._extending:
-            return await self.vital.run(lambda: self.steps.extend(deliveries, lease))
+            extended = await self.vital.run(lambda: self.steps.extend(deliveries, lease))
+        if extended.left:
+            raise RowsLocked(extended.left, extended.lost)
+        return extended.lost
+
+    async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
+        """Have the death of the relay that holds this row count, or no longer."""
+        await self.driver.run(partial(self.steps.hold_alone, delivery, alone), lane=delivery.destination)
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"

@@ -40,17 +40,31 @@ INSERTED = (
 WORDS = {
     "inserted": ", ".join(INSERTED),
     "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
+    "first_due": "COALESCE(:next_attempt_at, {now})",
+    # What is sent must outlive a crash of the server. So a transaction that emits waits for the disk, also
+    # where the application's others do not. The first of its rows sees to that.
+    "awaited": """CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'local', true) END""",
     "columns": "{own_columns}, destination, lease_token, lease_owner",
     "own_columns": (
         "id, event_id, aggregate_type, aggregate_id, event_type, payload, payload_data, payload_encoding, "
         "headers, ordering_key, position, idempotency_key, attempts, max_attempts, crashes, created_at"
     ),
     "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
-    # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled.
+    # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled. The
+    # column holds 1000 more while the death of its relay would count (see ``hold_alone``).
     "suspect": "(crashes > 1 OR crashes = 1 AND lease_token IS NOT NULL)",
+    "deaths": """CASE WHEN crashes < 1000 THEN crashes WHEN crashes < 2000 THEN crashes - 1000
+        ELSE 998 END""",
+    # Of a suspect, how often a relay died that held it; of any other row 0.
+    "suspicion": """CASE WHEN {suspect} THEN {deaths} + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END
+        ELSE 0 END""",
+    # As ``ordering.together`` has it.
+    "together": """suspicion = first
+        AND rank <= CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END""",
     "wanted": "(:suspects OR NOT {suspect})",
     # Nobody waits for a claim to be on disk: a server that crashes before it is forgets a lease, and what
-    # was in flight is claimed once more.
+    # was in flight is claimed once more. What is claimed is on disk, because its emitter waited.
     "unhurried": "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'",
     "unleased": "(leased_until IS NULL OR leased_until <= {now})",
     "free": """(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased}
@@ -59,25 +73,25 @@ WORDS = {
     # A probe passes a circuit, not a pause.
     "stopped": "({paused} OR (circuit <> 'closed' AND NOT :probe))",
     "held": "EXISTS (SELECT 1 FROM {destination} WHERE name = :destination AND {stopped})",
-    # A batch that dies gives its attempts back; a lone claim that dies does not.
+    # A claim that dies gives its attempts back, unless it was held alone.
     # The numbers end where the columns do: one row that was edited by hand must not fail a whole claim.
     "lease": """attempts = {least}(attempts, 2147483646)
-        + CASE WHEN lease_token IS NOT NULL AND crashes < 2 THEN 0 ELSE 1 END,
-    crashes = {least}(crashes, 2147483646) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
+        + CASE WHEN lease_token IS NOT NULL AND crashes < 1000 THEN 0 ELSE 1 END,
+    crashes = {least}({deaths}, 998) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
     leased_until = {later}, lease_token = :token, lease_owner = :owner,
     last_attempt_at = {now}, updated_at = {now}""",
-    "window": """SELECT id, ordering_key, position, 1, {suspect} FROM {event} {by_due}
-WHERE {in_line}""",
-    "window_of_chosen": """SELECT id, ordering_key, position, 1, {suspect}
-FROM {chosen} {join} {event} {by_id} ON id = chosen_id
-WHERE {in_line}""",
+    "window": "id, ordering_key, position, 1, {suspicion}",
+    "due_rows": "FROM {event} {by_due} WHERE {in_line}",
+    "candidate": "id, ordering_key, position, {free}, {suspicion}",
+    "locked_rows": """FROM {event} {by_id}
+WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
     "in_line": """\
 {due} = :destination AND status = 'pending' AND next_attempt_at <= {now} AND {unleased} AND {wanted}
   AND NOT {held}
 ORDER BY next_attempt_at, position LIMIT :limit""",
     "settlement": """{set}status = s.status,
     {set}attempts = e.attempts - s.given_back,
-    {set}crashes = CASE WHEN s.seconds IS NULL THEN e.crashes ELSE 0 END,
+    {set}crashes = CASE WHEN s.seconds IS NULL THEN {deaths} ELSE 0 END,
     {set}next_attempt_at = CASE WHEN s.status <> 'pending' THEN NULL
         WHEN s.seconds IS NULL THEN e.next_attempt_at ELSE {item_later} END,
     {set}delivered_at = CASE WHEN s.status = 'delivered' THEN {now} END,
@@ -110,7 +124,8 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
 ANY_DATABASE = {
     "now": "SELECT {now}",
     "insert": "INSERT INTO {event} ({inserted}) VALUES",
-    "inserted_row": "({inserted_values}, COALESCE(:next_attempt_at, {now}))",
+    "first_row": "({inserted_values}, {first_due})",
+    "inserted_row": "({inserted_values}, {first_due})",
     # A duplicate writes nothing and is no error; a concurrent one waits for the first to end.
     "remember_key": """
 INSERT INTO {idempotency} (event_type, idempotency_key, event_id) VALUES (:event_type, :key, :event_id)
@@ -121,6 +136,9 @@ SELECT event_id FROM {idempotency} WHERE event_type = :event_type AND idempotenc
     "read_destination": """
 SELECT paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, {now}
 FROM {destination} WHERE name = :destination""",
+    "hold_alone": """
+UPDATE {event} {by_id} SET crashes = {deaths} + CASE WHEN :alone THEN 1000 ELSE 0 END
+WHERE id = :id AND lease_token = :token""",
     # Goes ahead of the settle, which takes the tokens away: a lost lease leaves no record either.
     "record_attempts": """
 INSERT INTO {attempt} (delivery_id, attempt, relay, error_message)
@@ -132,18 +150,19 @@ WHERE s.error IS NOT NULL AND s.token = (SELECT e.lease_token FROM {event} e WHE
 # MySQL and SQLite claim in steps, one statement each, in one short transaction.
 STEPWISE = ANY_DATABASE | {
     "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
-    "due": "{window}",
-    "due_locked": "{window} {skip_locked}",
-    "due_of_chosen": "{window_of_chosen}",
+    # Sizes only of what is locked: to tell them may take reading the payloads.
+    "due": "SELECT {window} {due_rows}",
+    "due_locked": "SELECT {window}, {size} {due_rows} {skip_locked}",
+    "due_of_chosen": """
+SELECT {window} FROM {chosen} {join} {event} {by_id} ON id = chosen_id WHERE {in_line}""",
     "heads": "{heads_of_keys}",
     # Of one key; the limit is its own, so that a long key costs no more than a short one.
     "run": """
-SELECT * FROM (SELECT id, ordering_key, position, {free}, {suspect} FROM {event}
+SELECT * FROM (SELECT {candidate} FROM {event}
     WHERE {head} = :destination AND ordering_key = :key AND position >= :start AND {open}
     ORDER BY position LIMIT :share) AS run""",
-    "lock": """
-SELECT id, ordering_key, position, {free}, {suspect} FROM {event} {by_id}
-WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}""",
+    "lock": "SELECT {candidate}, {size} {locked_rows}",
+    "lock_heads": "SELECT {candidate} {locked_rows}",
     "lease": "UPDATE {event} {by_id} SET {lease} WHERE id IN (:ids)",
     "fail_unreadable": """
 UPDATE {event} {by_id} SET status = 'failed', error_message = :error, next_attempt_at = NULL,
@@ -162,7 +181,7 @@ DELETE FROM {attempt} WHERE delivery_id IN (SELECT e.id FROM {items} CROSS JOIN 
     "delete": """
 DELETE FROM {event} WHERE id IN (SELECT e.id FROM {items} CROSS JOIN {event} AS e WHERE {mine})
 RETURNING id""",
-    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING id",
+    "extend": "UPDATE {event} AS e SET leased_until = {later} FROM {items} WHERE {mine} RETURNING id, 1",
     "make_heads_due": "UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked}",
 }
 
@@ -228,7 +247,7 @@ def _settings(settings: Mapping[str, str], local: str) -> str:
 _DELIVER = """
 WITH done AS (
     UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
-        leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
+        crashes = {deaths}, leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}
     %s RETURNING e.id
 )
 SELECT {unless_all} FROM done"""
@@ -250,6 +269,7 @@ POSTGRESQL = (
         "pin_plan_and_notice_hang_up": _settings(_PINNED | _NOTICE_HANG_UP, "true"),
         "pin_session_and_notice_hang_up": _settings(_PINNED | _OF_A_SESSION | _NOTICE_HANG_UP, "false"),
         "notice_hang_up": _settings(_NOTICE_HANG_UP, "true"),
+        "first_row": "({inserted_values}, CASE WHEN {awaited} = '' THEN NULL ELSE {first_due} END)",
         "insert_final": "INSERT INTO {event} ({inserted}, status, delivered_at) VALUES",
         "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
         # What is not of the delivery path is planned for its own parameters.
@@ -293,7 +313,7 @@ WITH s AS MATERIALIZED (SELECT * FROM {items}), held AS MATERIALIZED (
 ), extended AS (
     UPDATE {event} SET leased_until = {later} WHERE id = ANY (ARRAY(SELECT id FROM free))
 )
-SELECT id FROM held""",
+SELECT id, id IN (SELECT id FROM free) FROM held""",
         # Whether any of them can be claimed now: one that nobody had put behind another is due already.
         "make_heads_due": """
 WITH heads AS MATERIALIZED (
@@ -367,14 +387,16 @@ class Statements:
 
         ``final``: as delivered, because no relay does it.
         """
-        insert, row = ("insert_final", "final_row") if final else ("insert", "inserted_row")
-        sql = _insert(self._sql[insert], self._sql[row], len(rows), self.style)
+        insert, first, other = ("insert", "first_row", "inserted_row")
+        if final:
+            insert, first, other = ("insert_final", "final_row", "final_row")
+        sql = _insert(self._sql[insert], self._sql[first], self._sql[other], len(rows), self.style)
         return Query(sql, rows[0] if len(rows) == 1 else tuple(value for row in rows for value in row))
 
 
 @lru_cache(maxsize=1024)
-def _insert(insert: str, row: str, count: int, style: ParamStyle) -> str:
-    return compile_parameters(f"{insert} {', '.join([row] * count)}", style, ())[0]
+def _insert(insert: str, first: str, other: str, count: int, style: ParamStyle) -> str:
+    return compile_parameters(f"{insert} {', '.join([first, *[other] * (count - 1)])}", style, ())[0]
 
 
 def _table_names(tables: Tables, dialect: Dialect) -> dict[str, str]:

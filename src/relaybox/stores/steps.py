@@ -1,14 +1,14 @@
 """What a store does, as generators: each yields statements and is sent their rows.
 
-The statements of one yield are atomic and take one round trip where the driver can; a driver that cannot
-runs the whole generator in one transaction. So the same steps serve asynchronous and synchronous connections.
+The statements of one yield are atomic and take one round trip where the driver can; if they meet a lock, it
+throws ``Locked`` into the generator. A driver that cannot runs the whole generator in one transaction. So the
+same steps serve asynchronous and synchronous connections.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID, uuid4
@@ -17,10 +17,22 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox import ordering
-from relaybox.event import TEST_TYPE, Delivery, Status
+from relaybox.errors import Locked
+from relaybox.event import Delivery, Status
 from relaybox.ordering import Candidate
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import Claim, DeadLetter, Held, OnFailed, Settlement, Want
+from relaybox.store import (
+    Claim,
+    DeadLetter,
+    Held,
+    OnFailed,
+    Settlement,
+    Want,
+    bury,
+    is_dead_letter,
+    used_up,
+)
+from relaybox.stores.delivered import OfLease, by_lease
 from relaybox.stores.dialects import Dialect
 from relaybox.stores.rows import POSITION, Unread, candidates, read, without_unaddressable
 from relaybox.stores.statements import Query, Statements
@@ -33,9 +45,6 @@ Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
 ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
 """SQLite takes no more than 500 SELECTs in one statement."""
-LEASES_APART = 3
-"""Of so few, each is settled by a statement of its own."""
-DELETED = Delivered(keep=False)
 # Every database reads a UUID from its 32 digits; those that keep it as text keep these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -73,7 +82,7 @@ class StoreSteps:
         self._claiming = claiming
 
     def claim(self, want: Want) -> Steps[Claim]:
-        """Lease due rows, and fail the one whose relays died in all of its attempts."""
+        """Lease due rows, and fail those whose relays died in all of their attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked, places = yield from claim(want)
         deliveries, behind, unread = read(self.dialect, rows, want.ordered)
@@ -81,11 +90,15 @@ class StoreSteps:
             parked += len(unread)
             yield from fail_unread(self.statements, unread, want)
             yield from self.settle([Settlement(one, Released()) for one in behind], want.on_failed)
-        if len(deliveries) == 1 and deliveries[0].exhausted:
-            error = f"the relay died {deliveries[0].crashes} times while it held this event"
-            buried = Settlement(deliveries[0], Failed(error, counts=False))
-            yield from self.settle([buried], want.on_failed, want.dead_letter)
-            return Claim(failed=deliveries, parked=parked)
+        if failed := used_up(deliveries):
+            try:
+                buried = [Settlement(delivery, bury(delivery)) for delivery in failed]
+                yield from self.settle(buried, want.on_failed, want.dead_letter)
+            except Locked:
+                # They are leased already, and the relay that holds them fails them.
+                return Claim(deliveries, parked=parked)
+            deliveries = tuple(delivery for delivery in deliveries if not delivery.exhausted)
+            return Claim(deliveries, failed=failed, parked=parked)
         held = None if deliveries or parked or not places else self._held(want, places[0])
         return Claim(deliveries, parked=parked, held=held)
 
@@ -116,9 +129,9 @@ class StoreSteps:
         outcomes = {type(settlement.outcome) for settlement in settlements}
         if Delivered in outcomes and len(outcomes) > 1:
             queries += self._lock_rows(settlements)
-        delivered: list[_Delivered] = []
+        delivered: list[OfLease] = []
         if self.dialect.one_statement and Delivered in outcomes:
-            delivered = _delivered(settlements)
+            delivered = by_lease(settlements)
             settlements = [s for s in settlements if type(s.outcome) is not Delivered]
         first = len(queries)
         queries += [self._deliver(one) for one in delivered]
@@ -174,7 +187,7 @@ class StoreSteps:
     def _ids(self, ids: list[Any]) -> Any:
         return _array(map(str, ids)) if self.dialect.one_statement else ids
 
-    def _deliver(self, delivered: _Delivered) -> Query:
+    def _deliver(self, delivered: OfLease) -> Query:
         name = "deliver" if delivered.keep else "delete"
         count = len(delivered.deliveries)
         if delivered.lease is not None:
@@ -197,8 +210,8 @@ class StoreSteps:
     def _settle_others(
         self, queries: list[Query], settlements: Sequence[Settlement], dead_letter: DeadLetter | None
     ) -> Iterator[int]:
-        deleted = [s for s in settlements if s.outcome == DELETED]
-        kept = [s for s in settlements if s.outcome != DELETED]
+        deleted = [s for s in settlements if isinstance(s.outcome, Delivered) and not s.outcome.keep]
+        kept = [s for s in settlements if not isinstance(s.outcome, Delivered) or s.outcome.keep]
         if kept:
             yield self._settle_kept(queries, kept, dead_letter)
         if deleted:
@@ -220,19 +233,24 @@ class StoreSteps:
             }
         return self._add_fenced(queries, *names, **params)
 
-    def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[frozenset[UUID]]:
-        """Move the end of leases; the ids whose lease was lost are the result.
-
-        Rows that somebody has locked are left as they are: most often they are being settled.
-        """
+    def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[Settled]:
+        """Move the end of leases, but leave rows that somebody has locked: most often they are settled."""
         items = self._items([Settlement(delivery, Released()) for delivery in deliveries])
         if self.dialect.returning:
             [held] = yield [self.statements("extend", items=items, seconds=lease)]
+            left = [id_ for id_, extended in held if not extended]
         else:
-            held, free = yield [self.statements(name, items=items) for name in ("mine_now", "mine_free")]
+            held, rows = yield [self.statements(name, items=items) for name in ("mine_now", "mine_free")]
+            free = {id_ for [id_] in rows}
+            left = [id_ for [id_] in held if id_ not in free]
             if free:
-                yield [self.statements("extend", ids=[row[0] for row in free], seconds=lease)]
-        return self._lost(deliveries, [held])
+                yield [self.statements("extend", ids=sorted(free), seconds=lease)]
+        return Settled(self._lost(deliveries, [held]), False, frozenset(map(self.dialect.from_uuid, left)))
+
+    def hold_alone(self, delivery: Delivery, alone: bool) -> Steps[None]:
+        """Have the death of the relay that holds this row count, or no longer."""
+        own = {"id": self.dialect.to_uuid(delivery.id), "token": self.dialect.to_uuid(delivery.lease_token)}
+        yield [self.statements("hold_alone", alone=alone, **own)]
 
     def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
         """Add statements for the rows that are still ours; where the result is that holds those rows' ids.
@@ -276,49 +294,6 @@ class StoreSteps:
             return frozenset()
         ours = {self.dialect.from_uuid(row[0]) for rows in results for row in rows}
         return frozenset(delivery.id for delivery in deliveries if delivery.id not in ours)
-
-
-class _Delivered(NamedTuple):
-    """What one statement settles, without the detour through JSON; most often all of one ``lease``."""
-
-    keep: bool
-    deliveries: Sequence[Delivery]
-    lease: UUID | None = None
-
-    def lost(self, rows: Sequence[Row]) -> frozenset[UUID]:
-        """The statement answers with how many were ours, and with their ids if those are not all."""
-        [[count, ids]] = rows
-        if count == len(self.deliveries):
-            return frozenset()
-        ours = set((ids or "").split(","))
-        return frozenset(delivery.id for delivery in self.deliveries if str(delivery.id) not in ours)
-
-
-def _delivered(settlements: Sequence[Settlement]) -> list[_Delivered]:
-    """What was delivered: by lease if every id of one comes before every id of the next, as where each is of
-    a long claim. Otherwise rows would not be locked in the order of their ids; then only by what is kept.
-    """
-    of: dict[tuple[bool, UUID], list[Delivery]] = {}
-    for delivery, outcome in settlements:
-        if type(outcome) is Delivered:
-            of.setdefault((outcome.keep, delivery.lease_token), []).append(delivery)
-    if len(of) <= LEASES_APART:
-        leases = sorted((_Delivered(keep, each, lease) for (keep, lease), each in of.items()), key=_first)
-        if all(_last(one) < _first(following) for one, following in pairwise(leases)):
-            return leases
-    every = [
-        (keep, [each for (kept, _), of_lease in of.items() if kept is keep for each in of_lease])
-        for keep in (True, False)
-    ]
-    return [_Delivered(keep, deliveries) for keep, deliveries in every if deliveries]
-
-
-def _first(delivered: _Delivered) -> int:
-    return min(delivery.id.int for delivery in delivered.deliveries)
-
-
-def _last(delivered: _Delivered) -> int:
-    return max(delivery.id.int for delivery in delivered.deliveries)
 
 
 def _each_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
@@ -387,11 +362,11 @@ class OneStatement:
         """One statement."""
         lease = _lease(want)
         if want.only is not None:
-            claim = self._sql("claim_chosen", limit=want.limit, **lease)
+            claim = self._sql("claim_chosen", **lease)
         elif want.suspects:
-            claim = self._sql("claim", limit=want.limit, **lease)
+            claim = self._sql("claim", **lease)
         else:
-            claim = self._sql("claim_unsuspected", limit=want.limit, since=want.since, **lease)
+            claim = self._sql("claim_unsuspected", since=want.since, **lease)
         rows, *places = yield [claim, *self._explain(want)]
         return _leased(rows, lease), 0, places[0] if places else []
 
@@ -404,8 +379,9 @@ class OneStatement:
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
         spread = want.limit if want.spread is None else want.spread
+        run = want.limit if want.run is None else want.run
         lease = _lease(want)
-        claim = self._sql(name, limit=want.limit, spread=spread, block=block, **lease)
+        claim = self._sql(name, spread=spread, run=run, block=block, **lease)
         while True:
             locked, rows, *places = yield [lock, claim, *self._explain(want)]
             if locked:
@@ -436,13 +412,13 @@ class Stepwise:
         [rows] = yield [self._window(want)]
         window, failed = yield from self._addressable(want, rows)
         locked = yield from self._lock(want, [row.id for row in window])
-        free = {row.id for row in locked if row.free}
-        mine = [row for row in window if row.id in free]
+        sizes = {row.id: row.size for row in locked if row.free}
+        mine = [row._replace(size=sizes[row.id]) for row in window if row.id in sizes]
         if want.only is None and len(mine) < len(rows) == want.limit:
             [rows] = yield [self._sql("due_locked", limit=want.limit, **_line(want))]
             mine, more = yield from self._addressable(want, rows)
             failed += more
-        return (yield from self._take(want, ordering.unordered(mine)[: want.limit], failed))
+        return (yield from self._take(want, ordering.unordered(mine, want.limit, want.bytes), failed))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
         """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
@@ -455,7 +431,8 @@ class Stepwise:
         runs = yield from self._runs(want, heads)
         members = [row for run in runs.values() for row in run]
         locked = yield from self._lock(want, [row.id for row in (*members, *window)])
-        choice = ordering.choose(window, heads, runs, {row.id for row in locked if row.free}, want.limit)
+        sizes = {row.id: row.size for row in locked if row.free}
+        choice = ordering.choose(window, heads, runs, sizes, want.limit, want.bytes)
         if choice.park:
             yield [self._sql("park", ids=choice.park)]
         return (yield from self._take(want, choice.take, len(choice.park) + failed))
@@ -486,10 +463,11 @@ class Stepwise:
         block = want.on_failed == "block"
         params = {"destination": want.destination, "keys": _json.encode(keys).decode(), "block": block}
         [rows] = yield [self._sql("heads", **params)]
-        locked = yield from self._lock(want, [row[0] for row in rows if row[0] is not None])
+        found = [row[0] for row in rows if row[0] is not None]
+        locked = yield from self._lock(want, found, "lock_heads")
         # One that cannot be named cannot be looked at either; in its time it will be due, and failed.
         unnamed = {
-            key: Candidate(id_, key, 0, free=False, suspect=False)
+            key: Candidate(id_, key, 0, free=False, suspect=0)
             for key, [id_] in zip(keys, rows, strict=True)
             if isinstance(id_, bytes)
         }
@@ -500,7 +478,7 @@ class Stepwise:
     ) -> Steps[dict[str | None, list[Candidate]]]:
         only = None if want.only is None else {self._dialect.to_uuid(id_) for id_ in want.only}
         free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
-        share = ordering.share(want.limit, len(heads))
+        share = min(ordering.share(want.limit, len(heads)), want.run or want.limit)
         if not free or share == 1:
             return ordering.runs(free, ())
         block = want.on_failed == "block"
@@ -510,10 +488,10 @@ class Stepwise:
         results = yield [self._sql.union("run", part) for part in parts]
         return ordering.runs(free, candidates(self._dialect, [row for rows in results for row in rows]), only)
 
-    def _lock(self, want: Want, ids: Sequence[Any]) -> Steps[list[Candidate]]:
+    def _lock(self, want: Want, ids: Sequence[Any], name: str = "lock") -> Steps[list[Candidate]]:
         if not ids:
             return []
-        [rows] = yield [self._sql("lock", ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
+        [rows] = yield [self._sql(name, ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
         return candidates(self._dialect, rows)
 
     def _take(self, want: Want, ids: list[Any], parked: int) -> Steps[Claimed]:
@@ -544,6 +522,8 @@ def _line(want: Want) -> dict[str, Any]:
 def _lease(want: Want) -> dict[str, Any]:
     return {
         **_line(want),
+        "limit": want.limit,
+        "bytes": want.bytes,
         "owner": want.owner,
         "seconds": want.lease,
         "token": uuid4(),
@@ -557,11 +537,6 @@ def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
 
 
 _position = itemgetter(POSITION)
-
-
-def is_dead_letter(delivery: Delivery, outcome: Outcome) -> bool:
-    """Whether somebody will miss it."""
-    return isinstance(outcome, Failed) and delivery.event_type != TEST_TYPE
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:

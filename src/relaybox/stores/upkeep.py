@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -11,21 +11,19 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from uuid_utils.compat import uuid7
 
+from relaybox.event import beside
 from relaybox.stores.sql import UPKEEP, SqlStore
 from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row, Steps, lock_lines
 from relaybox.stores.upkeep_statements import templates
-from relaybox.upkeep import Beat, History, Member, Minute, Router, Slice, Turn, Waiting
+from relaybox.upkeep import PROMPT, Beat, History, Member, Minute, Router, Said, Setting, Slice, Turn, Waiting
 
 FORGOTTEN = timedelta(days=1)
 """After so long a member that was not seen is forgotten."""
 OLDEST = 100 * 365 * 86_400.0
 """Seconds; every database can take them from its clock."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-KEYED = {"idempotency": ("find_keys", "forget_keys"), "inbox": ("find_marks", "forget_marks")}
-"""What callers write in transactions of their own, with the statements that find and remove it."""
 KEYS = 1000
 """Keys looked at in one statement."""
 ROWS_OF_A_KEY = 5
@@ -63,10 +61,40 @@ class SqlUpkeep:
         """Lead for so long from now, or go on leading; the term."""
         return await self._run_vital(lambda: self._lead(name, seconds))
 
+    async def current_term(self) -> int | None:
+        """The term under which some member leads now."""
+        return await self._run(self._current_term)
+
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
         queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
         await self._run_vital(lambda: self._do(*queries))
+
+    async def said(self) -> tuple[Said, ...]:
+        """What relays said of destinations."""
+        return await self._run(self._said)
+
+    async def known(self) -> dict[str, frozenset[str]]:
+        """By relay the destinations of which it said something."""
+        return await self._run(self._known)
+
+    async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
+        """Say so of destinations, all at once; forget what is outdated."""
+        # In one order, so that no two relays wait for each other.
+        says = [
+            self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
+            for name, setting in sorted(settings.items())
+        ]
+        forgets = [
+            self._sql("unsay", destination=one.destination, relay=one.relay, seconds=-one.age)
+            for one in outdated
+        ]
+        await self._run(lambda: self._do(*says, *forgets))
+
+    async def fall_silent(self, relay: str) -> None:
+        """Say it no longer: it counts as said long ago, and is not forgotten."""
+        at = self._dialect.to_time(LONG_AGO)
+        await self._run(lambda: self._do(self._sql("fall_silent", me=relay, at=at)))
 
     async def kept(self) -> tuple[str, ...]:
         """The destinations that may have delivered rows."""
@@ -89,6 +117,14 @@ class SqlUpkeep:
     async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
         """Look at the next records of attempts, and remove those whose delivery is gone."""
         return await self._run(lambda: self._prune_orphans(term, after, limit))
+
+    async def prune_keys(
+        self, term: int, age: float, after: datetime | None, limit: int
+    ) -> Slice[datetime] | None:
+        """Look at the next idempotency keys, and remove those whose event is not open."""
+        since = self._dialect.to_time(after or LONG_AGO)
+        words = {"seconds": _ago(age), "since": since, "limit": limit}
+        return await self._run(lambda: self._prune_keys(term, words))
 
     async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
         """Remove what is more than ``age`` seconds old."""
@@ -160,6 +196,29 @@ class SqlUpkeep:
         *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
         return rows[0][0] if rows else None
 
+    def _current_term(self) -> Steps[int | None]:
+        [rows] = yield [self._sql("current_term")]
+        return rows[0][0] if rows else None
+
+    def _known(self) -> Steps[dict[str, frozenset[str]]]:
+        [rows] = yield [self._sql("known")]
+        known: dict[str, set[str]] = defaultdict(set)
+        for relay, destination in rows:
+            known[relay].add(destination)
+        return {relay: frozenset(names) for relay, names in known.items()}
+
+    def _said(self) -> Steps[tuple[Said, ...]]:
+        # The time last: nothing is older than it was when it was read.
+        rows, [[moment]] = yield [self._sql("said"), self._sql("now")]
+        now = self._dialect.from_time(moment)
+        said = []
+        for destination, relay, setting, at in rows:
+            # One that somebody spoilt, or that a later release writes in another way, says nothing.
+            with suppress(msgspec.MsgspecError):
+                age = (now - self._dialect.from_time(at)).total_seconds()
+                said.append(Said(destination, _read(setting), relay, age))
+        return tuple(said)
+
     def _kept(self) -> Steps[tuple[str, ...]]:
         names: list[str] = []
         while True:
@@ -182,8 +241,18 @@ class SqlUpkeep:
         [found] = yield [self._sql(which, **words)]
         ids = [row[0] for row in found]
         if ids:
-            yield [self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
-        return [row[1:] for row in found]
+            forget = [self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
+            yield [*self._keys_of(found), *forget]
+        return [row[-1:] for row in found]
+
+    def _keys_of(self, removed: Iterable[Row]) -> Iterator[Query]:
+        """Keep the keys that were given to those which became final long after they were emitted."""
+        for _, event_id, event_type, key, created, final, _ in removed:
+            # What somebody spoilt goes as well.
+            with suppress(ValueError, TypeError, AttributeError):
+                lasted = self._dialect.from_time(final) - self._dialect.from_time(created)
+                if lasted > timedelta(seconds=PROMPT) and key.replace("-", "") != event_id:
+                    yield self._sql("keep_key", event_type=event_type, key=key, at=final)
 
     def _prune_delivered(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
         gone = yield from self._remove(term, "delivered", words)
@@ -236,20 +305,39 @@ class SqlUpkeep:
         [led] = yield [self._fence(term)]
         if not led:
             return None
-        if history in KEYED:
-            return (yield from self._prune_keys(*KEYED[history], words))
+        if history == "inbox":
+            [found] = yield [self._sql("find_marks", **words)]
+            yield from self._forget("forget_marks", found)
+            return len(found)
         _, [[changed]] = yield [self._sql(history, **words), self._sql("changed")]
         return int(changed)
 
-    def _prune_keys(self, find: str, forget: str, words: dict[str, Any]) -> Steps[int]:
+    def _prune_keys(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
+        if self._dialect.one_statement:
+            led, [[gone, seen, last]] = yield [self._fence(term), self._sql("keys", term=term, **words)]
+            return Slice(gone, last if seen == words["limit"] else None) if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        [found] = yield [self._sql("find_keys", **words)]
+        time, gone, kept = self._dialect.from_time, [], []
+        for event_type, key, _, final, cut in found:
+            if final is None or time(final) < time(cut):
+                gone.append((event_type, key))
+            else:
+                kept.append(self._sql("keep_key", event_type=event_type, key=key, at=final))
+        if kept:
+            yield kept
+        yield from self._forget("forget_keys", gone)
+        return Slice(len(gone), time(found[-1][2]) if len(found) == words["limit"] else None)
+
+    def _forget(self, forget: str, found: Sequence[Sequence[Any]]) -> Steps[None]:
         """A caller's transaction may hold a key for long: only those are removed that could be locked."""
-        [found] = yield [self._sql(find, **words)]
         keys: dict[str, list[str]] = defaultdict(list)
         for of, key in found:
             keys[of].append(key)
         for of, several in keys.items():
             yield [self._sql(forget, of=of, keys=several)]
-        return len(found)
 
     def _sweep(self, destination: str, block: bool, first: str | None, limit: int) -> Steps[Slice[str]]:
         """Where few rows are parked, their keys are all; otherwise one key comes after the other."""
@@ -347,7 +435,7 @@ def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dic
     return [
         {
             "id": id_,
-            "copy": uuid7(),
+            "copy": beside(event.event_id, line + 1),
             "line": line,
             "destination": target.destination,
             "max_attempts": target.max_attempts,
@@ -358,6 +446,13 @@ def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dic
         for id_, event in waiting
         for line, target in enumerate(router.targets(event))
     ]
+
+
+def _read(setting: Any) -> Setting:
+    """A setting, of the JSON as a driver gives it."""
+    if isinstance(setting, str | bytes):
+        return msgspec.json.decode(setting, type=Setting)
+    return msgspec.convert(setting, Setting)
 
 
 def _ago(age: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from relaybox.upkeep import PROMPT
+
 # What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
 
@@ -22,10 +24,18 @@ WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
 UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
     leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
 WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upkeep')""",
+    "current_term": "SELECT term FROM {leader} WHERE name = 'upkeep' AND leads_until > {now}",
     "resign": "UPDATE {leader} SET leads_until = {now} WHERE relay = :me AND leads_until > {now}",
     "hide_leader": "UPDATE {relay} SET leads_until = NULL WHERE name = :me",
     "fence": """
 SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}""",
+    "said": "SELECT destination, relay, setting, said_at FROM {setting} ORDER BY destination, relay",
+    "known": "SELECT relay, destination FROM {setting}",
+    # A member keeps all that it said: a part of it would be taken for all that it has.
+    "unsay": """
+DELETE FROM {setting} WHERE destination = :destination AND relay = :relay AND said_at <= {later}
+  AND NOT EXISTS (SELECT 1 FROM {relay} WHERE name = :relay)""",
+    "fall_silent": "UPDATE {setting} SET said_at = :at WHERE relay = :me",
     "walk_events": "SELECT id, destination, status FROM {event} WHERE id > :after ORDER BY id LIMIT :limit",
     "walk_attempts": """
 SELECT delivery_id, (SELECT e.id FROM {event} e WHERE e.id = a.delivery_id) FROM {attempt} a
@@ -53,6 +63,9 @@ INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag
 VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
 ON CONFLICT (minute, destination, relay) DO UPDATE SET delivered = excluded.delivered,
     retried = excluded.retried, failed = excluded.failed, lag = excluded.lag""",
+    "say": """
+INSERT INTO {setting} (destination, relay, setting, said_at) VALUES (:destination, :me, :setting, {now})
+ON CONFLICT (destination, relay) DO UPDATE SET setting = excluded.setting, said_at = excluded.said_at""",
     # They stand at one end of the index of what is due.
     "parked": """
 SELECT ordering_key FROM {event}
@@ -87,8 +100,18 @@ ROUTED_EVENT = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggrega
     e.payload, e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key,
     s.max_attempts"""
 
+# When the last row of an event leaves, its idempotency key is all that is left to say how old that was. All
+# rows of an event lie together in the primary key: they have its first 16 digits.
+REMOVED = "id, event_id, event_type, idempotency_key, created_at, updated_at"
+FINAL_AT = """(SELECT max(CASE WHEN e.status IN ('pending', 'failed') THEN {now} ELSE e.updated_at END)
+    FROM {event} e {by_id}
+    WHERE e.id >= {first_of_event} AND e.id <= {last_of_event} AND e.event_id = i.event_id)"""
 REMOVE = """
 , gone AS (DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM old)))
+, late AS (UPDATE {idempotency} AS i SET created_at = old.updated_at FROM old
+    WHERE old.updated_at > old.created_at + {prompt} * interval '1 second'
+      AND i.event_type = old.event_type AND i.idempotency_key = old.idempotency_key
+      AND i.event_id = old.event_id AND i.created_at < old.updated_at)
 DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING delivered_at"""
 
 # PostgreSQL removes in one statement. A clock that is read in a subquery can bound an index. While a long
@@ -100,21 +123,32 @@ POSTGRESQL = (
     | {
         "delivered": """
 WITH old AS MATERIALIZED (
-    SELECT id FROM {event}
+    SELECT {removed} FROM {event}
     WHERE destination = :destination AND status = 'delivered' AND delivered_at < (SELECT {later})
       AND delivered_at >= :since AND {led}
     ORDER BY delivered_at LIMIT :limit FOR UPDATE OF {event_alias} SKIP LOCKED){remove}""",
         "discarded": """
 WITH old AS MATERIALIZED (
-    SELECT id FROM {event}
+    SELECT {removed} FROM {event}
     WHERE id = ANY (CAST(:ids AS uuid[])) AND status = 'discarded' AND updated_at < {later} AND {led}
     FOR UPDATE OF {event_alias} SKIP LOCKED){remove}""",
         "forget_attempts": """
 DELETE FROM {attempt} WHERE delivery_id = ANY (CAST(:ids AS uuid[])) AND {led}""",
-        "idempotency": """
-DELETE FROM {idempotency} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {idempotency} WHERE created_at < (SELECT {later}) AND {led}
-    ORDER BY created_at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "keys": """
+WITH old AS MATERIALIZED (
+    SELECT ctid AS place, event_id, created_at FROM {idempotency}
+    WHERE created_at < (SELECT {later}) AND created_at >= :since AND {led}
+    ORDER BY created_at LIMIT :limit FOR UPDATE SKIP LOCKED
+), seen AS MATERIALIZED (SELECT place, {final_at} AS final_at FROM old AS i
+), judged AS MATERIALIZED (SELECT place, final_at, final_at >= {later} AS kept FROM seen
+), kept AS (
+    UPDATE {idempotency} AS i SET created_at = (SELECT final_at FROM judged WHERE place = i.ctid)
+    WHERE ctid = ANY (ARRAY(SELECT place FROM judged WHERE kept))
+), gone AS (
+    DELETE FROM {idempotency} WHERE ctid = ANY (ARRAY(SELECT place FROM judged WHERE kept IS NOT TRUE))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone), count(*), max(created_at) FROM old""",
         "inbox": """
 DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {inbox} WHERE processed_at < (SELECT {later}) AND {led}
@@ -154,16 +188,20 @@ UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
 # MySQL and SQLite find and lock the rows first, in one transaction with what is then done to them.
 STEPWISE = ANY_DATABASE | {
     "delivered": """
-SELECT id, delivered_at FROM {event}
+SELECT {removed}, delivered_at FROM {event}
 WHERE destination = :destination AND status = 'delivered' AND delivered_at < {later}
   AND delivered_at >= :since
 ORDER BY delivered_at LIMIT :limit {skip_locked}""",
     "discarded": """
-SELECT id, delivered_at FROM {event} {by_id}
+SELECT {removed}, delivered_at FROM {event} {by_id}
 WHERE id IN (:ids) AND status = 'discarded' AND updated_at < {later} {skip_locked}""",
     "find_keys": """
-SELECT event_type, idempotency_key FROM {idempotency} WHERE created_at < {later}
+SELECT event_type, idempotency_key, created_at, {final_at}, {later} FROM {idempotency} i
+WHERE created_at < {later} AND created_at >= :since
 ORDER BY created_at LIMIT :limit {skip_locked}""",
+    "keep_key": """
+UPDATE {idempotency} SET created_at = :at
+WHERE event_type = :event_type AND idempotency_key = :key AND created_at < :at""",
     "find_marks": """
 SELECT consumer, message_id FROM {inbox} WHERE processed_at < {later}
 ORDER BY processed_at LIMIT :limit {skip_locked}""",
@@ -210,6 +248,9 @@ INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag
 VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
 ON DUPLICATE KEY UPDATE delivered = VALUES(delivered), retried = VALUES(retried),
     failed = VALUES(failed), lag = VALUES(lag)""",
+    "say": """
+INSERT INTO {setting} (destination, relay, setting, said_at) VALUES (:destination, :me, :setting, {now})
+ON DUPLICATE KEY UPDATE setting = VALUES(setting), said_at = VALUES(said_at)""",
     "parked": """
 SELECT ordering_key FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
@@ -239,6 +280,8 @@ DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :of AND i.idempotency
 # Said without naming what is pending: an index that holds all of it would look like the shorter way.
 STILL_UNROUTED = "destination = '' AND status NOT IN ('delivered', 'failed', 'discarded') AND {unleased}"
 WORDS = {
+    "{removed}": REMOVED,
+    "{final_at}": FINAL_AT,
     "{unrouted}": UNROUTED,
     "{in_turn}": "ORDER BY next_attempt_at, position LIMIT :limit",
     "{routed}": ROUTED,
@@ -249,12 +292,16 @@ WORDS = {
     "{keyed}": "{head} = :destination AND status IN ('pending', 'failed') AND ordering_key IS NOT NULL",
 }
 POSTGRESQL_WORDS = WORDS | {
+    "{first_of_event}": "CAST(left(CAST(i.event_id AS text), 18) || '-0000-000000000000' AS uuid)",
+    "{last_of_event}": "CAST(left(CAST(i.event_id AS text), 18) || '-ffff-ffffffffffff' AS uuid)",
     "{beyond}": "(next_attempt_at, position) > (:since, :position)",
     "{listed_ids}": "id = ANY (CAST(:ids AS uuid[]))",
     "{targets}": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
         ordering_key text, max_attempts int, final boolean, line int)""",
 }
 SQLITE_WORDS = POSTGRESQL_WORDS | {
+    "{first_of_event}": "substr(i.event_id, 1, 16) || '0000000000000000'",
+    "{last_of_event}": "substr(i.event_id, 1, 16) || 'ffffffffffffffff'",
     "{lock_now}": "",
     "{listed_ids}": "id IN (:ids)",
     "{targets}": """(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.copy') AS copy,
@@ -264,6 +311,8 @@ SQLITE_WORDS = POSTGRESQL_WORDS | {
 FROM json_each(:targets)) AS s""",
 }
 MYSQL_WORDS = WORDS | {
+    "{first_of_event}": "CONCAT(LEFT(i.event_id, 16), '0000000000000000')",
+    "{last_of_event}": "CONCAT(LEFT(i.event_id, 16), 'ffffffffffffffff')",
     "{lock_now}": "FOR UPDATE NOWAIT",
     # It reads no range of an index from a comparison of rows.
     "{beyond}": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
@@ -287,7 +336,7 @@ _WORDS = {
 
 def templates(dialect: str) -> dict[str, str]:
     """The texts for one database."""
-    words = _WORDS[dialect] | {"{remove}": REMOVE, "{led}": LED}
+    words = {"{remove}": REMOVE} | _WORDS[dialect] | {"{prompt}": f"{PROMPT:g}", "{led}": LED}
     texts = dict(_TEXTS[dialect])
     for word, meaning in words.items():
         texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from relaybox.event import Delivery
 from relaybox.outcome import Delivered, Failed, Released, Retried
-from relaybox.store import DeadLetter, OnFailed, Settlement, Store, Want
+from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Store, Want
 
 State = Literal["due", "scheduled", "leased", "parked", "delivered", "failed", "discarded"]
 
@@ -99,8 +99,16 @@ async def settle_all(harness: Harness, outcome: Delivered | Retried | Failed) ->
 async def die(harness: Harness, claim: Want, *, times: int = 1) -> None:
     """Claim, and let the leases run out, as a relay does that dies."""
     for _ in range(times):
-        assert (await harness.store.claim(claim)).deliveries
+        claimed = await harness.store.claim(claim)
+        assert claimed.deliveries
+        await hold_alone(harness, claimed)
         await harness.pass_time(LEASE + 1)
+
+
+async def hold_alone(harness: Harness, claim: Claim) -> None:
+    """Have the death of a lone suspect count, as a relay does that has no other."""
+    if len(claim.deliveries) == 1 and claim.deliveries[0].suspect:
+        await harness.store.hold_alone(claim.deliveries[0], True)
 
 
 async def drain(harness: Harness, *, limit: int, chance: random.Random | None = None) -> list[UUID]:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.store import Claim, Held, Settlement
-from relaybox.testing.harness import LEASE, Harness, Seen, die, emit, see, settle_all, want
+from relaybox.testing.harness import LEASE, Harness, Seen, die, emit, hold_alone, see, settle_all, want
 
 
 class LeaseContract:
@@ -47,6 +47,19 @@ class LeaseContract:
         ids = await emit(harness, 5)
         assert [d.id for d in (await harness.store.claim(want(2))).deliveries] == ids[:2]
         assert [d.id for d in (await harness.store.claim(want(9))).deliveries] == ids[2:]
+
+    async def test_a_claim_takes_no_more_bytes_than_asked_for_but_one_row_in_any_case(
+        self, harness: Harness
+    ) -> None:
+        ids = await emit(harness, 3, key="one")
+        for ordered, suspects in ((False, True), (False, False), (True, True)):
+            few = dataclasses.replace(want(ordered=ordered), bytes=1, suspects=suspects)
+            claim = await harness.store.claim(few)
+            assert [d.id for d in claim.deliveries] == ids[:1]
+            await harness.store.release(claim.deliveries)
+        assert [(await see(harness, id_)).state for id_ in ids] == ["due"] * 3
+        enough = dataclasses.replace(want(ordered=True), bytes=1_000_000)
+        assert [d.id for d in (await harness.store.claim(enough)).deliveries] == ids
 
     async def test_a_claim_takes_rows_of_its_destination_only(self, harness: Harness) -> None:
         await harness.emit("other")
@@ -228,24 +241,65 @@ class LeaseContract:
             *2 * [(1, 0, False)],
         ]
 
-    async def test_rows_of_two_dead_relays_are_claimed_one_by_one_with_the_attempt_back(
+    async def test_rows_of_two_dead_relays_are_claimed_apart_with_the_attempt_back(
         self, harness: Harness
     ) -> None:
-        ids = await emit(harness, 3)
+        ids = await emit(harness, 20)
         await die(harness, want(), times=2)
         fresh = await emit(harness, 2)
-        claims = [(await harness.store.claim(want())).deliveries for _ in range(4)]
-        assert [[d.id for d in claim] for claim in claims] == [[ids[0]], [ids[1]], [ids[2]], fresh]
-        assert {(d.attempts, d.crashes) for claim in claims[:3] for d in claim} == {(1, 2)}
+        claims = [(await harness.store.claim(want())).deliveries for _ in range(3)]
+        assert [[d.id for d in claim] for claim in claims] == [ids[:16], ids[16:], fresh]
+        assert {(d.attempts, d.crashes) for claim in claims[:2] for d in claim} == {(1, 2)}
 
-    async def test_only_the_death_of_a_lone_claim_counts(self, harness: Harness) -> None:
-        await harness.emit("shop", max_attempts=3)
+    async def test_with_each_death_half_as_many_suspects_are_claimed_together(self, harness: Harness) -> None:
+        ids = await emit(harness, 100)
+        sizes = []
+        for _ in range(8):
+            claim = await harness.store.claim(want())
+            assert [d.id for d in claim.deliveries] == ids[: len(claim.deliveries)]
+            assert {d.attempts for d in claim.deliveries} == {1}
+            sizes.append(len(claim.deliveries))
+            await harness.pass_time(LEASE + 1)
+        assert sizes == [100, 100, 16, 8, 4, 2, 1, 1]
+
+    async def test_suspects_are_not_claimed_with_those_that_died_more_often(self, harness: Harness) -> None:
+        ids = await emit(harness, 4)
+        await die(harness, want(2), times=3)
+        await die(harness, dataclasses.replace(want(), suspects=False), times=2)
+        claims = [(await harness.store.claim(want())).deliveries for _ in range(2)]
+        assert [[(d.id, d.crashes) for d in claim] for claim in claims] == [
+            [(ids[0], 3), (ids[1], 3)],
+            [(ids[2], 2), (ids[3], 2)],
+        ]
+
+    async def test_only_a_death_that_was_said_to_be_alone_counts(self, harness: Harness) -> None:
+        id_ = await harness.emit("shop", max_attempts=3)
         seen = []
-        for _ in range(5):
+        for alone in ((), (), (), (True,), (True, False), (False,), (True,)):
             [delivery] = (await harness.store.claim(want())).deliveries
             seen.append((delivery.attempts, delivery.crashes))
+            for word in alone:
+                await harness.store.hold_alone(delivery, word)
             await harness.pass_time(LEASE + 1)
-        assert seen == [(1, 0), (1, 1), (1, 2), (2, 3), (3, 4)]
+        assert seen == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6)]
+        await settle_all(harness, Delivered())
+        assert await see(harness, id_) == Seen("delivered", 3, 7, None)
+
+    async def test_what_was_held_alone_and_released_does_not_count_when_it_is_claimed_again(
+        self, harness: Harness
+    ) -> None:
+        [id_] = await emit(harness, 1)
+        await die(harness, want(), times=2)
+        claim = await harness.store.claim(want())
+        await hold_alone(harness, claim)
+        await harness.store.release(claim.deliveries)
+        assert await see(harness, id_) == Seen("due", 0, 2, None)
+        [again] = (await harness.store.claim(want())).deliveries
+        # A zombie's word changes nothing.
+        await harness.store.hold_alone(claim.deliveries[0], True)
+        await harness.pass_time(LEASE + 1)
+        assert [(d.attempts, d.crashes) for d in (await harness.store.claim(want())).deliveries] == [(1, 3)]
+        assert again.attempts == 1
 
     async def test_a_row_that_kills_every_relay_is_failed_with_the_reason(self, harness: Harness) -> None:
         id_ = await harness.emit("shop", max_attempts=2)
@@ -260,6 +314,7 @@ class LeaseContract:
         killer = ids[40]
         deaths = 0
         while claim := await harness.store.claim(want()):
+            await hold_alone(harness, claim)
             if any(d.id == killer for d in claim.deliveries):
                 deaths += 1
                 await harness.pass_time(LEASE + 1)
@@ -267,9 +322,9 @@ class LeaseContract:
                 await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
             elif not claim.failed:
                 break
-        assert deaths == 7
-        error = "the relay died 7 times while it held this event"
-        assert await see(harness, killer) == Seen("failed", 5, 7, error)
+        assert deaths == 11
+        error = "the relay died 11 times while it held this event"
+        assert await see(harness, killer) == Seen("failed", 5, 11, error)
         others = [await see(harness, id_) for id_ in ids if id_ != killer]
         assert {(row.state, row.attempts) for row in others} == {("delivered", 1)}
 
@@ -277,7 +332,7 @@ class LeaseContract:
         ids = await emit(harness, 2)
         await die(harness, want(), times=2)
         await harness.store.release((await harness.store.claim(want())).deliveries)
-        assert [d.id for d in (await harness.store.claim(want())).deliveries] == ids[:1]
+        assert [d.id for d in (await harness.store.claim(want())).deliveries] == ids
 
     async def test_a_claim_without_suspects_takes_the_others(self, harness: Harness) -> None:
         suspects = await emit(harness, 3)
@@ -285,7 +340,7 @@ class LeaseContract:
         others = await emit(harness, 2)
         claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
         assert [(d.id, d.attempts) for d in claim.deliveries] == [(id_, 1) for id_ in others]
-        assert [d.id for d in (await harness.store.claim(want())).deliveries] == suspects[:1]
+        assert [d.id for d in (await harness.store.claim(want())).deliveries] == suspects
 
     async def test_a_suspect_that_was_settled_is_cleared(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
@@ -331,14 +386,14 @@ class LeaseContract:
         claim = await harness.store.claim(want(only=chosen))
         assert [d.id for d in claim.deliveries] == [later]
 
-    async def test_a_suspect_is_alone_among_chosen_rows_too(self, harness: Harness) -> None:
+    async def test_suspects_are_apart_among_chosen_rows_too(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
         await die(harness, want(3), times=2)
         chosen = [*ids[1:], *await emit(harness, 2)]
         without = dataclasses.replace(want(only=chosen), suspects=False)
         assert [d.id for d in (await harness.store.claim(without)).deliveries] == chosen[2:]
         claim = await harness.store.claim(want(only=chosen))
-        assert [(d.id, d.crashes) for d in claim.deliveries] == [(ids[1], 2)]
+        assert [(d.id, d.crashes) for d in claim.deliveries] == [(id_, 2) for id_ in ids[1:]]
 
     async def test_a_claim_of_chosen_rows_is_held_up_as_any_other(self, harness: Harness) -> None:
         chosen = await emit(harness, 1)

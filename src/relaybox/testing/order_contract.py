@@ -85,6 +85,34 @@ class OrderContract:
             assert not (await harness.store.claim(want(ordered=True, owner="relay-2"))).deliveries
             await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
 
+    async def test_suspects_of_several_keys_are_claimed_together_each_alone_with_its_key(
+        self, harness: Harness
+    ) -> None:
+        ids = [await emit(harness, 3, key=key) for key in "abc"]
+        await die(harness, want(ordered=True), times=2)
+        claim = await harness.store.claim(want(ordered=True))
+        assert [(d.id, d.crashes) for d in claim.deliveries] == [(of_key[0], 2) for of_key in ids]
+
+    async def test_suspects_of_a_key_do_not_keep_those_of_others_out_of_the_window(
+        self, harness: Harness
+    ) -> None:
+        [first, *_] = await emit(harness, 20, key="a")
+        [other] = await emit(harness, 1, key="b")
+        await die(harness, want(ordered=True), times=2)
+        claims = [await harness.store.claim(want(16, ordered=True)) for _ in range(2)]
+        assert [[d.id for d in claim.deliveries] for claim in claims] == [[first], [other]]
+
+    async def test_of_one_key_no_more_rows_are_claimed_than_asked_for(self, harness: Harness) -> None:
+        hot = await emit(harness, 20, key="a")
+        others = [await harness.emit("shop", key=key) for key in "bcd"]
+        short = dataclasses.replace(want(10, ordered=True), run=2)
+        claims = [await harness.store.claim(short) for _ in range(4)]
+        assert [d.id for d in claims[0].deliveries] == hot[:2]
+        # What is left of the key is parked, and does not fill the window.
+        assert {d.id for claim in claims[1:] for d in claim.deliveries} == set(others)
+        await harness.store.settle([Settlement(d, Delivered()) for d in claims[0].deliveries])
+        assert [d.id for d in (await harness.store.claim(short)).deliveries] == hot[2:4]
+
     async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
         [suspect] = await emit(harness, 1, key="a")
         await die(harness, want(ordered=True), times=2)

@@ -67,7 +67,7 @@ from relaybox.contrib import alembic as outbox
 revision, down_revision = "two", "one"
 
 def upgrade():
-    outbox.upgrade(op, version=2, after=1, **{names!r})
+    outbox.upgrade(op, version=3, after=1, **{names!r})
 
 def downgrade():
     pass

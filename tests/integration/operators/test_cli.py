@@ -263,6 +263,28 @@ def test_status_names_what_one_event_that_is_tried_again_met(url: str) -> None:
     assert "mail: 1 waits for a later attempt (the next one: 401 Unauthorized)\n" in text
 
 
+@pytest.mark.parametrize("url", KINDS, indirect=True)
+def test_a_function_that_is_over_its_time_is_named(url: str) -> None:
+    async def claimed_long_ago(outbox: Operated) -> UUID:
+        id_ = outbox.emit("mail")
+        await outbox.claim("mail", lease=3600)
+        outbox.change(id_, last_attempt_at=datetime.now(UTC) - timedelta(minutes=5))
+        return id_
+
+    id_ = on(url, claimed_long_ago)
+    running = "its function is over its time of 30 s"
+    assert running not in relaybox("why", id_) + relaybox("status")
+    Path("relaybox.toml").write_text(
+        CONFIGURATION.replace(
+            "[destinations.mail]\nsink = 'console:'", "[destinations.mail]\nsink = 'handler:a:b'"
+        )
+    )
+    assert re.search(
+        rf"its lease runs until .*; it was claimed at .* UTC, and {running}", relaybox("why", id_)
+    )
+    assert re.search(rf"^mail: sending for 5m.*: {running}", relaybox("status"), re.MULTILINE)
+
+
 def test_events_list_pages_and_filters(url: str) -> None:
     ids = on(url, in_every_state)
     first = json.loads(relaybox("events", "list", "--limit", 2, "--json"))

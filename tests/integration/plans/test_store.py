@@ -49,8 +49,8 @@ def work(database: Database) -> Seen:
     held = (*claimed.deliveries, *first.deliveries)
     assert len(held) == 2 * BATCH
     assert nothing == Claim(parked=BATCH)
-    lost, extend = watch(steps.extend(held, 60.0))
-    assert not lost
+    extended, extend = watch(steps.extend(held, 60.0))
+    assert not extended.lost
     outcomes = [Settlement(delivery, OUTCOMES[at % 5]) for at, delivery in enumerate(held)]
     settled, settle = watch(steps.settle(outcomes, "block", DeadLetter("grave")))
     assert not settled.lost

@@ -102,7 +102,7 @@ def measure(url: str, want: Want, *, keep: bool) -> dict[str, tuple[Touched, flo
         claim = session.run(session.steps.claim(want))
         meter.read("claim")
         assert len(claim.deliveries) == want.limit
-        assert not session.run(session.steps.extend(claim.deliveries, 60.0))
+        assert not session.run(session.steps.extend(claim.deliveries, 60.0)).lost
         meter.read("extend")
         settlements = [Settlement(delivery, Delivered(keep=keep)) for delivery in claim.deliveries]
         assert not session.run(session.steps.settle(settlements, "block")).lost

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -19,7 +20,7 @@ from relaybox.maintenance.tally import Tally
 from relaybox.parts import new_tally
 from relaybox.relay.clock import MonotonicClock
 from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Member, Minute
+from relaybox.upkeep import Beat, Member, Minute
 from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member, some
 from tests.locks import waiters
 from tests.waiting import await_for
@@ -115,9 +116,11 @@ async def test_the_relays_table_shows_who_leads(bench: Bench) -> None:
 
 
 @asynccontextmanager
-async def caretaking(bench: Bench, name: str) -> AsyncIterator[tuple[Caretaker, asyncio.Task[None]]]:
-    upkeep = bench.upkeep()
-    caretaker = Caretaker(upkeep, [], member(name), Fast(), new_tally(name))
+async def caretaking(
+    bench: Bench, name: str, *has: str
+) -> AsyncIterator[tuple[Caretaker, asyncio.Task[None]]]:
+    upkeep, destinations = bench.upkeep(), [Destination(one, "console:") for one in has]
+    caretaker = Caretaker(upkeep, destinations, member(name), Fast(), new_tally(name))
     task = asyncio.create_task(caretaker.run())
     try:
         yield caretaker, task
@@ -141,6 +144,32 @@ async def test_of_two_caretakers_one_leads_and_the_other_follows_when_it_is_kill
         assert await await_for(lambda: survivor.leadership.term) == term + 1
 
 
+async def test_a_limit_is_divided_among_the_relays_that_have_the_destination(bench: Bench) -> None:
+    async with caretaking(bench, "a", "mail") as (a, _), caretaking(bench, "b", "mail", "shop") as (b, _):
+        await await_for(lambda: b.share("shop", 1) == 1, "the other one lacks it, and takes no part")
+        await await_for(lambda: (a.share("mail", 3), b.share("mail", 3)) == (2, 1))
+        upkeep = bench.upkeep()
+
+        async def counts_one_that_says_nothing() -> bool:
+            await upkeep.beat(member("0"), LIVE)
+            return "0" in b.membership.alive and b.share("shop", 1) == 0
+
+        await await_for(counts_one_that_says_nothing, "one of the last release may have it")
+
+
+async def test_a_relay_has_said_what_it_has_when_the_others_first_see_it(bench: Bench) -> None:
+    class Watched(SqlUpkeep):
+        async def beat(self, *given: Any, **options: Any) -> Beat:
+            known.append(await self.known())
+            return await super().beat(*given, **options)
+
+    known: list[dict[str, frozenset[str]]] = []
+    shop = Destination("shop", "console:")
+    caretaker = Caretaker(Watched(bench.store()), [shop], member("a"), Fast(), new_tally("a"))
+    await caretaker.membership.join()
+    assert known == [{"a": frozenset({"shop"})}]
+
+
 async def test_a_caretaker_that_stops_resigns_and_leaves(bench: Bench) -> None:
     async with caretaking(bench, "a") as (caretaker, task):
         await await_for(lambda: caretaker.leadership.term)
@@ -149,7 +178,7 @@ async def test_a_caretaker_that_stops_resigns_and_leaves(bench: Bench) -> None:
         assert bench.column(bench.tables.relay.c.name) == []
         assert await bench.upkeep().lead("b", 60.0) is not None
         assert caretaker.leadership.term is None
-        assert caretaker.share(10) == 0
+        assert caretaker.share("shop", 10) == 0
 
 
 async def test_a_clock_of_a_process_that_jumps_changes_nothing(bench: Bench) -> None:

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox.config import Destination
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.prune import Prune
 from relaybox.relay.clock import MonotonicClock
 from relaybox.stores.upkeep import SqlUpkeep
@@ -21,7 +22,7 @@ from tests.integration.upkeep.bench import DAY, LONG_AGO, Bench, go_on, leading,
 
 
 def prune(upkeep: SqlUpkeep, *destinations: Destination) -> Prune:
-    return Prune(upkeep, destinations, MonotonicClock(), go_on)
+    return Prune(upkeep, Agreement(upkeep, destinations, "me"), MonotonicClock(), go_on)
 
 
 @pytest.fixture
@@ -54,23 +55,24 @@ async def test_what_is_too_young_is_kept(retention: str, bench: Bench, everythin
     assert bench.ids() == set(everything.values())
 
 
-async def test_each_destination_has_its_own_retention_and_an_unknown_one_seven_days(bench: Bench) -> None:
+async def test_each_destination_has_its_own_retention_and_what_nobody_knows_is_kept(bench: Bench) -> None:
     upkeep = bench.upkeep()
     kept = {
         bench.put("short", "delivered", age=30),
         bench.put("long", "delivered", age=8 * DAY),
         bench.put("long", "discarded", age=8 * DAY),
-        bench.put("gone", "delivered", age=6 * DAY),
-        bench.put("gone", "discarded", age=6 * DAY),
+        bench.put("unknown", "delivered", age=LONG_AGO),
+        bench.put("unknown", "discarded", age=LONG_AGO),
+        bench.put("", "discarded", age=6 * DAY),
     }
     for status in ("delivered", "discarded"):
         bench.put("short", status, age=90)
-        bench.put("gone", status, age=8 * DAY)
+    bench.put("", "discarded", age=8 * DAY)
     destinations = [
         Destination("short", "console:", retention="1m"),
         Destination("long", "console:", retention="30d"),
     ]
-    assert (await prune(upkeep, *destinations)(await leading(upkeep))).changed == 4
+    assert (await prune(upkeep, *destinations)(await leading(upkeep))).changed == 3
     assert bench.ids() == kept
 
 
@@ -79,7 +81,7 @@ async def test_attempts_go_with_their_delivery_and_orphans_too(bench: Bench) -> 
     failed = bench.put("shop", "failed", age=LONG_AGO)
     for delivery in (failed, bench.put("shop", "delivered", age=LONG_AGO), uuid4()):
         bench.attempt(delivery)
-    await prune(upkeep)(await leading(upkeep))
+    await prune(upkeep, Destination("shop", "console:"))(await leading(upkeep))
     assert bench.column(bench.tables.attempt.c.delivery_id) == [failed]
 
 
@@ -87,9 +89,6 @@ async def test_the_side_tables_are_pruned_by_age(bench: Bench) -> None:
     upkeep, now = bench.upkeep(), datetime.now(UTC)
     for days in (29, 31):
         then = now - timedelta(days=days)
-        for event_type in ("order.paid", "order.sent"):
-            keys = {"event_type": event_type, "idempotency_key": str(days), "event_id": uuid4()}
-            bench.execute(sa.insert(bench.tables.idempotency).values(**keys, created_at=then))
         await upkeep.record([Minute(then, "shop", str(days), 1, 0, 0, {})])
     for days in (6, 8):
         for consumer in ("billing", "shipping"):
@@ -100,9 +99,8 @@ async def test_the_side_tables_are_pruned_by_age(bench: Bench) -> None:
         values = {"actor": str(days), "action": "retry", "details": {}, "at": now - timedelta(days=days)}
         bench.execute(sa.insert(bench.tables.audit).values(**values))
     round_ = await prune(upkeep)(await leading(upkeep))
-    assert round_.changed == 6
+    assert round_.changed == 4
     assert bench.column(bench.tables.inbox.c.message_id) == ["6", "6"]
-    assert bench.column(bench.tables.idempotency.c.idempotency_key) == ["29", "29"]
     assert bench.column(bench.tables.stats.c.relay) == ["29"]
     assert bench.column(bench.tables.audit.c.actor) == ["364"]
 
@@ -112,7 +110,8 @@ async def test_the_inbox_remembers_for_its_window(bench: Bench) -> None:
     for hours in range(5):
         values = {"consumer": "c", "message_id": str(hours), "processed_at": now - timedelta(hours=hours)}
         bench.execute(sa.insert(bench.tables.inbox).values(**values))
-    pruned = Prune(upkeep, [], MonotonicClock(), go_on, inbox_window=2.5 * 3600)
+    nothing = Agreement(upkeep, [], "me")
+    pruned = Prune(upkeep, nothing, MonotonicClock(), go_on, inbox_window=2.5 * 3600)
     assert (await pruned(await leading(upkeep))).changed == 2
     assert sorted(bench.column(bench.tables.inbox.c.message_id)) == ["0", "1", "2"]
 
@@ -180,11 +179,12 @@ async def test_what_a_former_leader_does_has_no_effect(bench: Bench, everything:
 
 async def tell_all(upkeep: SqlUpkeep, term: int) -> list[Any]:
     """Everything that is led."""
-    histories = ("idempotency", "inbox", "stats", "audit")
+    histories = ("inbox", "stats", "audit")
     return [
         await upkeep.prune_delivered(term, "shop", 0.0, None, 10),
         await prune_discarded(upkeep, term),
         await upkeep.prune_orphans(term, None, 10),
+        await upkeep.prune_keys(term, 0.0, None, 10),
         *[await upkeep.prune_history(term, name, 0.0, 10) for name in histories],
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -293,6 +294,38 @@ async def test_an_event_without_a_key_to_be_had_waits_and_is_named(
     [message] = [record.getMessage() for record in caplog.records]
     assert str(without) in message
     assert "give tenant= or key=" in message
+
+
+async def test_a_relay_that_does_not_lead_routes_what_only_it_has_a_route_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relaybox.maintenance.caretaker.ROUTE", 0.1)
+    leader, follower, arrived = Outbox(bench.url), Outbox(bench.url), list[Event]()
+
+    @leader.handler("nobody.asked", name="other")
+    async def other(event: Event) -> None:
+        raise AssertionError("nobody emits it")
+
+    @follower.handler("order.*", name="mail")
+    async def mail(event: Event) -> None:
+        arrived.append(event)
+
+    async with leader.relay():
+        await await_for(lambda: bench.column(bench.tables.leader.c.relay), "it leads")
+        ids = emit(bench, *map(order, range(5)))
+        async with follower.relay():
+            await await_for(lambda: len(arrived) == 5, "they are routed and delivered")
+    assert sorted(event.id for event in arrived) == sorted(ids)
+
+
+async def test_relays_that_route_at_once_route_each_event_once_and_in_order(bench: Bench) -> None:
+    emit(bench, *map(order, range(4 * ROUTED)))
+    _, term = await bench.leader()
+    upkeeps = [bench.upkeep() for _ in range(3)]
+    routed = await asyncio.gather(*(upkeep.route(term, router(), None, 1000) for upkeep in upkeeps))
+    assert sum(some(one).changed for one in routed) == 4 * ROUTED
+    for name in ("index", "mail"):
+        assert [row.payload["n"] for row in rows(bench, name)] == list(range(4 * ROUTED))
 
 
 async def test_a_relay_that_starts_with_a_new_route_delivers_what_waited(

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox.config import Destination
+from relaybox.maintenance.agreement import Agreement
 from relaybox.maintenance.sweep import Sweep
 from relaybox.outcome import Delivered, Failed
 from relaybox.relay.clock import MonotonicClock
@@ -20,7 +21,10 @@ from tests.waiting import await_for
 
 
 async def swept(bench: Bench, *destinations: Destination) -> int:
-    return (await Sweep(bench.upkeep(), destinations, MonotonicClock(), go_on)()).changed
+    upkeep = bench.upkeep()
+    agreement = Agreement(upkeep, destinations, "me")
+    await upkeep.fall_silent("me")
+    return (await Sweep(upkeep, agreement, MonotonicClock(), go_on)()).changed
 
 
 ORDERED = Destination("shop", "console:", ordered=True)
@@ -119,7 +123,8 @@ async def test_sweeps_beside_claims_and_settles_keep_the_order_and_lose_nothing(
     rows = [bench.put("shop", ordering_key=f"k{n % 3}") for n in range(60)]
     keys = {id_: n % 3 for n, id_ in enumerate(rows)}
     store, seen = bench.store(), []
-    round_ = Sweep(bench.upkeep(), [SKIPPING], MonotonicClock(), go_on)
+    upkeep = bench.upkeep()
+    round_ = Sweep(upkeep, Agreement(upkeep, [SKIPPING], "me"), MonotonicClock(), go_on)
 
     async def deliver() -> None:
         while len(seen) < len(rows):

@@ -72,7 +72,8 @@ class OutboxSettings:
     - ``SWEEP_INTERVAL``: how often beat looks for what is due. ``DRAIN_SECONDS``: how long one task delivers.
       ``EAGER_SECONDS``: how long an eager task may hold up the request.
     - ``RETENTION_HOURS``, ``MAX_ATTEMPTS``, ``BACKOFF``: for destinations that do not say otherwise.
-    - ``UNROUTED``, ``MAX_PAYLOAD``, ``NOTIFY``, ``INBOX_WINDOW``: as in ``relaybox.toml``.
+    - ``UNROUTED``, ``MAX_PAYLOAD``, ``NOTIFY``, ``INBOX_WINDOW``, ``IDEMPOTENCY_WINDOW``: as in
+      ``relaybox.toml``.
     """
 
     DESTINATIONS: Setting[Mapping[str, Any] | None, dict[str, Any]] = Setting(_table, None)
@@ -92,6 +93,7 @@ class OutboxSettings:
     MAX_PAYLOAD: Setting[str | int, int] = Setting(parse_size, 1_048_576)
     NOTIFY: Setting[bool, bool] = Setting(parse_flag, True)
     INBOX_WINDOW: Setting[Duration, float] = Setting(duration_from(1), 604_800.0)
+    IDEMPOTENCY_WINDOW: Setting[Duration, float] = Setting(duration_from(1), 2_592_000.0)
 
     _where = "OUTBOX: "
 

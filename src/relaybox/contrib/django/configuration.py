@@ -54,6 +54,7 @@ def _make(_: int) -> Configuration:
         notify=given.NOTIFY,
         max_payload=given.MAX_PAYLOAD,
         inbox_window=given.INBOX_WINDOW,
+        idempotency_window=given.IDEMPOTENCY_WINDOW,
     )
     return Configuration(settings, functions, RowBuilder(settings))
 

@@ -301,6 +301,23 @@ class OutboxOperation(OutboxTable):
         verbose_name = "operation"
 
 
+class OutboxSetting(OutboxTable):
+    """What a relay says of a destination."""
+
+    destination = models.CharField(max_length=100)
+    relay = models.CharField(max_length=200, primary_key=True)
+    setting = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
+    said_at = UTCDateTimeField()
+
+    class Meta(OutboxTable.Meta):
+        """One row a destination and relay."""
+
+        db_table = "outbox_setting"
+        verbose_name = "setting of a destination"
+        verbose_name_plural = "settings of destinations"
+        constraints = (models.UniqueConstraint(fields=["destination", "relay"], name="outbox_setting_pkey"),)
+
+
 class InboxMessage(OutboxTable):
     """A message that a consumer has processed."""
 

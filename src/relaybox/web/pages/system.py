@@ -61,4 +61,5 @@ def _general(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "Wake by NOTIFY", "yes" if settings.notify else "no"
     yield "Largest payload", show.size(settings.max_payload)
     yield "Inbox keeps", show.duration(settings.inbox_window)
+    yield "Idempotency keys are kept", f"{show.duration(settings.idempotency_window)} after the delivery"
     yield "Application", settings.app or "none named"

@@ -1,0 +1,33 @@
+"""SQLite assigns ``position`` from a one-row counter; the other databases have their own means."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+POSITIONS = (
+    (
+        "after_create",
+        "CREATE TABLE {counter} (id INTEGER PRIMARY KEY CHECK (id = 1), value BIGINT NOT NULL)",
+    ),
+    ("after_create", "INSERT INTO {counter} (id, value) VALUES (1, 0)"),
+    (
+        "after_create",
+        """CREATE TRIGGER {trigger} AFTER INSERT ON {event} BEGIN
+    UPDATE {counter} SET value = value + 1;
+    UPDATE {event} SET position = (SELECT value FROM {counter}) WHERE id = NEW.id;
+END""",
+    ),
+    ("after_drop", "DROP TABLE {counter}"),
+)
+
+
+def count_positions(event: sa.Table, *, prefix: str) -> None:
+    """Have the counter and the trigger made, and dropped, with the table of events."""
+    words = {
+        "event": f'"{event.name}"',
+        "trigger": f'"{event.name}_position"',
+        "counter": f'"{prefix}outbox_position"',
+    }
+    for moment, statement in POSITIONS:
+        ddl = sa.DDL(statement.format_map(words))  # type: ignore[no-untyped-call]
+        sa.event.listen(event, moment, ddl.execute_if(dialect="sqlite"))

@@ -1,0 +1,40 @@
+"""The files that decide whether a promise is kept, and one hash of them all.
+
+Figures count as long as these files are what they were when the figures were taken. What shows, configures or
+operates is left out, and so is what looks for faults: it may grow without making older figures untrue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from tests.commit import ROOT
+
+PACKAGE = ROOT / "src" / "relaybox"
+CORE = (
+    "emit", "inboxes", "maintenance", "relay", "sinks", "stores", "wakes",
+    "circuit.py", "codec.py", "connect.py", "crashpoint.py", "engine.py", "envelope.py", "event.py",
+    "inbox.py", "migrations.py", "ordering.py", "outcome.py", "pace.py", "parts.py", "positions.py",
+    "retry.py", "routing.py", "schema.py", "shadow.py", "sink.py", "store.py", "threads.py", "upkeep.py",
+    "uptime.py", "wake.py",
+)  # fmt: skip
+"""Directories, with everything in them, and modules of the package."""
+
+
+def files(package: Path = PACKAGE) -> dict[str, Path]:
+    """Return every file of the core by its name below the package, in the order of the names."""
+    found: dict[str, Path] = {}
+    for name in CORE:
+        place = package / name
+        for file in place.rglob("*.py") if place.is_dir() else [place]:
+            found[file.relative_to(package).as_posix()] = file
+    return dict(sorted(found.items()))
+
+
+def digest(package: Path = PACKAGE) -> str:
+    """Return the hash of all names and contents. Raise ``FileNotFoundError`` if one of them is gone."""
+    whole = hashlib.sha256()
+    for name, file in files(package).items():
+        whole.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]

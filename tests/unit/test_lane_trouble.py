@@ -1,0 +1,148 @@
+"""A lane goes on while a function hangs, a stranger locks a row, or outcomes cannot be written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from relaybox.config import Backoff
+from relaybox.errors import RowsLocked, StoreError
+from relaybox.event import Event, Status
+from relaybox.outcome import Delivered, Unavailable
+from relaybox.relay import lane as lane_module
+from relaybox.relay import quarantine
+from relaybox.store import Settlement
+from relaybox.stores.memory import MemoryStore
+from tests.unit.lanes import filled, make, nothing, open_circuit, running, statuses, suspects
+from tests.waiting import PATIENCE, await_for
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATIENCE_TO_SETTLE", "PATIENCE_FOR_ROOM", "PROBE_MARGIN"):
+        monkeypatch.setattr(lane_module, name, 0.05)
+    monkeypatch.setattr(quarantine, "PATIENCE", 0.02)
+    monkeypatch.setattr(quarantine, "APART", 0.0)
+
+
+class Hung:
+    """A plain function that hangs with the first event, and ends with others once it has that one."""
+
+    def __init__(self) -> None:
+        self.called, self.go_on = threading.Event(), threading.Event()
+        self.away = False
+
+    def __call__(self, event: Event) -> None:
+        if event.aggregate_id == "0" and not self.go_on.is_set():
+            self.called.set()
+            self.go_on.wait(2 * PATIENCE)
+            raise Unavailable("late")
+        self.called.wait(PATIENCE)
+        if self.away:
+            raise Unavailable("503")
+
+
+@pytest.fixture
+def hung() -> Iterator[Hung]:
+    handler = Hung()
+    yield handler
+    handler.go_on.set()
+
+
+class Locking(MemoryStore):
+    """A database where a stranger holds the first row that was delivered, until it lets go."""
+
+    held: UUID | None = None
+    free = False
+
+    async def settle(self, settlements: Sequence[Settlement], **policy: Any) -> frozenset[UUID]:
+        delivered = [s.delivery.id for s in settlements if isinstance(s.outcome, Delivered)]
+        if self.held is None and delivered:
+            self.held = delivered[0]
+        left = [s for s in settlements if self.free or s.delivery.id != self.held]
+        lost = await super().settle(left, **policy)
+        if len(left) < len(settlements):
+            assert self.held is not None
+            raise RowsLocked(frozenset({self.held}), lost)
+        return lost
+
+
+def all_but_one(store: MemoryStore) -> bool:
+    """Whether one row is left, in whatever state, and all others are delivered."""
+    return statuses(store).count(Status.DELIVERED) == len(store.rows) - 1
+
+
+async def test_a_circuit_is_probed_though_a_function_hangs(hung: Hung) -> None:
+    store, hung.away = filled(10), True
+    lane = make(store, hung, timeout="100ms", backoff=Backoff(base=0, cap=0))
+    async with running(lane, patience=0.0):
+        await await_for(lambda: store.destinations["runner"].circuit == "open")
+        hung.away = False
+        store.destinations["runner"].circuit_until = 0.0
+        await await_for(lambda: all_but_one(store), "all but the one that hangs")
+        assert statuses(store)[0] is Status.PENDING, "it hangs still"
+        assert store.destinations["runner"].circuit == "closed"
+
+
+async def test_the_late_answer_of_a_probe_is_one_like_any_other(hung: Hung) -> None:
+    store = filled(10)
+    open_circuit(store)
+    lane = make(store, hung, timeout="100ms", backoff=Backoff(base=0, cap=0))
+    async with running(lane, patience=0.0):
+        await await_for(lambda: all_but_one(store), "what another probe let through")
+        hung.go_on.set()
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
+
+
+async def test_a_circuit_closes_though_a_stranger_has_locked_the_row_of_its_probe() -> None:
+    store = filled(10, Locking())
+    open_circuit(store)
+    async with running(make(store)):
+        await await_for(lambda: all_but_one(store), "all but the locked one")
+        assert store.destinations["runner"].circuit == "closed"
+        store.free = True
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
+
+
+@pytest.mark.parametrize("locked", [False, True])
+async def test_a_suspect_that_hangs_or_is_locked_keeps_no_others_waiting(hung: Hung, locked: bool) -> None:
+    store = Locking() if locked else MemoryStore()
+    handler: Callable[[Event], Any] = nothing if locked else hung
+    suspects(store, "runner", 40)
+    async with running(make(store, handler, timeout="100ms"), patience=0.0):
+        await await_for(lambda: all_but_one(store), "three groups, but for one of the first")
+        assert set(statuses(store)) == {Status.DELIVERED, Status.PENDING}
+
+
+class Unwritable(MemoryStore):
+    """A database that takes no outcomes for a while."""
+
+    away = True
+    refused = 0
+
+    async def settle(self, settlements: Sequence[Settlement], **policy: Any) -> frozenset[UUID]:
+        if self.away:
+            self.refused += 1
+            raise StoreError("the database is away")
+        return await super().settle(settlements, **policy)
+
+
+async def test_nothing_is_sent_again_though_its_lease_ended_before_its_outcome_was_written() -> None:
+    store, seen = filled(10, Unwritable()), list[str]()
+
+    async def handler(event: Event) -> None:
+        seen.append(event.aggregate_id)
+
+    lane = make(store, handler)
+    async with running(lane):
+        await await_for(lambda: store.refused)
+        for row in store.rows.values():
+            row.leased_until = 0.0
+        await lane._examine()
+        store.away = False
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
+    assert sorted(seen) == [str(n) for n in range(10)]
