@@ -17,6 +17,7 @@ from relaybox.event import Delivery, Event
 from relaybox.observe import Observer, Sends
 from relaybox.observers.several import Observers
 from relaybox.outcome import Delivered, Outcome, Released, Retried, Retry
+from relaybox.relay import batch as batches
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.sending import TimedSending, Times
 from relaybox.relay.settle import Settler
@@ -187,7 +188,8 @@ def claimed(*positions: int) -> Batch:
     return Batch(rows, until=0.0)
 
 
-def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight) -> None:
+def test_a_batch_is_done_when_all_of_it_is_settled(held: InFlight, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "LIGHT", 0)
     batch = claimed(1, 2)
     held.add(batch)
     held.drop(batch.deliveries[:1])

@@ -10,6 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from relaybox.event import Delivery
 
+LIGHT = 512
+"""Bytes a row up to which a batch counts as a whole until its last row is settled: to subtract each row costs
+more than its memory is worth.
+"""
+
 
 class Batch:
     """The deliveries of one claim until each is settled.
@@ -32,6 +37,7 @@ class Batch:
         """Ends when each is answered."""
         self.done = asyncio.Event()
         self.bytes = size(deliveries)
+        self.heavy = self.bytes > LIGHT * len(deliveries)
 
     def ends_before(self, moment: float) -> bool:
         """Whether one of its leases does."""
@@ -81,7 +87,8 @@ class InFlight:
                 continue
             del self._of[position]
             del batch.unsettled[position]
-            batch.bytes -= size((delivery,))
+            if batch.heavy:
+                batch.bytes -= size((delivery,))
             if not batch.unsettled:
                 self._batches.remove(batch)
                 batch.done.set()

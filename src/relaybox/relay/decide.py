@@ -50,15 +50,12 @@ class Policy:
         self._destination = destination
         self._circuit = circuit
         self._random = random
-        self._delivered = Delivered(keep=destination.retention > 0)
+        self._keeps = destination.retention > 0
+        self._delivered = Delivered(keep=self._keeps)
 
     def shadowed(self, delivery: Delivery) -> Delivered:
         """Return the outcome of a delivery that was not sent because it was emitted in shadow."""
-        return Delivered(keep=self._delivered.keep or self._is_kept(delivery), shadow=True)
-
-    def _is_kept(self, delivery: Delivery) -> bool:
-        """True if a row stays in spite of ``retention = 0``: pruning notes at its key when it was final."""
-        return not self._delivered.keep and delivery.keyed
+        return Delivered(keep=self._keeps or delivery.keyed, shadow=True)
 
     def decide(
         self, answer: Answer, delivery: Delivery, *, probing: bool = False
@@ -67,7 +64,10 @@ class Policy:
         match answer:
             case Delivered():
                 self._circuit.acknowledge(delivery.event_id)
-                return Delivered() if self._is_kept(delivery) else self._delivered, None
+                if self._keeps or not delivery.keyed:
+                    return self._delivered, None
+                # In spite of ``retention = 0``: pruning notes at its key when it was final.
+                return Delivered(), None
             case Released():
                 return answer, None
             case Reject():
