@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+import uvloop
 from psycopg.errors import FeatureNotSupported
 
 from relaybox.errors import StoreError
@@ -357,3 +358,29 @@ async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(url: str, 
         [last] = (await store.claim(NEXT_KEY)).deliveries
         await store.settle([Settlement(last, Delivered())], made_due=lambda: told.append("none"))
         assert told == ["one more"]
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_session_that_ended_while_it_was_idle_is_noticed_at_once(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+    fresh_database: Databases,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 100 * PATIENCE)
+    url = fresh_database("postgresql-18")
+    engine, tables = create_tables(url)
+    engine.dispose()
+
+    async def use_it_again() -> None:
+        store = postgres.open_store(url, tables, connections=1)
+        try:
+            await store.now()
+            await asyncio.to_thread(end_sessions, url.replace("+psycopg", ""))
+            with pytest.raises(StoreError):
+                await asyncio.wait_for(store.now(), PATIENCE)
+            await store.now()
+        finally:
+            await store.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(use_it_again())

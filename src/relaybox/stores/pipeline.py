@@ -94,6 +94,12 @@ def _load(values: abc.Transformer, result: PGresult) -> list[Row]:
     return values.load_rows(0, result.ntuples, tuple)
 
 
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at a silent socket: uvloop calls no reader for one that was reset, such as that
+of a session that the server ended while it was idle.
+"""
+
+
 class _Exchange:
     """Sends what is waiting to be sent, and reads answers up to the next sync."""
 
@@ -107,13 +113,22 @@ class _Exchange:
         self._done: asyncio.Future[list[PGresult]] = loop.create_future()
         socket = self._libpq.socket
         loop.add_reader(socket, self._guarded, self._read)
+        self._look_again(loop)
         try:
             if self._libpq.flush():
                 loop.add_writer(socket, self._guarded, self._write, loop, socket)
             return await self._done
         finally:
+            self._looking.cancel()
             loop.remove_reader(socket)
             loop.remove_writer(socket)
+
+    def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._looking = loop.call_later(LOOK_SECONDS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._guarded(self._read)
+        self._look_again(loop)
 
     def _guarded(self, step: Any, *arguments: Any) -> None:
         if self._done.done():
