@@ -10,7 +10,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from relaybox.web import dashboard
 from tests.browser import seed
-from tests.browser.site import PAGES, go, served
+from tests.browser.site import PAGES, follow, go, served
 from tests.databases import engine as engine_of
 from tests.servers import chromium, fresh, postgres18
 
@@ -51,7 +51,7 @@ def main() -> None:
                 page.wait_for_timeout(200)
                 take(page, f"login-{scheme}", 460)
                 page.get_by_label("Token").fill("an-operators-token")
-                page.get_by_role("button", name="Log in").click()
+                follow(page, page.get_by_role("button", name="Log in"))
                 for name in PAGES:
                     with engine.begin() as connection:
                         seed.see_relays(connection, outbox)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 import uvicorn
 from aiohttp import web as http
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 from relaybox import Destination, Outbox, Route
 from relaybox.web import dashboard
@@ -95,10 +95,18 @@ def go(page: Page, address: str, name: str) -> None:
     """To the page of that name."""
     page.goto(address + PAGES.get(name, f"/{name}"))
     if name == "event":
-        page.locator("#events tbody a").first.click()
-        page.locator("summary", has_text="Row").first.wait_for()
+        follow(page, page.locator("#events tbody a").first)
     if name == "confirm":
-        page.get_by_role("link", name="Retry").first.click()
+        follow(page, page.get_by_role("link", name="Retry").first)
+
+
+def follow(page: Page, control: Locator) -> None:
+    """Click a link or a button, and wait until the page that it leads to is loaded.
+
+    A click alone returns as soon as the browser has left the old page; the new one may have no content yet.
+    """
+    with page.expect_navigation():
+        control.click()
 
 
 class Receiver:

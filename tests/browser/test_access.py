@@ -10,7 +10,7 @@ from starlette.routing import Mount
 
 from relaybox import Destination, Outbox
 from relaybox.web import dashboard
-from tests.browser.site import OPERATOR, USERS, VIEWER, Site, served
+from tests.browser.site import OPERATOR, USERS, VIEWER, Site, follow, served
 
 OpenPage = Callable[..., Page]
 REFUSED = ("401", "403")
@@ -38,7 +38,7 @@ def test_a_login_leads_to_the_page_asked_for_until_a_logout(guarded_site: Site, 
     page.get_by_role("button", name="Log in").click()
     expect(page).to_have_url(f"{guarded_site.address}/events?status=failed")
     expect(page.locator(".who")).to_contain_text("ada (operator)")
-    page.get_by_role("button", name="Log out").click()
+    follow(page, page.get_by_role("button", name="Log out"))
     page.goto(f"{guarded_site.address}/system")
     expect(page.get_by_label("Token")).to_be_visible()
 
@@ -70,8 +70,7 @@ def test_a_form_of_another_site_is_refused(guarded_site: Site, open_page: OpenPa
         lambda route: route.fulfill(content_type="text/html", body=EVIL.format(guarded_site.address, csrf)),
     )
     page.goto(elsewhere)
-    page.get_by_role("button").click()
-    page.wait_for_load_state()
+    follow(page, page.get_by_role("button"))
     assert guarded_site.rows("SELECT * FROM outbox_destination WHERE paused_at IS NOT NULL") == []
 
 
@@ -85,7 +84,7 @@ def test_everything_works_with_a_prefix(migrated_database: Callable[[str], str],
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("a/b ü")
         expect(page.locator("#live")).to_have_text("Live")
-        page.get_by_role("link", name="24 h").click()
+        follow(page, page.get_by_role("link", name="24 h"))
         page.get_by_label("Reason for the pause").fill("why not")
         page.get_by_role("button", name="Pause").click()
         expect(page.get_by_role("status").first).to_have_text("Paused a/b ü.")

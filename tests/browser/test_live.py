@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from relaybox.web import live as module
 from relaybox.web.live import live_of
-from tests.browser.site import Site
+from tests.browser.site import Site, follow
 from tests.waiting import wait_for
 
 OpenPage = Callable[..., Page]
@@ -79,7 +79,7 @@ def test_the_theme_and_the_zone_are_kept(site: Site, open_page: OpenPage) -> Non
     light = page.evaluate(background)
     page.get_by_role("button", name="Dark theme").click()
     page.get_by_role("button", name="Local times").click()
-    page.get_by_role("link", name="invoice.sent").click()
+    follow(page, page.get_by_role("link", name="invoice.sent"))
     assert page.evaluate(background) != light
     expect(page.get_by_role("button", name="Light theme")).to_be_visible()
     expect(page.get_by_text("Times in Asia/")).to_be_visible()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.site import Site
+from tests.browser.site import Site, follow
 from tests.waiting import wait_for
 
 OpenPage = Callable[..., Page]
@@ -81,7 +81,7 @@ def test_a_destination_is_paused_and_resumed(site: Site, open_page: OpenPage) ->
     expect(page.locator("#health")).to_contain_text("healthy")
     page.wait_for_function("() => document.querySelector('#tiles dd').textContent === '0'")
     assert len(site.search.bodies) == 3
-    page.get_by_role("link", name="Audit").click()
+    follow(page, page.get_by_role("link", name="Audit"))
     assert {"pause", "resume"} <= set(page.locator("#audit tbody th").all_text_contents())
 
 

@@ -208,8 +208,9 @@ class Lane:
         if claim.deliveries or claim.failed or claim.parked:
             self._idle_for = SHORTEST_POLL
         full = len(claim.deliveries) >= rows or 2 * size(claim.deliveries) > BYTES_A_CLAIM
-        # Where a run was cut off, its key may have filled the window.
-        full = full or longest_run(claim.deliveries) >= run
+        if self._destination.ordered:
+            # Where a run was cut off, its key may have filled the window.
+            full = full or longest_run(claim.deliveries) >= run
         return full or bool(claim.failed or claim.parked)
 
     async def _step(self) -> Claim:

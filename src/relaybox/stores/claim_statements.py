@@ -5,16 +5,21 @@ longer has the ctid that was seen, so what is locked is exactly what was judged.
 
 A claim ends where payloads and headers come to more than :bytes. To tell the size of a value that is stored
 compressed, PostgreSQL has to decompress it: an array holds its elements as they are. The size as it is stored
-costs nothing to tell and is never larger, so only rows that may fit by that one are looked at so closely.
+costs nothing to tell and is never larger. So of what takes much room only rows that may fit by that one are
+decompressed, and no payload goes through the sums.
 """
 
 from __future__ import annotations
 
 _STORED = "COALESCE(pg_column_size(payload), octet_length(payload_data)) + pg_column_size(headers)"
 _SIZE = "pg_column_size(ARRAY[payload, headers]) + COALESCE(octet_length(payload_data), 0)"
-# One that does not fit by what is stored is as large as all that may be claimed.
-_FITTING = f"CASE WHEN sum(stored) OVER line <= :bytes THEN {_SIZE} ELSE CAST(:bytes AS bigint) END AS size"
-_WEIGHED = {"weighed": f"payload, payload_data, headers, {_STORED} AS stored", "size": _FITTING}
+_WEIGHED = {
+    "weighed": f"{_STORED} AS stored, CASE WHEN {_STORED} <= 8192 THEN {_SIZE} END AS light",
+    # An int, whose sum is a bigint: that of bigints is a numeric, which takes longer. What does not fit by
+    # its stored size counts as the largest int.
+    "size": "CASE WHEN light IS NOT NULL THEN light WHEN sum(stored) OVER line <= :bytes "  # noqa: S608
+    "THEN (SELECT " + _SIZE + " FROM {event} WHERE ctid = tid) ELSE 2147483647 END AS size",
+}
 
 _DUE = _WEIGHED | {
     "chosen": "",
@@ -42,7 +47,8 @@ _CHOSEN = _WEIGHED | {
 
 # What most claims are: where suspects are left out, nothing is to be told apart. ``since``, because until the
 # table is vacuumed, what was delivered still stands at the beginning of the index. The rows are summed up in
-# the order in which they come, which costs no sort: any of them may be left out.
+# the order in which they come, which costs no sort: any of them may be left out. The first is claimed however
+# large it is: its total is its own size.
 _CLAIM_UNSUSPECTED = """
 WITH due AS (
     SELECT ctid AS tid, %(weighed)s FROM {event}
@@ -53,13 +59,12 @@ WITH due AS (
     ORDER BY next_attempt_at, position LIMIT :limit
     FOR UPDATE OF {event_alias} SKIP LOCKED
 ), sized AS (
-    SELECT tid, row_number() OVER line AS rank, %(size)s
-    FROM due WINDOW line AS (ROWS UNBOUNDED PRECEDING)
+    SELECT tid, %(size)s FROM due WINDOW line AS (ROWS UNBOUNDED PRECEDING)
 ), summed AS (
-    SELECT tid, rank, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM sized
+    SELECT tid, size, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM sized
 )
 UPDATE {event} SET {lease}
-WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE rank = 1 OR total <= :bytes))
+WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE total = size OR total <= :bytes))
 RETURNING {own_columns}"""
 
 _CLAIM = """
@@ -115,7 +120,7 @@ WITH %(chosen)sdue AS MATERIALIZED (
     WHERE ctid = ANY (ARRAY(SELECT tid FROM seen WHERE unbroken))
     FOR UPDATE SKIP LOCKED
 ), line AS (
-    SELECT seen.*, payload, payload_data, headers, stored,
+    SELECT seen.*, stored, light,
            ordering_key IS NULL AND mine.tid IS NOT NULL OR bool_and(mine.tid IS NOT NULL) OVER (
                PARTITION BY ordering_key ORDER BY position) AS whole
     FROM seen LEFT JOIN mine USING (tid) WHERE unbroken

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import psycopg
@@ -40,6 +41,8 @@ class Pipeline:
         self._lasting = lasting
         self._names: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._named = 0
+        self._exchange: _Exchange | None = None
+        self._looking = False
         self._values: abc.Transformer = Transformer(connection)
         self._any_values: abc.Transformer | None = None
         self._connection = connection
@@ -47,17 +50,34 @@ class Pipeline:
 
     async def run(self, queries: Sequence[Query]) -> list[list[Row]]:
         """The rows of each. After an error that the server answered the connection may go on."""
-        known = dict(self._names)
+        known = len(self._names)
         # Of what is only prepared there is an answer, too.
         answers = [answer for query in queries for answer in self._send(query)]
         self._libpq.pipeline_sync()
-        results = await _Exchange(self._libpq).results()
+        self._exchange = _Exchange(self._libpq)
+        self._look_now_and_then()
+        try:
+            results = await self._exchange.results()
+        finally:
+            self._exchange = None
         for result in results:
             if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
                 # What was to be prepared behind it is not.
-                self._names = known
+                self._names = dict(islice(self._names.items(), known))
                 raise error_from_result(result)
         return [self._rows(result) for result, wanted in zip(results, answers, strict=True) if wanted]
+
+    def _look_now_and_then(self) -> None:
+        """Have one timer for many exchanges: one for each would cost it more."""
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        if self._exchange is not None:
+            self._exchange.look()
+            self._look_now_and_then()
 
     def _send(self, query: Query) -> Sequence[bool]:
         """Which of the answers to come are asked for."""
@@ -113,22 +133,17 @@ class _Exchange:
         self._done: asyncio.Future[list[PGresult]] = loop.create_future()
         socket = self._libpq.socket
         loop.add_reader(socket, self._guarded, self._read)
-        self._look_again(loop)
         try:
             if self._libpq.flush():
                 loop.add_writer(socket, self._guarded, self._write, loop, socket)
             return await self._done
         finally:
-            self._looking.cancel()
             loop.remove_reader(socket)
             loop.remove_writer(socket)
 
-    def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._looking = loop.call_later(LOOK_SECONDS, self._look, loop)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def look(self) -> None:
+        """Read what the loop may not have told of."""
         self._guarded(self._read)
-        self._look_again(loop)
 
     def _guarded(self, step: Any, *arguments: Any) -> None:
         if self._done.done():

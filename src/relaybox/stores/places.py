@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from types import TracebackType
 
 from relaybox.errors import Locked
 
@@ -27,44 +26,81 @@ class Places:
         self._of_lane: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(quick))
         self._aside = _Aside(there=connections > 1)
         self._held_up: set[str] = set()
+        self._calls: dict[_Call, None] = {}
+        """Those that have a quick place, the oldest first."""
+        self._watched_by: asyncio.AbstractEventLoop | None = None
 
-    @asynccontextmanager
-    async def take(self, lane: str) -> AsyncIterator[None]:
+    def take(self, lane: str) -> _Call:
         """Hold a place for one call, which may be of no ``lane``."""
-        async with self._of_lane[lane] if lane else nullcontext(), self._place(lane in self._held_up):
-            try:
-                yield
-            except Locked:
-                if lane and self._aside.there:
-                    self._held_up.add(lane)
-                raise
-            self._held_up.discard(lane)
+        return _Call(self, lane)
 
-    @asynccontextmanager
-    async def _place(self, aside: bool) -> AsyncIterator[None]:
-        await (self._aside.enter() if aside else self._quick.acquire())
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle | None = None
-
-        def make_room() -> None:
-            nonlocal aside, timer
-            if self._aside.enter_at_once():
-                self._quick.release()
-                aside = True
-            else:
-                timer = loop.call_later(HELD_UP, make_room)
-
-        if self._aside.there and not aside:
-            timer = loop.call_later(HELD_UP, make_room)
+    async def enter(self, call: _Call) -> None:
+        """Wait for a place."""
+        if call.lane:
+            await self._of_lane[call.lane].acquire()
         try:
-            yield
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if aside:
-                self._aside.leave()
+            if call.lane in self._held_up:
+                await self._aside.enter()
             else:
-                self._quick.release()
+                await self._quick.acquire()
+                self._calls[call] = None
+                call.began = self._watch()
+        except BaseException:
+            if call.lane:
+                self._of_lane[call.lane].release()
+            raise
+
+    def leave(self, call: _Call, error: BaseException | None) -> None:
+        """Make room for the next call. An ``error`` tells whether this one met a lock."""
+        if call in self._calls:
+            del self._calls[call]
+            self._quick.release()
+        else:
+            self._aside.leave()
+        if call.lane:
+            self._of_lane[call.lane].release()
+            if error is None:
+                self._held_up.discard(call.lane)
+            elif isinstance(error, Locked) and self._aside.there:
+                self._held_up.add(call.lane)
+
+    def _watch(self) -> float:
+        """Have calls that take long make room; the time by which that is judged.
+
+        There is one timer for all: one for each call would cost it more.
+        """
+        loop = asyncio.get_running_loop()
+        if self._aside.there and self._watched_by is not loop:
+            self._watched_by = loop
+            loop.call_later(HELD_UP / 2, self._look, loop)
+        return loop.time()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watched_by = None
+        oldest = next(iter(self._calls), None)
+        if oldest is None:
+            return
+        if loop.time() - oldest.began >= HELD_UP and self._aside.enter_at_once():
+            del self._calls[oldest]
+            self._quick.release()
+        self._watch()
+
+
+class _Call:
+    """One call, as a context: it holds a place within."""
+
+    def __init__(self, places: Places, lane: str) -> None:
+        self._places = places
+        self.lane = lane
+        self.began = 0.0
+
+    async def __aenter__(self) -> None:
+        await self._places.enter(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._places.leave(self, error)
 
 
 class _Aside:
