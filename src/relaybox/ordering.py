@@ -58,9 +58,13 @@ def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
         yield row
 
 
-def share(limit: int, keys: int) -> int:
-    """How many rows of one key a claim of ``limit`` rows looks at, so that its cost stays bounded."""
-    return max(1, limit // max(1, keys))
+def share(limit: int, keys: int, due: int, most: int | None) -> int:
+    """Return how many rows of one key a claim of ``limit`` rows looks at, so that its cost stays bounded.
+
+    They are at least those that are due, but ``most`` at most: one that was left in the window, neither
+    claimed nor parked, would take the place of another key's.
+    """
+    return min(max(1, limit // max(1, keys), due), most or limit)
 
 
 def runs(

@@ -211,7 +211,8 @@ class Schedule:
             self.world.after(self.world.random.uniform(0.0, 0.5), self._replace)
 
     def _replace(self) -> None:
-        if len(self.nodes) < self.plan.relays:
+        # Of those that differ, one must know every destination.
+        if len(self.nodes) < self.plan.relays or not self.whole & self.nodes.keys():
             self._start_relay()
 
     def _receiver(self, destination: Destination) -> Receiver:

@@ -23,6 +23,7 @@ from relaybox.outcome import Unavailable
 from relaybox.relay import lane as lane_module
 from relaybox.relay.lane import Lane
 from relaybox.relay.probe import choose
+from relaybox.relay.sizing import BATCHES_IN_FLIGHT
 from relaybox.sink import REGARDLESS, Answer, Progress, Sink
 from relaybox.store import Claim, Settlement, Want
 from relaybox.stores.memory import DestinationState, MemoryStore
@@ -243,6 +244,29 @@ async def test_to_look_for_suspects_takes_no_place_in_the_line() -> None:
     before = store.destinations["runner"].rate_at
     await drain(store, make(store, rate_limit="1/m"))
     assert store.destinations["runner"].rate_at == before
+
+
+class Watched(MemoryStore):
+    """A store that counts the looks for suspects."""
+
+    looks = 0
+
+    async def claim(self, want: Want) -> Claim:
+        self.looks += want.suspects
+        return await super().claim(want)
+
+
+async def test_a_lane_that_is_full_takes_nothing_but_suspects() -> None:
+    store = Watched()
+    insert(store, count=100)
+
+    async def hang(event: Event) -> None:
+        await asyncio.Event().wait()
+
+    lane = make(store, hang, shared(store, hasty=True), batch_size=1, concurrency=1)
+    async with running(lane, patience=0.0):
+        await await_for(lambda: store.looks >= 10, "some looks")
+        assert sum(row.lease_token is not None for row in store.rows.values()) <= BATCHES_IN_FLIGHT + 1
 
 
 class Odd:

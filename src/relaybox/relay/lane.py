@@ -513,9 +513,12 @@ class Lane:
             if self._halted.is_set() or not share or self._settler.in_trouble:
                 break
             group = min(together(0), self._sizing.rows)
-            claim, until = await self._claim(group if self._has_room(group) else 1)
+            has_room = self._has_room(group)
+            claim, until = await self._claim(group if has_room else 1)
             suspect = bool(claim.failed) or any(delivery.suspect for delivery in claim.deliveries)
-            if claim.deliveries:
+            if not has_room and not suspect:
+                await self._release(claim.deliveries)
+            elif claim.deliveries:
                 batch = self._begin(claim.deliveries, until)
                 if suspect:
                     await self._until_done(batch)

@@ -7,6 +7,7 @@ same steps serve asynchronous and synchronous connections.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
@@ -428,7 +429,7 @@ class Stepwise:
         if not window:
             return (yield from self._take(want, [], failed))
         heads = yield from self._heads(want, window)
-        runs = yield from self._runs(want, heads)
+        runs = yield from self._runs(want, heads, window)
         members = [row for run in runs.values() for row in run]
         locked = yield from self._lock(want, [row.id for row in (*members, *window)])
         sizes = {row.id: row.size for row in locked if row.free}
@@ -474,16 +475,17 @@ class Stepwise:
         return unnamed | {head.key: head for head in locked}
 
     def _runs(
-        self, want: Want, heads: dict[str | None, Candidate]
+        self, want: Want, heads: dict[str | None, Candidate], window: Sequence[Candidate]
     ) -> Steps[dict[str | None, list[Candidate]]]:
         only = None if want.only is None else {self._dialect.to_uuid(id_) for id_ in want.only}
         free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
-        share = min(ordering.share(want.limit, len(heads)), want.run or want.limit)
-        if not free or share == 1:
+        due = Counter(row.key for row in window)
+        shares = {h.key: ordering.share(want.limit, len(heads), due[h.key], want.run) for h in free}
+        if max(shares.values(), default=1) == 1:
             return ordering.runs(free, ())
         block = want.on_failed == "block"
-        common = {**_line(want), "share": share, "block": block}
-        records = [{"key": head.key, "start": head.position, **common} for head in free]
+        common = {**_line(want), "block": block}
+        records = [{"key": h.key, "start": h.position, "share": shares[h.key], **common} for h in free]
         parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
         results = yield [self._sql.union("run", part) for part in parts]
         return ordering.runs(free, candidates(self._dialect, [row for rows in results for row in rows]), only)

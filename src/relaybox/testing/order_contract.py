@@ -113,6 +113,11 @@ class OrderContract:
         await harness.store.settle([Settlement(d, Delivered()) for d in claims[0].deliveries])
         assert [d.id for d in (await harness.store.claim(short)).deliveries] == hot[2:4]
 
+    async def test_no_due_row_of_a_key_in_hand_is_left_in_the_window(self, harness: Harness) -> None:
+        ids = [await harness.emit("shop", key=key) for key in "abcaaa"]
+        claim = await harness.store.claim(want(6, ordered=True))
+        assert {d.id for d in claim.deliveries} == set(ids)
+
     async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
         [suspect] = await emit(harness, 1, key="a")
         await die(harness, want(ordered=True), times=2)
