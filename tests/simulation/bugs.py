@@ -507,7 +507,7 @@ BUGS = (
     Bug("takes the mark of a lone suspect from it too late", 255, [(Quarantine, "_end_solitude", _nothing)]),
     Bug(
         "slow keys take the room of the others",
-        2406,
+        9560,
         [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
     ),
     Bug("never claims again after a refused claim", 57, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
@@ -522,7 +522,7 @@ BUGS = (
     Bug("waits for a word and never polls", 106, [(Lane, "_rest", _wait_for_a_word)]),
     Bug("never probes", 6, [(lane_module, "probe_is_due", lambda held: False)]),
     Bug("leaves the circuit half-open after a probe", 6, [(Breaker, "close", _nothing)]),
-    Bug("keeps the rows that it does not probe with", 135, [(Lane, "_probe_with", _keep_what_is_not_sent)]),
+    Bug("keeps the rows that it does not probe with", 134, [(Lane, "_probe_with", _keep_what_is_not_sent)]),
     Bug("pauses a destination that is away for ever", 6, [(Breaker, "open", _pause_for_ever)]),
     Bug(
         "looks only above the last position that it saw",

@@ -478,6 +478,30 @@ async def test_what_a_claim_got_while_the_drain_was_stopped_is_given_back(hangin
     assert not hanging.called.is_set()
 
 
+async def test_what_a_look_for_suspects_got_while_the_relay_was_stopped_is_given_back() -> None:
+    looking, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def claim(self, want: Want) -> Claim:
+            if not want.suspects:
+                return Claim()
+            claim = await super().claim(want)
+            looking.set()
+            await go_on.wait()
+            return claim
+
+    store = filled(5, Slow())
+    lane = make(store)
+    running = asyncio.create_task(lane.run(LITTLE))
+    async with asyncio.timeout(PATIENCE):
+        await looking.wait()
+        lane.stop()
+        await asyncio.sleep(0)
+        go_on.set()
+        await running
+    assert rows(store) == [GIVEN_BACK] * 5
+
+
 async def test_a_round_that_is_stopped_ends_too(hanging: Hanging) -> None:
     store = filled(5)
     lane = make(store, hanging)

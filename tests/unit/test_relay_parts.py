@@ -112,6 +112,36 @@ async def test_only_the_row_that_somebody_has_locked_waits_for_its_settle() -> N
     assert store.waited[:1] == [True]
 
 
+async def test_the_outcome_of_a_later_lease_is_not_forgotten_for_that_of_an_earlier_one() -> None:
+    earlier = replace(make_delivery(), lease_token=uuid4())
+    later = replace(earlier, lease_token=uuid4())
+    tries, go_on, settled = [], asyncio.Event(), []
+
+    class Slow(Locking):
+        async def settle(
+            self, settlements: Sequence[Settlement], *, wait: bool = True, **policy: Any
+        ) -> frozenset[UUID]:
+            if not wait:
+                tries.append(settlements)
+                await go_on.wait()
+            return await super().settle(settlements, wait=wait)
+
+    store = Slow(earlier.id)
+    destination = Destination("runner", "handler:", poll_interval="20ms")
+    settler = Settler(destination, shared(store), None, settled.extend, lambda: None)
+    running = [asyncio.create_task(work) for work in (settler.run(), settler.run_locked())]
+    settler.add(Settlement(earlier, Delivered()))
+    await await_for(lambda: tries, "the outcome of the earlier lease is tried again")
+    settler.add(Settlement(later, Delivered()))
+    await await_for(lambda: store.waited == [True, True], "that of the later one meets the lock too")
+    go_on.set()
+    await await_for(lambda: store.waited.count(False) > 1, "the first try is over")
+    store.locked.clear()
+    await await_for(lambda: later in settled, "the outcome of the later lease")
+    for task in running:
+        task.cancel()
+
+
 class HeldBack(MemoryStore):
     """A database where a stranger holds some rows when leases are to be extended."""
 

@@ -94,6 +94,8 @@ class Lane:
         self._halted = asyncio.Event()
         self._turn = Turn(destination, shared, self._halted)
         self._room = asyncio.Event()
+        self._looking = asyncio.Lock()
+        """Held while the lane looks for suspects beside its rounds."""
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
         self._answered = 0
@@ -498,7 +500,8 @@ class Lane:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
         often = max(self._destination.poll_interval, self._destination.lease / 10)
         while True:
-            await self._examine()
+            async with self._looking:
+                await self._examine()
             has_share = self._shared.share(self.name, self._destination.concurrency)
             await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
 
@@ -567,8 +570,10 @@ class Lane:
         self._in_flight.drop(left)
 
     async def _finish(self, patience: float) -> None:
-        """What the last round still began is given back; what was answered is settled."""
-        await self._give_up(patience)
+        """What the last round and the last look still began is given back; what was answered is settled."""
+        async with self._looking:
+            # Cancelled in the midst of a claim, it would leave rows leased to nobody.
+            await self._give_up(patience)
         # A database that is away now is not waited for.
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_TO_SETTLE):

@@ -139,7 +139,9 @@ class Settler:
             lost = error.lost
             if wait:
                 self._observer.trouble(destination.name, "settle", error)
-            self._locked |= {s.delivery.position: s for s in settlements if s.delivery.id in error.rows}
+            locked = {s.delivery.position: s for s in settlements if s.delivery.id in error.rows}
+            # What is tried again is older than what came to be locked meanwhile, under a later lease.
+            self._locked = self._locked | locked if wait else locked | self._locked
             self._any_locked.set()
             settlements = [s for s in settlements if s.delivery.id not in error.rows]
         if not settlements:
