@@ -523,7 +523,7 @@ class Lane:
                 await self._release(claim.deliveries)
             elif claim.deliveries:
                 batch = self._begin(claim.deliveries, until)
-                if suspect:
+                if suspect and not self._stopping:
                     await self._until_done(batch)
             found |= suspect or bool(claim.parked)
         return found
