@@ -120,12 +120,13 @@ def _slow_down(plan: Plan, luck: Random) -> None:
                 plan.troubles[name].crawls = luck.choice((0.1, 0.3))
                 plan.faults += (SLOW_NEIGHBOUR,)
     elif not plan.faults and luck.random() < 0.5:
-        few = {"concurrency": 16, "batch_size": 5}
+        few = {"concurrency": 16, "batch_size": 5, "timeout": 3.0, "lease": 4.0}
         plan.destinations = [replace(destination, **few) for destination in plan.destinations]
         plan.bulk = dict.fromkeys(plan.bulk, False)
         plan.keys, plan.relays, plan.heals = 12, 1, True
+        crawls = luck.choice((0.4, 2.0))
         for name in names:
-            plan.troubles[name].crawls = 0.4
+            plan.troubles[name].crawls = crawls
             plan.troubles[name].slow_keys = frozenset(f"key {number}" for number in range(8))
         plan.faults = (SLOW_KEYS,)
 

@@ -45,7 +45,7 @@ from tests.simulation.world import Node, World
 
 Tell: TypeAlias = Callable[[str], None]
 
-PATIENCE = 240.0  # Seconds of virtual time after which what was healed must be drained
+PATIENCE = 240.0  # Seconds of virtual time, beyond what one slow key may take, to drain what was healed
 STUCK = 2.0  # Seconds beyond a lease after which the first of a key must be due
 PRUNES, BEATS = 4.0, 1.0
 MEMBERSHIP: Any = Membership.__init__.__kwdefaults__
@@ -129,7 +129,12 @@ class Schedule:
             node.resume()
         if self.plan.heals:
             self._heal()
-            self.world.run(self.plan.trouble + PATIENCE)
+            self.world.run(self.plan.trouble + self._patience)
+
+    @property
+    def _patience(self) -> float:
+        slowest = max(receiver.troubles.crawls for receiver in self.receivers.values())
+        return PATIENCE + slowest * self.plan.events
 
     # The relays.
 
@@ -413,7 +418,7 @@ class Schedule:
             self._judge_destination(destination, result)
             result.findings += self._starved(destination)
         if self._healed and not world.over:
-            text = f"not at its end {PATIENCE:g} s after everything was healed"
+            text = f"not at its end {self._patience:g} s after everything was healed"
             result.findings.append(Finding("stuck", "", None, text))
         result.findings += [Finding("untrue", "", None, error) for error in world.errors]
         return result

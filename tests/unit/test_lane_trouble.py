@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE, await_for
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PATIENCE_TO_SETTLE", "PATIENCE_FOR_ROOM", "PROBE_MARGIN"):
+    for name in ("PATIENCE_TO_SETTLE", "PATIENCE_FOR_A_SETTLE", "PROBE_MARGIN"):
         monkeypatch.setattr(lane_module, name, 0.05)
     monkeypatch.setattr(quarantine, "PATIENCE", 0.02)
     monkeypatch.setattr(quarantine, "APART", 0.0)

@@ -50,6 +50,26 @@ async def test_keys_that_hang_leave_room_for_the_others(
         await await_for(lambda: came == OTHERS, "what is not slow")
 
 
+async def test_keys_keep_their_runs_while_every_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
+    store = crowded()
+    begun, go_on = 0, asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+
+    lane = make(store, handler, ordered=True, batch_size=10, concurrency=4)
+    lane._sizing._run = 1000
+    async with running(lane, patience=0.0):
+        await await_for(lambda: begun == 4, "the first of each slow key")
+        held = len(lane._in_flight)
+        await lane._make_room()
+        assert len(lane._in_flight) == held, "nothing else could be sent"
+        go_on.set()
+
+
 def test_a_run_grows_while_such_runs_are_fast() -> None:
     sizing = Sizing(Destination("runner", "handler:", ordered=True, batch_size=100, concurrency=50))
     assert sizing.run == 6, "with fewer keys than places in flight there is room for one more claim"

@@ -99,6 +99,10 @@ class InFlight:
         """What was not sent."""
         return [delivery for batch in self._batches for delivery in batch.unbegun()]
 
+    def under_way(self) -> int:
+        """Return the number of deliveries that are being sent now."""
+        return sum(len(batch.begun - batch.answered) for batch in self._batches)
+
     def behind(self) -> list[Delivery]:
         """What was not sent, and has another of its key before it that was not either."""
         keys: set[str] = set()

@@ -50,8 +50,10 @@ LATE_COMMITS = timedelta(seconds=10)
 """Events that are committed no longer after they were emitted are found at once."""
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 """A row that was edited by hand may be older than can be reckoned with."""
-PATIENCE_FOR_ROOM = 1.0
-"""Seconds without an answer, after which slow keys have to make room for others."""
+PATIENCE_FOR_ROOM = 0.25
+"""Seconds without room for a claim, after which slow keys make room for others if places are free."""
+PATIENCE_FOR_A_SETTLE = 1.0
+"""Seconds that a lane waits for the outcome of one batch to be written."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
@@ -605,7 +607,9 @@ class Lane:
         return self._sizing.has_room(rows, len(self._in_flight), self._in_flight.bytes)
 
     async def _make_room(self) -> None:
-        """Give back what waits behind the next one of a slow key: others may have something to send."""
+        """Give back what waits behind the next one of a slow key, if another key could be sent now."""
+        if self._in_flight.under_way() >= self._shared.share(self.name, self._destination.concurrency):
+            return
         behind = self._in_flight.behind()
         if behind:
             self._sizing.shorten_run()
@@ -625,7 +629,7 @@ class Lane:
         await asyncio.wait([batch.sending], timeout=self._destination.timeout + PROBE_MARGIN)
         if not self._stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_FOR_ROOM):
+                async with asyncio.timeout(PATIENCE_FOR_A_SETTLE):
                     await batch.done.wait()
 
     async def _until_empty(self) -> None:
