@@ -46,9 +46,9 @@ _CHOSEN = _WEIGHED | {
 }
 
 # What most claims are: where suspects are left out, nothing is to be told apart. ``since``, because until the
-# table is vacuumed, what was delivered still stands at the beginning of the index. The rows are summed up in
-# the order in which they come, which costs no sort: any of them may be left out. The first is claimed however
-# large it is: its total is its own size.
+# table is vacuumed, what was delivered still stands at the beginning of the index. Mostly one sum shows that
+# all rows fit. Otherwise they are summed up one by one, in the order in which they come, which costs no sort:
+# any of them may be left out. The first is claimed however large it is: its total is its own size.
 _CLAIM_UNSUSPECTED = """
 WITH due AS (
     SELECT ctid AS tid, %(weighed)s FROM {event}
@@ -64,7 +64,10 @@ WITH due AS (
     SELECT tid, size, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM sized
 )
 UPDATE {event} SET {lease}
-WHERE ctid = ANY (ARRAY(SELECT tid FROM summed WHERE total = size OR total <= :bytes))
+WHERE ctid = ANY (CASE
+    WHEN (SELECT sum(COALESCE(light, 2147483647)) FROM due) <= :bytes THEN ARRAY(SELECT tid FROM due)
+    ELSE ARRAY(SELECT tid FROM summed WHERE total = size OR total <= :bytes)
+END)
 RETURNING {own_columns}"""
 
 _CLAIM = """
