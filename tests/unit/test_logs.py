@@ -110,8 +110,8 @@ def test_what_was_lost_is_not_counted_as_ours(relay: Relay) -> None:
 
 
 def test_what_failed_because_relays_died_is_told(relay: Relay) -> None:
-    relay.observer.claimed("runner", Claim(failed=(make(),)))
-    assert "the relay died each time it held this event" in relay.said(logging.ERROR)[0]
+    relay.observer.claimed("runner", Claim(failed=(make(attempts=6, max_attempts=5),)))
+    assert "(attempt 5 of 5): the relay died each time it held this event" in relay.said(logging.ERROR)[0]
     assert "failed 1" in relay.poll(1)[0]
 
 

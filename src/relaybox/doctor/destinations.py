@@ -91,7 +91,7 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
     retry = typed("retry", "--destination", name)
     if destination.ordered and destination.on_failed == "block" and counts.parked:
         title = f"{failed} failed for {name!r}, and what is behind in the order waits"
-        detail = f"{several(counts.parked, 'event')} of their keys wait; retry or discard lets them go on"
+        detail = f"behind them: {several(counts.parked, 'event')}; retry or discard lets them go on"
         yield Finding("warning", title, detail, retry)
     else:
         title = f"{failed} failed for {name!r}"

@@ -143,7 +143,9 @@ class LogObserver(Observer):
         level = logging.ERROR if window.told_failures <= FAILURES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
-        tries = f"attempt {delivery.attempts} of {delivery.max_attempts}"
+        # One that relays died of is claimed once more than it may be tried.
+        tried = min(delivery.attempts, delivery.max_attempts)
+        tries = f"attempt {tried} of {delivery.max_attempts}"
         see = command(f"why {delivery.event_id}")
         said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
         self._tell(level, destination, said, _about("failed", delivery, error))
