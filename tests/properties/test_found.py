@@ -22,11 +22,13 @@ from relaybox.codec import Limits, encode_payload
 from relaybox.config import Settings
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
+from relaybox.outcome import Released
 from relaybox.parts import open_store
-from relaybox.store import Claim, Want
+from relaybox.store import Claim, Settlement, Want
 from relaybox.stores.dialects import EARLIEST, LATEST, SQLITE
 from relaybox.stores.pipeline import AnyTime
 from relaybox.stores.statements import INSERTED
+from tests.databases import engine
 from tests.properties.conftest import Database
 from tests.properties.edits import BLOB, NOT_UTF8
 from tests.properties.test_rows import Edited, check
@@ -125,6 +127,32 @@ def test_the_ends_of_the_calendar_may_be_asked_for(moment: str, migrated_databas
     for option in ("--since", "--until"):
         done = CliRunner().invoke(app, ["--database", url, "events", "list", option, moment])
         assert done.exit_code == (2 if "+14" in moment else 0), done.exception
+
+
+@pytest.mark.parametrize("kind", ["postgresql-18", "mariadb", "sqlite"])
+def test_an_attempt_is_given_back_though_somebody_has_reset_the_count(
+    kind: str, migrated_database: Database
+) -> None:
+    url = migrated_database(kind)
+    outbox = Outbox(url, destinations=[Destination("shop", "console:")], routes=[Route("*", to="shop")])
+    made = engine(url)
+    with made.begin() as connection:
+        outbox.emit_many(connection, [Call("Order", n, "order.paid", {}) for n in range(2)])
+
+    async def claim_and_release() -> None:
+        store = open_store(url, outbox.tables)
+        try:
+            claim = await store.claim(Want("shop", "me", 2))
+            with made.begin() as connection:
+                connection.exec_driver_sql("UPDATE outbox_event SET attempts = 0")
+            await store.settle([Settlement(delivery, Released()) for delivery in claim.deliveries])
+        finally:
+            await store.close()
+
+    asyncio.run(claim_and_release())
+    with made.begin() as connection:
+        rows = connection.exec_driver_sql("SELECT attempts, lease_token FROM outbox_event").fetchall()
+    assert [tuple(one) for one in rows] == [(0, None)] * 2
 
 
 @pytest.mark.parametrize("payload", [5, 1.0, 1e22, 3.141592653589793, -7])

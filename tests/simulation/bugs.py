@@ -510,7 +510,6 @@ BUGS = (
         168,
         [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
     ),
-    Bug("lets slow keys have all the room for a second", 7253, [(lane_module, "PATIENCE_FOR_ROOM", 1.0)]),
     Bug("never claims again after a refused claim", 57, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
     Bug("gives back what it has begun when it stops", 336, [(Batch, "unbegun", Batch.unanswered)]),
     Bug("forgets what was answered when it stops", 189, [(Lane, "_finish", _nothing)]),

@@ -213,7 +213,9 @@ class Prunings:
         if before is None:
             return None
         if before.status in OPEN and (row is None or row.status not in OPEN):
-            self._final_at[before.emitted.event_id] = self._database.now()
+            # As the row says, which is the moment of the statement; its commit comes later.
+            at = self._database.now() if row is None else row.updated_at
+            self._final_at[before.emitted.event_id] = at
         if row is not None or before.status != "delivered":
             return None
         name = before.emitted.destination

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from relaybox.config import Backoff
 from relaybox.errors import RowsLocked, StoreError
-from relaybox.event import Event, Status
+from relaybox.event import Delivery, Event, Status
 from relaybox.outcome import Delivered, Unavailable
 from relaybox.relay import lane as lane_module
 from relaybox.relay import quarantine
@@ -146,3 +147,39 @@ async def test_nothing_is_sent_again_though_its_lease_ended_before_its_outcome_w
         store.away = False
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
     assert sorted(seen) == [str(n) for n in range(10)]
+
+
+async def test_a_lane_that_failed_goes_on_though_outcomes_could_not_be_written() -> None:
+    store = filled(3, Unwritable())
+    lane = make(store, lease="1s", timeout="500ms")
+
+    async def fail() -> None:
+        raise RuntimeError("a defect")
+
+    async with running(lane):
+        await await_for(lambda: lane._settler.in_trouble, "an outcome that is not written")
+        lane._tasks.create_task(fail())
+        store.away = False
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
+
+
+async def test_what_a_stranger_has_locked_stays_in_flight_when_the_rest_is_given_back() -> None:
+    store, go_on = filled(3, key="k"), asyncio.Event()
+    release = store.release
+
+    async def release_but_the_last(deliveries: Sequence[Delivery], **policy: Any) -> None:
+        await release(deliveries[:-1], **policy)
+        raise RowsLocked(frozenset({deliveries[-1].id}), frozenset())
+
+    async def handler(event: Event) -> None:
+        await go_on.wait()
+
+    lane = make(store, handler, ordered=True)
+    async with running(lane):
+        await await_for(lambda: any(batch.begun for batch in lane._in_flight), "the first of the key")
+        store.release = release_but_the_last  # type: ignore[method-assign]
+        assert await lane._give_back(lane._in_flight.unbegun())
+        assert len(lane._in_flight) == 2, "the one that is sent, and the locked one"
+        store.release = release  # type: ignore[method-assign]
+        go_on.set()
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})

@@ -9,6 +9,7 @@ import pytest
 from relaybox.config import Destination
 from relaybox.event import Event
 from relaybox.relay import lane as lane_module
+from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.sizing import Sizing
 from relaybox.stores.memory import MemoryStore
 from tests.unit.deliveries import make as delivery
@@ -50,24 +51,41 @@ async def test_keys_that_hang_leave_room_for_the_others(
         await await_for(lambda: came == OTHERS, "what is not slow")
 
 
-async def test_keys_keep_their_runs_while_every_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
-    store = crowded()
-    begun, go_on = 0, asyncio.Event()
+def in_flight(*batches: Batch) -> InFlight:
+    """Return these batches as in flight, claimed at the seconds 1, 2 and so on."""
+    made = InFlight(lambda: None)
+    for number, batch in enumerate(batches, 1):
+        batch.began = float(number)
+        made.add(batch)
+    return made
 
-    async def handler(event: Event) -> None:
-        nonlocal begun
-        begun += 1
-        await go_on.wait()
 
-    lane = make(store, handler, ordered=True, batch_size=10, concurrency=4)
-    lane._sizing._run = 1000
-    async with running(lane, patience=0.0):
-        await await_for(lambda: begun == 4, "the first of each slow key")
-        held = len(lane._in_flight)
-        await lane._make_room()
-        assert len(lane._in_flight) == held, "nothing else could be sent"
-        go_on.set()
+def run_of(key: str | None, begun: int = 0, count: int = 3, **options: object) -> Batch:
+    """Return a batch of one key, of which so many are being sent."""
+    batch = Batch([delivery(ordering_key=key, **options) for _ in range(count)], 60.0)
+    batch.begun.update(d.position for d in batch.deliveries[:begun])
+    return batch
+
+
+def test_what_waits_behind_one_that_is_being_sent_can_be_given_back() -> None:
+    slow, young = run_of("slow", begun=1), run_of("young", begun=1)
+    held = in_flight(slow, young, run_of(None, begun=3))
+    assert held.behind(1.5) == list(slow.deliveries[1:]), "the young ones have not waited long"
+    assert held.behind(0.5) == []
+    slow.answered.add(slow.deliveries[0].position)
+    assert held.behind(1.5) == [], "the next of the key may begin now"
+
+
+@pytest.mark.parametrize("key", ["waits", None])
+def test_nothing_is_given_back_while_the_first_of_a_key_waits_for_a_place_or_the_rate_limit(
+    key: str | None,
+) -> None:
+    assert in_flight(run_of("slow", begun=1), run_of(key)).behind(9.0) == []
+
+
+def test_a_suspect_that_waits_for_others_does_not_keep_slow_keys_in_their_place() -> None:
+    slow = run_of("slow", begun=1)
+    assert in_flight(slow, run_of("suspect", crashes=2)).behind(9.0) == list(slow.deliveries[1:])
 
 
 def test_a_run_grows_while_such_runs_are_fast() -> None:

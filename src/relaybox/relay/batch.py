@@ -33,6 +33,8 @@ class Batch:
         self.answered: set[int] = set()
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
+        self.began: float
+        """When it was claimed, by the relay's own clock."""
         self.sending: asyncio.Task[None]
         """Ends when each is answered."""
         self.done = asyncio.Event()
@@ -99,20 +101,25 @@ class InFlight:
         """What was not sent."""
         return [delivery for batch in self._batches for delivery in batch.unbegun()]
 
-    def under_way(self) -> int:
-        """Return the number of deliveries that are being sent now."""
-        return sum(len(batch.begun - batch.answered) for batch in self._batches)
+    def behind(self, since: float) -> list[Delivery]:
+        """Return what has waited ``since`` then, or longer, behind one of its key that is being sent.
 
-    def behind(self) -> list[Delivery]:
-        """What was not sent, and has another of its key before it that was not either."""
-        keys: set[str] = set()
+        Nothing, where the first of a key has to wait as well: for a place, or for the rate limit.
+        """
+        if not self._batches or self._batches[0].began > since:
+            return []
+        keys: set[str | None] = set()
         behind = []
-        for delivery in self.unbegun():
-            if delivery.ordering_key is None:
-                continue
-            if delivery.ordering_key in keys:
-                behind.append(delivery)
-            keys.add(delivery.ordering_key)
+        # Suspects wait for others of their kind.
+        for batch in [batch for batch in self._batches if not batch.deliveries[0].suspect]:
+            for delivery in batch.unanswered():
+                begun, key = delivery.position in batch.begun, delivery.ordering_key
+                if not begun and key not in keys:
+                    return []
+                if not begun and batch.began <= since:
+                    behind.append(delivery)
+                if key is not None:
+                    keys.add(key)
         return behind
 
     def forget(self) -> None:

@@ -51,7 +51,7 @@ LATE_COMMITS = timedelta(seconds=10)
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 """A row that was edited by hand may be older than can be reckoned with."""
 PATIENCE_FOR_ROOM = 0.25
-"""Seconds without room for a claim, after which slow keys make room for others if places are free."""
+"""Seconds that rows may wait behind one of their key that is being sent, where no claim has room."""
 PATIENCE_FOR_A_SETTLE = 1.0
 """Seconds that a lane waits for the outcome of one batch to be written."""
 PROBE_MARGIN = 10.0
@@ -305,6 +305,7 @@ class Lane:
     def _begin(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
         """Send what was claimed, in a task of its own."""
         batch = Batch(deliveries, until, probing=probing)
+        batch.began = self._clock.now()
         self._in_flight.add(batch)
         batch.sending = self._tasks.create_task(self._send(batch))
         self._sends.add(batch.sending)
@@ -496,14 +497,15 @@ class Lane:
         """The others have every place: let them have what has not begun here, or it would wait for ever."""
         await self._give_back(self._in_flight.unbegun())
 
-    async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+    async def _give_back(self, deliveries: Sequence[Delivery]) -> bool:
         marked = frozenset((d.position, d.lease_token) for d in deliveries) - self._returning
         self._returning |= marked
         try:
             # Looked at once more: one may have begun, in another thread, before it was marked.
             left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in marked]
-            if await self._release(left):
-                self._in_flight.drop(left)
+            released = await self._release(left)
+            self._in_flight.drop(released)
+            return bool(released)
         finally:
             self._returning -= marked
 
@@ -539,21 +541,21 @@ class Lane:
             found |= suspect or bool(claim.parked)
         return found
 
-    async def _release(self, deliveries: Sequence[Delivery]) -> bool:
-        """Give back what was not tried; if that fails, the leases run out. Whether it was given back."""
+    async def _release(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Give back what was not tried, and return it; the leases of the rest run out."""
         if not deliveries:
-            return True
+            return ()
         reached("release")
         try:
             await self._store.release(deliveries, on_failed=self._destination.on_failed or "skip")
         except RowsLocked as error:
-            # All others were given back.
             self._observer.trouble(self.name, "release", error)
+            return [delivery for delivery in deliveries if delivery.id not in error.rows]
         except StoreError as error:
             self._observer.trouble(self.name, "release", error)
-            return False
+            return ()
         reached("released")
-        return True
+        return deliveries
 
     async def _end(self, patience: float) -> None:
         """When asked to stop: the round that is under way may itself wait for what is being sent."""
@@ -605,24 +607,21 @@ class Lane:
 
     async def _until_there_is_room(self) -> None:
         while not self._stopping and not self._has_room(self._sizing.rows):
-            try:
-                async with asyncio.timeout(PATIENCE_FOR_ROOM):
-                    while not self._stopping and not self._has_room(self._sizing.rows):
+            if not await self._make_room():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE_FOR_ROOM):
                         await self._until_changed()
-            except TimeoutError:
-                await self._make_room()
 
     def _has_room(self, rows: int) -> bool:
         return self._sizing.has_room(rows, len(self._in_flight), self._in_flight.bytes)
 
-    async def _make_room(self) -> None:
-        """Give back what waits behind the next one of a slow key, if another key could be sent now."""
-        if self._in_flight.under_way() >= self._shared.share(self.name, self._destination.concurrency):
-            return
-        behind = self._in_flight.behind()
-        if behind:
-            self._sizing.shorten_run()
-            await self._give_back(behind)
+    async def _make_room(self) -> bool:
+        """Give back what waits behind a slow event of its key; False: nothing was given back."""
+        behind = self._in_flight.behind(self._clock.now() - PATIENCE_FOR_ROOM)
+        if not behind:
+            return False
+        self._sizing.shorten_run()
+        return await self._give_back(behind)
 
     def _changed(self) -> None:
         self._room.set()

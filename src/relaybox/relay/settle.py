@@ -77,7 +77,9 @@ class Settler:
             self._enough.set()
 
     async def run(self) -> None:
-        """Settle whatever is added, for ever."""
+        """Settle whatever is added, forever."""
+        # A lane that failed has left what it could not write to the leases.
+        self.in_trouble = False
         while True:
             await self._news.wait()
             await self._gather()
