@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from relaybox.errors import PayloadError
@@ -85,6 +85,29 @@ class Sink(Protocol):
         ...
 
 
+class Workers:
+    """Run one function in as many tasks as it asks for, by ``add``.
+
+    A function that started itself again would be a cycle, and keep its batch until a garbage collection.
+    """
+
+    def __init__(
+        self, tasks: asyncio.TaskGroup, work: Callable[[Workers], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._tasks = tasks
+        self._work = work
+
+    def add(self) -> None:
+        """Run the function in one more task."""
+        self._tasks.create_task(self._work(self))
+
+
+async def run_workers(work: Callable[[Workers], Coroutine[Any, Any, None]]) -> None:
+    """Run the function, and wait until it and all the workers that it added have returned."""
+    async with asyncio.TaskGroup() as tasks:
+        Workers(tasks, work).add()
+
+
 class OneByOne:
     """A base for sinks that send one delivery at a time: many keys at once, each key in sequence.
 
@@ -117,11 +140,11 @@ class OneByOne:
         heads, following = runs(deliveries)
         heads.reverse()
 
-        async def work() -> None:
+        async def work(workers: Workers) -> None:
             # Each worker that gets a place begins the next: where deliveries never wait, the first does all.
             async with self._places:
                 if len(heads) > 1:
-                    workers.create_task(work())
+                    workers.add()
                 while heads:
                     at: int | None = heads.pop()
                     while at is not None:
@@ -145,11 +168,10 @@ class OneByOne:
                             await asyncio.sleep(0)
                         at = following.get(at) if answer is DELIVERED else None
                     if self._places.crowded and heads:
-                        workers.create_task(work())
+                        workers.add()
                         return
 
-        async with asyncio.TaskGroup() as workers:
-            workers.create_task(work())
+        await run_workers(work)
         return answers
 
     async def close(self) -> None:
@@ -193,22 +215,21 @@ class InBatches:
                     batch.append(at)
             return batch
 
-        async def work() -> None:
+        async def work(workers: Workers) -> None:
             async with self._places:
                 while batch := take():
                     if ready:
-                        workers.create_task(work())
+                        workers.add()
                     for at, answer in zip(batch, await self._answers(deliveries, batch, sender), strict=True):
                         answers[at] = answer
                         progress.report(deliveries[at], answer)
                         if isinstance(answer, Delivered) and at in following:
                             ready.append(following[at])
                     if self._places.crowded and ready:
-                        workers.create_task(work())
+                        workers.add()
                         return
 
-        async with asyncio.TaskGroup() as workers:
-            workers.create_task(work())
+        await run_workers(work)
         return answers
 
     async def _answers(

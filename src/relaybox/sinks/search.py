@@ -22,9 +22,11 @@ from relaybox.sink import (
     Answer,
     Places,
     Progress,
+    Workers,
     answer_of,
     being_cancelled,
     describe,
+    run_workers,
 )
 from relaybox.sinks.search_change import BUILDING, Changes, index_of, search_address
 from relaybox.sinks.search_indexes import Indexes, Spoilt, is_last
@@ -75,11 +77,11 @@ class SearchSink:
                     ready.append(unit)
             return batch
 
-        async def work() -> None:
+        async def work(workers: Workers) -> None:
             async with self._requests:
                 while batch := take():
                     if ready:
-                        workers.create_task(work())
+                        workers.add()
                     target = batch[0].target
                     if target is None:
                         for unit in batch:
@@ -92,11 +94,10 @@ class SearchSink:
                             progress.report(deliveries[at], answer)
                         ready.extend(_next(unit))
                     if self._requests.crowded and ready:
-                        workers.create_task(work())
+                        workers.add()
                         return
 
-        async with asyncio.TaskGroup() as workers:
-            workers.create_task(work())
+        await run_workers(work)
         return answers
 
     async def check(self) -> None:
