@@ -127,7 +127,8 @@ def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
     for result in results:
         found.update(result["findings"])
         kinds.update(result["faults"])
-    recoveries = sorted(moment for result in results for moment in result["recoveries"])
+    # None: nothing was left to deliver when the database was back.
+    recoveries = sorted(moment for result in results for moment in result["recoveries"] if moment is not None)
     return {
         "first": first,
         "schedules": len(results),
