@@ -507,7 +507,7 @@ BUGS = (
     Bug("takes the mark of a lone suspect from it too late", 449, [(Quarantine, "_end_solitude", _nothing)]),
     Bug(
         "slow keys take the room of the others",
-        168,
+        270,
         [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
     ),
     Bug("never claims again after a refused claim", 57, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
