@@ -53,7 +53,8 @@ class Want:
     With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
     Where more keys wait, ``spread`` of them are enough, each with a longer run, but of no more than ``run``
     rows. Without ``explain`` a claim that gets nothing may leave out why: there is most likely something.
-    What was due before ``since`` may be left out.
+    What was due before ``since`` may be left out. A claim of rows that are most likely ``light`` is quicker,
+    and may get nothing if they come to more than ``bytes`` after all.
     """
 
     destination: str
@@ -70,6 +71,7 @@ class Want:
     run: int | None = None
     explain: bool = True
     since: datetime | None = None
+    light: bool = False
     bytes: int = ANY_SIZE
 
 

@@ -26,7 +26,7 @@ REOPENED = "SET status = 'pending', delivered_at = NULL, next_attempt_at = {now}
 def unlocked(case: Case, *, reopen: bool = False) -> None:
     """Claims read what is due without a lock, and write later what they have read."""
     leased = REOPENED if reopen else "SET {lease}"
-    for name in ("claim", "claim_unsuspected"):
+    for name in ("claim", "claim_light", "claim_unsuspected"):
         case.rewrite(
             statements.POSTGRESQL,
             name,

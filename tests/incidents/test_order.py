@@ -27,7 +27,8 @@ CURSOR = """{wanted} AND position > (SELECT COALESCE(max(seen.position), 0) FROM
 async def test_a_late_commit_is_skipped_by_a_cursor(case: Case, kind: str) -> None:
     if case.broken:
         case.rewrite(statements.POSTGRESQL, "claim", ("{wanted}", CURSOR))
-        case.rewrite(statements.POSTGRESQL, "claim_unsuspected", ("NOT {suspect}", CURSOR))
+        for name in ("claim_light", "claim_unsuspected"):
+            case.rewrite(statements.POSTGRESQL, name, ("NOT {suspect}", CURSOR))
         case.rewrite(statements.WORDS, "in_line", ("{wanted}", CURSOR))
     shop = Shop(case.database(kind))
     taken = shop.collect("shop")

@@ -83,6 +83,19 @@ async def test_a_claim_ends_where_its_rows_are_too_large_together(
             connection.execute(event.update().values(**again))
 
 
+@pytest.mark.parametrize("sized", SIZED)
+@pytest.mark.parametrize("kind", POSTGRESQL)
+async def test_a_claim_of_light_rows_gets_all_of_them_or_none(
+    kind: str, sized: str, migrated_database: Databases
+) -> None:
+    shop = Sized(migrated_database(kind), ordered=False)
+    shop.put(3, payload={})
+    shop.put(2, **SIZED[sized])
+    most = {"bytes": int(1.5 * LARGE), "light": True}
+    assert await shop.claims(**most) == []
+    assert await shop.claims(limit=3, **most) == parts(shop.column("position"), 3)
+
+
 @pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_row_that_is_larger_than_a_claim_is_claimed_alone(

@@ -77,9 +77,9 @@ def make_steps(flavour: Flavour) -> StoreSteps:
 
 EVENT_WRITES = frozenset(
     {
-        "claim", "claim_unsuspected", "claim_chosen", "claim_ordered", "claim_chosen_ordered", "lease",
-        "park", "settle", "deliver", "deliver_lease", "delete", "delete_lease", "copy_failed", "extend",
-        "make_heads_due", "make_due", "upkeep make_heads_due", "upkeep unpark", "upkeep make_due",
+        "claim", "claim_light", "claim_unsuspected", "claim_chosen", "claim_ordered", "claim_chosen_ordered",
+        "lease", "park", "settle", "deliver", "deliver_lease", "delete", "delete_lease", "copy_failed",
+        "extend", "make_heads_due", "make_due", "upkeep make_heads_due", "upkeep unpark", "upkeep make_due",
         "upkeep delivered", "upkeep remove",
     }
 )  # fmt: skip
@@ -329,6 +329,9 @@ class Server:
     def do_claim(self, transaction: Transaction, **claim: Any) -> Rows:
         return self._claim(transaction, ordered=False, **claim)[0]
 
+    def do_claim_light(self, transaction: Transaction, **claim: Any) -> Rows:
+        return self._claim(transaction, ordered=False, all_or_none=True, **claim)[0]
+
     def do_claim_ordered(self, transaction: Transaction, destination: str, **claim: Any) -> Rows:
         if (HELD_BY, destination) not in transaction.locks:
             return [[0, *NOBODY]]
@@ -340,7 +343,7 @@ class Server:
 
     def _claim(
         self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, bytes: int,
-        **line: Any,
+        all_or_none: bool = False, **line: Any,
     ) -> tuple[Rows, int]:  # fmt: skip
         """In one statement what the others do in steps; nothing of it waits."""
         if ordered:
@@ -348,6 +351,8 @@ class Server:
         else:
             window = list(self._window(transaction, lock=True, **line))
             take, park = ordering.unordered(window, len(window), bytes), []
+            if all_or_none and sum(row.size for row in window) > bytes:
+                take = []
         self.do_park(transaction, park)
         self.do_lease(transaction, take, token.hex, owner, seconds)
         rows = self._read(transaction, take)

@@ -69,6 +69,7 @@ wants = st.builds(
     suspects=st.sampled_from((True, True, False)),
     spread=st.sampled_from((None, 1, 2)),
     run=st.sampled_from((None, None, 1, 2)),
+    light=st.booleans(),
 )
 past = st.sampled_from((1, 1, 1, 2))
 picks = st.lists(st.integers(0, 40), min_size=1, max_size=6)

@@ -243,7 +243,11 @@ class Lane:
         if self._destination.ordered or now - self._looked_at_all > LOOK_AT_ALL:
             since = None
         explain = self._raises or not self._expects
-        claim, until = await self._claim(self._sizing.rows, suspects=False, explain=explain, since=since)
+        # What does not fit is found by the second claim.
+        light = since is not None and self._sizing.light
+        claim, until = await self._claim(
+            self._sizing.rows, suspects=False, explain=explain, since=since, light=light
+        )
         if since is not None and not claim.deliveries and not self._refused:
             since = None
             claim, until = await self._claim(self._sizing.rows, suspects=False)
@@ -262,6 +266,7 @@ class Lane:
         suspects: bool = True,
         explain: bool = True,
         since: datetime | None = None,
+        light: bool = False,
     ) -> tuple[Claim, float]:
         """Lease rows; until when the leases hold for certain."""
         destination = self._destination
@@ -281,6 +286,7 @@ class Lane:
             run=None if probe else self._sizing.run,
             explain=explain,
             since=since,
+            light=light,
             bytes=BYTES_A_CLAIM,
         )
         until = self._clock.now() + destination.lease

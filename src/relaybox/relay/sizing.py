@@ -46,6 +46,11 @@ class Sizing:
         return max(1, int(BYTES_A_CLAIM / self._bytes_a_row))
 
     @property
+    def light(self) -> bool:
+        """True if the rows of the next claim most likely fit, however many they are."""
+        return self._bytes_a_row * self._largest <= BYTES_A_CLAIM / 2
+
+    @property
     def in_flight(self) -> int:
         """How many rows may be in flight."""
         return BATCHES_IN_FLIGHT * self.rows

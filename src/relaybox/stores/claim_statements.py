@@ -46,18 +46,31 @@ _CHOSEN = _WEIGHED | {
 }
 
 # What most claims are: where suspects are left out, nothing is to be told apart. ``since``, because until the
-# table is vacuumed, what was delivered still stands at the beginning of the index. Mostly one sum shows that
-# all rows fit. Otherwise they are summed up one by one, in the order in which they come, which costs no sort:
-# any of them may be left out. The first is claimed however large it is: its total is its own size.
-_CLAIM_UNSUSPECTED = """
-WITH due AS (
+# table is vacuumed, what was delivered still stands at the beginning of the index.
+_DUE_UNSUSPECTED = """
     SELECT ctid AS tid, %(weighed)s FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
       AND next_attempt_at >= COALESCE(CAST(:since AS timestamptz), '-infinity')
       AND (leased_until IS NULL OR leased_until <= (SELECT {now})) AND NOT {suspect} AND NOT {held}
       AND {unhurried}
     ORDER BY next_attempt_at, position LIMIT :limit
-    FOR UPDATE OF {event_alias} SKIP LOCKED
+    FOR UPDATE OF {event_alias} SKIP LOCKED"""
+_UNSUSPECTED = _WEIGHED | {"due": _DUE_UNSUSPECTED % _WEIGHED}
+
+# All rows, or none if they are too large together. Without a plan for sums one by one, which are rarely
+# needed, a claim of one row takes a fifth less.
+_CLAIM_LIGHT = """
+UPDATE {event} SET {lease}
+WHERE ctid = ANY (CAST((
+    SELECT CASE WHEN sum(COALESCE(light, 2147483647)) <= :bytes THEN array_agg(tid) END
+    FROM (%(due)s) AS due) AS tid[]))
+RETURNING {own_columns}"""
+
+# Mostly one sum shows that all rows fit. Otherwise they are summed up one by one, in the order in which they
+# come, which costs no sort: any of them may be left out. The first is claimed however large it is: its total
+# is its own size.
+_CLAIM_UNSUSPECTED = """
+WITH due AS (%(due)s
 ), sized AS (
     SELECT tid, %(size)s FROM due WINDOW line AS (ROWS UNBOUNDED PRECEDING)
 ), summed AS (
@@ -156,7 +169,8 @@ SELECT (SELECT count(*) FROM parked), claimed.* FROM (SELECT 1) AS one LEFT JOIN
 
 POSTGRESQL_CLAIMS = {
     "claim": _CLAIM % _DUE,
-    "claim_unsuspected": _CLAIM_UNSUSPECTED % _WEIGHED,
+    "claim_light": _CLAIM_LIGHT % _UNSUSPECTED,
+    "claim_unsuspected": _CLAIM_UNSUSPECTED % _UNSUSPECTED,
     "claim_ordered": _CLAIM_ORDERED % _DUE,
     "claim_chosen": _CLAIM % _CHOSEN,
     "claim_chosen_ordered": _CLAIM_ORDERED % _CHOSEN,

@@ -367,7 +367,8 @@ class OneStatement:
         elif want.suspects:
             claim = self._sql("claim", **lease)
         else:
-            claim = self._sql("claim_unsuspected", since=want.since, **lease)
+            name = "claim_light" if want.light else "claim_unsuspected"
+            claim = self._sql(name, since=want.since, **lease)
         rows, *places = yield [claim, *self._explain(want)]
         return _leased(rows, lease), 0, places[0] if places else []
 

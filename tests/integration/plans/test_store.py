@@ -58,8 +58,12 @@ def work(database: Database) -> Seen:
     settled, settle_lease = watch(steps.settle(delivered, "block"))
     assert len(delivered) == BATCH
     assert not settled.lost
+    light, claim_light = watch(steps.claim(Want("plain", "me", limit=BATCH, suspects=False, light=True)))
+    assert light.deliveries
+    settled, _ = watch(steps.settle([Settlement(one, Delivered()) for one in light.deliveries], "block"))
+    assert not settled.lost
     settles = [*settle, *settle_lease]
-    return Seen([*with_suspects, *claim], ordered, one_key, parking, extend, settles)
+    return Seen([*with_suspects, *claim, *claim_light], ordered, one_key, parking, extend, settles)
 
 
 def assert_all_is_bounded(database: Database, seen: Seen) -> None:
