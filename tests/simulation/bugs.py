@@ -91,6 +91,10 @@ async def _nothing(*_: Any, **__: Any) -> None:
     """Leave it undone."""
 
 
+def _leave(*_: Any) -> None:
+    """Leave it undone, at once."""
+
+
 async def _yes(*_: Any, **__: Any) -> bool:
     return True
 
@@ -470,7 +474,7 @@ def _read_cut(emitted: Emitted, attempts: int, crashes: int) -> tuple[Any, ...]:
 
 BUGS = (
     Bug("acknowledges before it sends", 2, [(Lane, "_send", _acknowledge_first)]),
-    Bug("goes on with a key after a failure", 15, [(OneByOne, "send", _go_on_after_a_failure)]),
+    Bug("goes on with a key after a failure", 239, [(OneByOne, "send", _go_on_after_a_failure)]),
     Bug(
         "sends the events of a key at the same time",
         2,
@@ -510,6 +514,7 @@ BUGS = (
         270,
         [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
     ),
+    Bug("leaves the rest of a key to the end of its batch", 327, [(Lane, "_leave_rest", _leave)]),
     Bug("never claims again after a refused claim", 57, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
     Bug("gives back what it has begun when it stops", 336, [(Batch, "unbegun", Batch.unanswered)]),
     Bug("forgets what was answered when it stops", 189, [(Lane, "_finish", _nothing)]),
@@ -543,7 +548,7 @@ BUGS = (
         [(Server, "_is_open", staticmethod(lambda row, block: row.status == "pending"))],
     ),
     Bug("takes the first that is due for the head of its key", 14, [(Server, "_head", _first_that_is_due)]),
-    Bug("a run steps over what is not free", 649, [(ordering, "_run", _run_with_gaps)]),
+    Bug("a run steps over what is not free", 89, [(ordering, "_run", _run_with_gaps)]),
     Bug("leases by the relay's own clock", 12, [(Server, "execute", _by_the_relays_clock)]),
     Bug(
         "counts attempts when it settles",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from relaybox.config import Backoff, Destination
 from relaybox.crashpoint import CRASH_POINTS, CrashPoint
@@ -112,7 +113,7 @@ def draw(seed: int) -> Plan:
 
 
 def _slow_down(plan: Plan, luck: Random) -> None:
-    """Draw slow keys where nothing else is wrong, and slow neighbours of a killer."""
+    """Draw slow keys where at most some events are rejected, and slow neighbours of a killer."""
     names = [destination.name for destination in plan.destinations if destination.name != "dead"]
     if "killer" in plan.faults and luck.random() < 0.7:
         for name in names:
@@ -120,15 +121,28 @@ def _slow_down(plan: Plan, luck: Random) -> None:
                 plan.troubles[name].crawls = luck.choice((0.1, 0.3))
                 plan.faults += (SLOW_NEIGHBOUR,)
     elif not plan.faults and luck.random() < 0.5:
-        few = {"concurrency": 16, "batch_size": 5, "timeout": 3.0, "lease": 4.0}
+        rejecting = luck.random() < 0.3
+        few: dict[str, Any] = {"concurrency": 16, "batch_size": 5, "timeout": 3.0, "lease": 4.0}
+        if rejecting:
+            # Several of one key are claimed together.
+            few |= {"concurrency": 4, "batch_size": 20}
         plan.destinations = [replace(destination, **few) for destination in plan.destinations]
+        if rejecting:
+            plan.destinations = [_skipping(destination) for destination in plan.destinations]
         plan.bulk = dict.fromkeys(plan.bulk, False)
-        plan.keys, plan.relays, plan.heals = 12, 1, True
+        plan.keys, plan.relays, plan.heals = (5 if rejecting else 12), 1, True
         crawls = luck.choice((0.4, 2.0))
         for name in names:
             plan.troubles[name].crawls = crawls
-            plan.troubles[name].slow_keys = frozenset(f"key {number}" for number in range(8))
+            slow = range(2 if rejecting else 8)
+            plan.troubles[name].slow_keys = frozenset(f"key {number}" for number in slow)
+            if rejecting:
+                plan.troubles[name].rejects = frozenset(luck.sample(range(plan.events), plan.events // 10))
         plan.faults = (SLOW_KEYS,)
+
+
+def _skipping(destination: Destination) -> Destination:
+    return replace(destination, on_failed="skip") if destination.ordered else destination
 
 
 def _destinations(luck: Random) -> list[Destination]:

@@ -69,6 +69,8 @@ class Receiver:
     timeout: float
     number: Callable[[UUID], int] = lambda _: -1
     applied: list[Applied] = field(default_factory=list)
+    rejected: dict[UUID, float] = field(default_factory=dict)
+    """When each event was rejected."""
     misled: Counter[UUID] = field(default_factory=Counter)
     """How often each event was applied and its sender was told otherwise, or nothing."""
     charged: Counter[UUID] = field(default_factory=Counter)
@@ -142,6 +144,7 @@ class Receiver:
                 return False, outage.looks()  # type: ignore[return-value]
         number = self.number(event_id)
         if number in troubles.rejects:
+            self.rejected[delivery.event_id] = self.world.now
             return False, Reject("422")
         if number in troubles.never:
             self.charged[event_id] += 1

@@ -451,25 +451,28 @@ class Schedule:
         result.faults += receiver.met
 
     def _starved(self, destination: Destination) -> Iterator[Finding]:
-        """What a slow key held up; where keys are slow, nothing else is wrong.
+        """What a slow key held up; where keys are slow, at most some events are rejected.
 
-        A lane that still delivers a claim of other events with every settle is a queue, and is not held up.
+        Earlier events of other keys may be a queue, which moves on by a claim with every settle.
         """
         receiver, longest = self.receivers[destination.name], destination.poll_interval + STUCK
         slow, late = receiver.troubles.slow_keys, self.plan.longest_transaction
-        came = {applied.event_id: applied.at for applied in receiver.applied}
-        crawling = {emitted.event_id for emitted in self.application.events if emitted.ordering_key in slow}
-        quick = [applied.at for applied in receiver.applied if applied.event_id not in crawling]
-        free: dict[str | None, float] = {}  # Since when nothing of a key was under way
-        for emitted in self.application.events if slow else ():
+        came = receiver.rejected | {applied.event_id: applied.at for applied in receiver.applied}
+        events = [one for one in self.application.events if one.destination == destination.name]
+        quick = [one for one in events if one.ordering_key not in slow]
+        rejects = receiver.troubles.rejects
+        blocked = {one.ordering_key for one in events if _number(one.event_id) in rejects}
+        if destination.on_failed == "skip":
+            blocked = set()
+        free: dict[str | None, float] = {}  # When the event before the next of a key came
+        for emitted in quick if slow else ():
             key = emitted.ordering_key
-            if emitted.destination != destination.name or key in slow:
-                continue
             at = came.get(emitted.event_id, self.world.now)
-            waited = at - emitted.created - late
-            queue = sum(emitted.created < moment < at for moment in quick) / destination.batch_size * GAP
-            if free.get(key, 0.0) <= emitted.created and waited > longest + queue:
-                text = f"waited for {waited:.1f} s, though its key is not slow"
+            since = max(emitted.created + late, free.get(key, 0.0))
+            ahead = [came.get(one.event_id, 0.0) for one in quick if one.created <= emitted.created]
+            queue = sum(since < moment < at for moment in ahead) / destination.batch_size * GAP
+            if key not in blocked and at - since > longest + queue:
+                text = f"waited for {at - since:.1f} s, though its key is not slow"
                 yield Finding("stuck", destination.name, emitted.event_id, text)
             free[key] = max(at, free.get(key, 0.0))
 

@@ -8,9 +8,10 @@ import pytest
 
 from relaybox.config import Destination
 from relaybox.event import Event
+from relaybox.outcome import Reject, Retry
 from relaybox.relay import lane as lane_module
 from relaybox.relay.batch import Batch, InFlight
-from relaybox.relay.sizing import Sizing
+from relaybox.relay.sizing import DOUBTS, Sizing
 from relaybox.stores.memory import MemoryStore
 from tests.unit.deliveries import make as delivery
 from tests.unit.lanes import insert, make, running
@@ -51,6 +52,80 @@ async def test_keys_that_hang_leave_room_for_the_others(
         await await_for(lambda: came == OTHERS, "what is not slow")
 
 
+@pytest.mark.parametrize("answer", [Retry("not yet", after=0), Reject("never")], ids=["retried", "rejected"])
+async def test_the_rest_of_a_key_whose_event_failed_does_not_wait_for_other_keys_of_its_batch(
+    answer: Exception,
+) -> None:
+    store = MemoryStore()
+    for key, count in (("slow", 1), ("failing", 3)):
+        insert(store, count=count, key=key)
+    ids = {row.values[1]: row for row in store.rows.values()}
+    came: list[int] = []
+    failed: list[Exception] = [answer]
+
+    async def handler(event: Event) -> None:
+        row = ids[str(event.id)]
+        if row.key == "slow":
+            await asyncio.Event().wait()
+        if failed:
+            raise failed.pop()
+        came.append(row.position)
+
+    lane = make(store, handler, ordered=True, batch_size=10, concurrency=3, on_failed="skip")
+    async with running(lane, patience=0.0):
+        await await_for(lambda: came[-2:] == [3, 4], "the rest of the key")
+
+
+async def test_a_failed_event_does_not_keep_slow_keys_in_the_room_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
+    store = MemoryStore()
+    insert(store, count=3, key="failing")
+    for key in (f"slow {n}" for n in range(4)):
+        insert(store, count=50, key=key)
+    for key in OTHERS:
+        insert(store, key=key)
+    ids = {row.values[1]: row.key for row in store.rows.values()}
+    came: set[str | None] = set()
+
+    async def handler(event: Event) -> None:
+        key = ids[str(event.id)]
+        if key == "failing":
+            raise Retry("not yet", after=60)
+        if key not in OTHERS:
+            await asyncio.Event().wait()
+        came.add(key)
+
+    lane = make(store, handler, ordered=True, batch_size=10, concurrency=8)
+    lane._sizing._run = 1000
+    async with running(lane, patience=0.0):
+        await await_for(lambda: came == OTHERS, "what is not slow")
+
+
+@pytest.mark.parametrize("options", [{"rate_limit": "40/s"}, {"batch_size": 1}], ids=["rate", "batch"])
+@pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
+async def test_slow_events_leave_room_for_others_where_claims_are_small(
+    options: dict[str, object], ordered: bool
+) -> None:
+    store = MemoryStore()
+    for key in (*(f"slow {n}" for n in range(16)), *OTHERS):
+        insert(store, key=key)
+    ids = {row.values[1]: row.key for row in store.rows.values()}
+    came: set[str | None] = set()
+
+    async def handler(event: Event) -> None:
+        key = ids[str(event.id)]
+        if key not in OTHERS:
+            await asyncio.Event().wait()
+        came.add(key)
+
+    lane = make(store, handler, ordered=ordered, concurrency=50, **options)
+    async with running(lane, patience=0.0):
+        await await_for(lambda: came == OTHERS, "what is not slow")
+    assert lane._sizing.narrow
+
+
 def in_flight(*batches: Batch) -> InFlight:
     """Return these batches as in flight, claimed at the seconds 1, 2 and so on."""
     made = InFlight(lambda: None)
@@ -86,6 +161,31 @@ def test_nothing_is_given_back_while_the_first_of_a_key_waits_for_a_place_or_the
 def test_a_suspect_that_waits_for_others_does_not_keep_slow_keys_in_their_place() -> None:
     slow = run_of("slow", begun=1)
     assert in_flight(slow, run_of("suspect", crashes=2)).behind(9.0) == list(slow.deliveries[1:])
+
+
+def test_what_is_being_sent_is_begun_and_neither_answered_nor_lost() -> None:
+    batch = run_of("slow", begun=2)
+    held = in_flight(batch, run_of("waits"))
+    assert held.sending() == 2
+    batch.answered.add(batch.deliveries[0].position)
+    assert held.sending() == 1
+    batch.unsettled.clear()
+    assert held.sending() == 0
+
+
+def test_rows_are_taken_to_be_light_until_they_do_not_fit() -> None:
+    sizing = Sizing(Destination("runner", "handler:"))
+    assert sizing.light
+    sizing.learn(10, 10 * 10_000, 0, 1.0)
+    assert not sizing.light, "a thousand of these do not fit"
+    for now in range(2, 12):
+        sizing.learn(10, 10 * 100, 0, float(now))
+    assert sizing.light
+    sizing.doubt_light()
+    for now in range(12, 12 + DOUBTS):
+        assert not sizing.light
+        sizing.learn(10, 10 * 100, 0, float(now))
+    assert sizing.light
 
 
 def test_a_run_grows_while_such_runs_are_fast() -> None:

@@ -6,6 +6,7 @@ Rows are told apart by their position: a number, which is cheaper to look up tha
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from relaybox.event import Delivery
@@ -38,6 +39,8 @@ class Batch:
         self.sending: asyncio.Task[None]
         """Ends when each is answered."""
         self.done = asyncio.Event()
+        self._of_keys: defaultdict[str | None, list[Delivery]] | None = None
+        """The deliveries of each key, once one of them did not arrive."""
         self.bytes = size(deliveries)
         self.heavy = self.bytes > LIGHT * len(deliveries)
 
@@ -49,6 +52,20 @@ class Batch:
         """Its leases hold up to then, except for those of some positions."""
         self.behind = {position: self.behind.get(position, self.until) for position in except_for}
         self.until = until
+
+    def after(self, delivery: Delivery) -> list[Delivery]:
+        """Return what is behind a delivery in its key and neither answered nor lost."""
+        if self._of_keys is None:
+            self._of_keys = defaultdict(list)
+            for one in self.deliveries:
+                self._of_keys[one.ordering_key].append(one)
+        return [
+            one
+            for one in self._of_keys[delivery.ordering_key]
+            if one.position > delivery.position
+            and one.position in self.unsettled
+            and one.position not in self.answered
+        ]
 
     def unanswered(self) -> list[Delivery]:
         """What is neither answered nor lost."""
@@ -100,6 +117,10 @@ class InFlight:
     def unbegun(self) -> list[Delivery]:
         """What was not sent."""
         return [delivery for batch in self._batches for delivery in batch.unbegun()]
+
+    def sending(self) -> int:
+        """Return how many deliveries are being sent."""
+        return sum(len((batch.begun - batch.answered) & batch.unsettled.keys()) for batch in self._batches)
 
     def behind(self, since: float) -> list[Delivery]:
         """Return what has waited ``since`` then, or longer, behind one of its key that is being sent.

@@ -22,7 +22,7 @@ from relaybox.crashpoint import reached
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.event import Delivery
 from relaybox.ordering import together
-from relaybox.outcome import Outcome, Released, Retry
+from relaybox.outcome import Delivered, Outcome, Released, Retry
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.breaker import Breaker
 from relaybox.relay.decide import Opening, Policy
@@ -251,6 +251,8 @@ class Lane:
         if since is not None and not claim.deliveries and not self._refused:
             since = None
             claim, until = await self._claim(self._sizing.rows, suspects=False)
+            if light and claim.deliveries:
+                self._sizing.doubt_light()
         if since is None:
             self._looked_at_all = now
         self._expects = bool(claim.deliveries)
@@ -404,6 +406,7 @@ class Lane:
             and not (self._returning and (position, batch.token) in self._returning)
             and (batch.behind.get(position, batch.until) - self._clock.now()) > self._least_lease
             and position in batch.unsettled
+            and position not in batch.answered
         ):
             return True
         batch.begun.discard(position)
@@ -421,12 +424,26 @@ class Lane:
             batch.tried = True
         outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
         self._settler.add(Settlement(delivery, outcome))
+        if delivery.ordering_key is not None and type(outcome) is not Delivered:
+            self._leave_rest(batch, delivery)
         if opening is None or self._opening is not None:
             return
         self._opening = opening
         self._halted.set()
         if not batch.probing:
             self._closing_down = self._tasks.create_task(self._close_down(opening))
+
+    def _leave_rest(self, batch: Batch, delivery: Delivery) -> None:
+        """Give back what is behind a delivery of its key that did not arrive: its batch may take long."""
+        for other in batch.after(delivery):
+            if (other.position, batch.token) in self._returning:
+                continue
+            # First: a sink may ask from another thread whether it may begin.
+            batch.answered.add(other.position)
+            if other.position in batch.begun:
+                batch.answered.discard(other.position)
+            else:
+                self._settle_unsent(batch, other, Released())
 
     async def _close_down(self, opening: Opening) -> None:
         """Tell all relays that the circuit is open; go on when nothing is being sent any more.
@@ -619,7 +636,14 @@ class Lane:
                         await self._until_changed()
 
     def _has_room(self, rows: int) -> bool:
-        return self._sizing.has_room(rows, len(self._in_flight), self._in_flight.bytes)
+        held, size = len(self._in_flight), self._in_flight.bytes
+        if self._sizing.has_room(rows, held, size):
+            return True
+        if not self._sizing.narrow:
+            return False
+        # What is being sent has its place: where claims are small, it would take the room of all others.
+        sending = min(self._in_flight.sending(), self._destination.concurrency)
+        return self._sizing.has_room(rows, held - sending, size)
 
     async def _make_room(self) -> bool:
         """Give back what waits behind a slow event of its key; False: nothing was given back."""

@@ -17,6 +17,8 @@ BATCHES_IN_FLIGHT = 4
 BYTES_IN_FLIGHT = 32 * 2**20
 BYTES_A_CLAIM = BYTES_IN_FLIGHT // BATCHES_IN_FLIGHT
 """The database ends a claim there, also of rows that are larger than those before."""
+DOUBTS = 50
+"""Claims after which rows may be taken to be light again."""
 PARTS_OF_A_SECOND = 10
 FAST, SLOW = 0.2, 1.0
 """Seconds in which a batch with a run is sent that may be longer, or must be shorter."""
@@ -34,6 +36,7 @@ class Sizing:
         self._rows = self._smallest
         self._learned_at = 0.0
         self._bytes_a_row = 0.0
+        self._doubts = 0
         self._concurrency = destination.concurrency
         self._run = 1
 
@@ -48,7 +51,11 @@ class Sizing:
     @property
     def light(self) -> bool:
         """True if the rows of the next claim most likely fit, however many they are."""
-        return self._bytes_a_row * self._largest <= BYTES_A_CLAIM / 2
+        return not self._doubts and self._bytes_a_row * self._largest <= BYTES_A_CLAIM / 2
+
+    def doubt_light(self) -> None:
+        """Rows did not fit that were taken to be light: some of them may be large all the time."""
+        self._doubts = DOUBTS
 
     @property
     def in_flight(self) -> int:
@@ -58,6 +65,11 @@ class Sizing:
     def has_room(self, more: int, rows: int, size: int) -> bool:
         """True if a claim of so many ``more`` rows fits beside the rows and bytes in flight."""
         return rows + more <= self.in_flight and size + BYTES_A_CLAIM <= BYTES_IN_FLIGHT
+
+    @property
+    def narrow(self) -> bool:
+        """True if the destination can be sending so much that no claim fits beside it."""
+        return self._concurrency > (BATCHES_IN_FLIGHT - 1) * self.rows
 
     @property
     def run(self) -> int:
@@ -82,6 +94,7 @@ class Sizing:
         """A claim got so many rows and bytes, and so many were ``answered`` since the last one."""
         if rows:
             self._bytes_a_row += (size / rows - self._bytes_a_row) / 2
+            self._doubts = max(0, self._doubts - 1)
         seconds, self._learned_at = now - self._learned_at, now
         soon = answered / max(seconds, 0.001) / PARTS_OF_A_SECOND
         step = min(max(round(soon), self._rows // 2), 2 * self._rows)
