@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from relaybox.cli import app
 from relaybox.doctor import Finding, durability, examine, transactions, vacuum
-from relaybox.doctor.case import Case, Results
+from relaybox.doctor.check import Context, Results
 from relaybox.doctor.database import outdated
 from relaybox.doctor.privileges import parse_grants
 from relaybox.grants import grants
@@ -442,8 +442,8 @@ async def test_a_binary_log_that_is_not_flushed_is_told() -> None:
         async def ask(_: str) -> list[tuple[int, ...]]:
             return [settings]
 
-        patient: Any = SimpleNamespace(outbox=SimpleNamespace(dialect="mariadb"), ask=ask)
-        return [finding.title async for finding in durability.look(patient)]
+        context: Any = SimpleNamespace(outbox=SimpleNamespace(dialect="mariadb"), ask=ask)
+        return [finding.title async for finding in durability.look(context)]
 
     assert await findings(1, 0, 1) == ["sync_binlog is 0"]
     assert await findings(1, 0, 0) == [], "there is none"
@@ -722,11 +722,11 @@ def test_a_database_that_is_away_is_told_and_the_sinks_are_looked_at_all_the_sam
 async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic.sql("DROP INDEX idx_outbox_event_failed")
 
-    async def breaks(case: Case) -> Results:
+    async def breaks(context: Context) -> Results:
         yield Finding("info", "a title", "seen before it broke", "a fix")
         raise ZeroDivisionError("of a check")
 
-    async def hangs(case: Case) -> Results:
+    async def hangs(context: Context) -> Results:
         await asyncio.sleep(3600)
         yield Finding("info", "a title", "never", "a fix")
 

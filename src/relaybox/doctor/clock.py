@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding
 
 NOTICEABLE = 5.0
@@ -14,10 +14,10 @@ REFUSED = 300.0
 """Seconds from which on receivers refuse signatures that are made with this host's time."""
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """Leases go by the database's clock alone; ids, signatures and logs by the host's."""
-    begun, here = time.monotonic(), patient.clock()
-    there = await patient.store.now()
+    begun, here = time.monotonic(), context.clock()
+    there = await context.store.now()
     # Half of the way there and back is the best guess of when the database looked at its clock.
     passed = time.monotonic() - begun
     skew = here + passed / 2 - there.timestamp()

@@ -9,7 +9,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding
 
 OLDEST: Final = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0), "sqlite": (3, 35)}
@@ -30,15 +30,15 @@ SELECT reset_val, quote_ident(current_database()) FROM pg_settings
 WHERE name = 'default_transaction_isolation'"""
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """The version, and whether anything keeps a relay from writing."""
-    match patient.outbox.dialect:
+    match context.outbox.dialect:
         case "postgresql":
-            looking = _postgresql(patient)
+            looking = _postgresql(context)
         case "sqlite":
-            looking = _sqlite(patient)
+            looking = _sqlite(context)
         case _:
-            looking = _mysql(patient)
+            looking = _mysql(context)
     async for finding in looking:
         yield finding
 
@@ -57,8 +57,8 @@ def outdated(dialect: str, version: str) -> Finding | None:
     return Finding("error", title, detail, f"upgrade the server to {name} {wanted} or newer")
 
 
-async def _postgresql(patient: Patient) -> Results:
-    [(version, standby, read_only, name)] = await patient.ask(_POSTGRESQL)
+async def _postgresql(context: DatabaseContext) -> Results:
+    [(version, standby, read_only, name)] = await context.ask(_POSTGRESQL)
     if finding := outdated("postgresql", version):
         yield finding
     if standby:
@@ -70,25 +70,25 @@ async def _postgresql(patient: Patient) -> Results:
         yield Finding("error", "transactions are read-only", detail, fix)
 
 
-async def _mysql(patient: Patient) -> Results:
-    [(version, read_only, packet)] = await patient.ask(_MYSQL)
-    if finding := outdated(patient.outbox.dialect, version):
+async def _mysql(context: DatabaseContext) -> Results:
+    [(version, read_only, packet)] = await context.ask(_MYSQL)
+    if finding := outdated(context.outbox.dialect, version):
         yield finding
     if str(read_only).upper() not in ("0", "OFF", "NO_LOCK"):
         fix = "connect to the primary, or: SET GLOBAL read_only = OFF;"
         yield Finding("error", "the server is read-only", f"read_only = {read_only}", fix)
-    needed = max(PACKET, 2 * patient.settings.max_payload)
+    needed = max(PACKET, 2 * context.settings.max_payload)
     if packet < needed:
         detail = f"max_allowed_packet = {packet:,}: large payloads, or many errors at once, cannot be written"
         fix = f"SET GLOBAL max_allowed_packet = {needed};"
         yield Finding("warning", "the server takes only short statements", detail, fix)
 
 
-async def _sqlite(patient: Patient) -> Results:
-    [(version,)] = await patient.ask("SELECT sqlite_version()")
+async def _sqlite(context: DatabaseContext) -> Results:
+    [(version,)] = await context.ask("SELECT sqlite_version()")
     if finding := outdated("sqlite", version):
         yield finding
-    for place in _closed(Path((sa.make_url(patient.settings.database).database or "").removeprefix("file:"))):
+    for place in _closed(Path((sa.make_url(context.settings.database).database or "").removeprefix("file:"))):
         title = f"{place} cannot be written to"
         yield Finding("error", title, "nothing can be claimed or settled", f"chmod u+w {place}")
 
@@ -98,11 +98,11 @@ def _closed(path: Path) -> list[Path]:
     return [one for one in (path, path.absolute().parent) if one.exists() and not os.access(one, os.W_OK)]
 
 
-async def isolation(patient: Patient) -> Results:
+async def isolation(context: DatabaseContext) -> Results:
     """Relays say their own level. Emitters have the default, and a level above it raises more often."""
-    match patient.outbox.dialect:
+    match context.outbox.dialect:
         case "postgresql":
-            [(level, name)] = await patient.ask(_ISOLATION)
+            [(level, name)] = await context.ask(_ISOLATION)
             if level != "read committed":
                 detail = (
                     f"default_transaction_isolation = {level!r}: relays set their own, but an emit with an "
@@ -111,7 +111,7 @@ async def isolation(patient: Patient) -> Results:
                 fix = f"ALTER DATABASE {name} SET default_transaction_isolation = 'read committed';"
                 yield Finding("info", f"transactions are {level} by default", detail, fix)
         case "mariadb" | "mysql":
-            [(logs, form)] = await patient.ask(_BINLOG)
+            [(logs, form)] = await context.ask(_BINLOG)
             if logs and str(form).upper() == "STATEMENT":
                 detail = "under READ COMMITTED, which relays need, InnoDB writes nothing with this format"
                 fix = "SET GLOBAL binlog_format = 'ROW';"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from relaybox.admin import DestinationStats
 from relaybox.codec import decode
 from relaybox.config import Destination, Settings
-from relaybox.doctor.case import Patient, Results, several, typed
+from relaybox.doctor.check import DatabaseContext, Results, several, typed
 from relaybox.doctor.finding import Finding
 from relaybox.errors import PayloadError
 from relaybox.ledger import Content, Counts, Entry, Filter
@@ -26,31 +26,31 @@ NAMED = 20
 """How many rows a command names."""
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """What the counts of each destination say; they stop at a limit, so that nothing is read whole."""
-    configured = {destination.name: destination for destination in patient.settings.destinations}
-    for one in (await patient.admin.stats()).destinations:
+    configured = {destination.name: destination for destination in context.settings.destinations}
+    for one in (await context.admin.stats()).destinations:
         if one.name in configured:
             for finding in _held_up(one, configured[one.name]):
                 yield finding
         elif not one.name:
             if _waiting(one.counts):
-                yield await _unrouted(patient, one)
+                yield await _unrouted(context, one)
         elif _waiting(one.counts) + one.counts.failed:
-            yield _unknown(one, patient.settings)
+            yield _unknown(one, context.settings)
 
 
 def _waiting(counts: Counts) -> int:
     return counts.due + counts.scheduled + counts.parked
 
 
-async def _unrouted(patient: Patient, one: DestinationStats) -> Finding:
-    page = await patient.admin.events(Filter(status="pending", destination=""), limit=NAMED)
+async def _unrouted(context: DatabaseContext, one: DestinationStats) -> Finding:
+    page = await context.admin.events(Filter(status="pending", destination=""), limit=NAMED)
     types = sorted({entry.event_type for entry in page.entries})
     title = f"{_wait(one.counts)} for a route"
     detail = f"no route takes {', '.join(types) or 'them'}; relays route them as soon as one does"
     route = Program.route.format(types[0] if types else "TYPE")
-    fix = f"{route}, or: {typed('move', '', _target('', patient.settings))}"
+    fix = f"{route}, or: {typed('move', '', _target('', context.settings))}"
     return Finding("warning", title, detail, fix)
 
 
@@ -99,13 +99,13 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
         yield Finding("info", title, detail, retry)
 
 
-async def payloads(patient: Patient) -> Results:
+async def payloads(context: DatabaseContext) -> Results:
     """A sample of what waits, the newest."""
-    page = await patient.admin.events(Filter(status="pending"), limit=SAMPLE)
+    page = await context.admin.events(Filter(status="pending"), limit=SAMPLE)
     wrong: dict[tuple[str, str], list[Entry]] = {}
     for start in range(0, len(page.entries), AT_ONCE):
         part = page.entries[start : start + AT_ONCE]
-        contents = await patient.admin.contents([entry.id for entry in part])
+        contents = await context.admin.contents([entry.id for entry in part])
         for entry in part:
             content = contents.get(entry.id)
             if content is not None and (reason := undecodable(content)):

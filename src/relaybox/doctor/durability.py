@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding
 
 FORGETS: Final = (
@@ -36,19 +36,19 @@ ORDER BY 1, 2"""
 _MYSQL = "SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@log_bin"
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """What the server, the database or a role has set so that a commit is answered before it is on disk."""
-    looking = _postgresql if patient.outbox.dialect == "postgresql" else _mysql
-    async for finding in looking(patient):
+    looking = _postgresql if context.outbox.dialect == "postgresql" else _mysql
+    async for finding in looking(context):
         yield finding
 
 
-async def _postgresql(patient: Patient) -> Results:
-    for (name,) in await patient.ask(_SERVER):
+async def _postgresql(context: DatabaseContext) -> Results:
+    for (name,) in await context.ask(_SERVER):
         fix = f"ALTER SYSTEM SET {name} = on;\nSELECT pg_reload_conf();"
         detail = ASYNCHRONOUS if name == "synchronous_commit" else DAMAGES
         yield Finding("warning", f"{name} is off on this server", detail, fix)
-    for role, database in await patient.ask(_OF_SOME):
+    for role, database in await context.ask(_OF_SOME):
         whose = f"ROLE {role}" if role else f"DATABASE {database}"
         where = f" IN DATABASE {database}" if role and database else ""
         title = f"synchronous_commit is off for {role or database}"
@@ -56,8 +56,8 @@ async def _postgresql(patient: Patient) -> Results:
         yield Finding("warning", title, ASYNCHRONOUS, fix)
 
 
-async def _mysql(patient: Patient) -> Results:
-    [(flush, sync, logs)] = await patient.ask(_MYSQL)
+async def _mysql(context: DatabaseContext) -> Results:
+    [(flush, sync, logs)] = await context.ask(_MYSQL)
     if int(flush) != 1:
         title = f"innodb_flush_log_at_trx_commit is {flush}"
         yield Finding("warning", title, FORGETS, "SET GLOBAL innodb_flush_log_at_trx_commit = 1;")

@@ -29,7 +29,7 @@ from relaybox.doctor import (
 )
 from relaybox.doctor import schema as schemas
 from relaybox.doctor import settings as configurations
-from relaybox.doctor.case import Case, Patient, Results, typed
+from relaybox.doctor.check import Context, DatabaseContext, Results, typed
 from relaybox.doctor.finding import Finding, Report, Unseen, report
 from relaybox.errors import ConfigError, RelayboxError, StoreError, did_you_mean
 from relaybox.migrations import DialectName, Outbox
@@ -101,10 +101,10 @@ async def examine(
 ) -> Report:
     """Make every check, or ``only`` those named, but not those to ``skip``."""
     chosen = choose(only, skip)
-    case = Case(settings, handlers, clock)
+    context = Context(settings, handlers, clock)
     of_database = [check for check in chosen if check.database]
-    beside = [_look(check, case) for check in chosen if not check.database]
-    results = await asyncio.gather(*beside, _of_database(case, of_database))
+    beside = [_look(check, context) for check in chosen if not check.database]
+    results = await asyncio.gather(*beside, _of_database(context, of_database))
     return report((one for part in results for one in part), (check.name for check in chosen))
 
 
@@ -118,28 +118,28 @@ def choose(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
     return [check for check in CHECKS if check.name not in skip and (not only or check.name in only)]
 
 
-async def _of_database(case: Case, checks: Sequence[Check]) -> list[Finding | Unseen]:
+async def _of_database(context: Context, checks: Sequence[Check]) -> list[Finding | Unseen]:
     """One after the other: what the connection of one went down with, the next one does not share."""
     if not checks:
         return []
     try:
-        async with _opened(case) as patient:
-            if not patient.version:
-                return [_no_tables(), *await _look_at_all(patient, [one for one in checks if not one.tables])]
-            return await _look_at_all(patient, checks)
+        async with _opened(context) as opened:
+            if not opened.version:
+                return [_no_tables(), *await _look_at_all(opened, [one for one in checks if not one.tables])]
+            return await _look_at_all(opened, checks)
     except Exception as error:
         # Of whatever kind: a driver's, or the file system's.
-        return [_unreachable(case.settings, error)]
+        return [_unreachable(context.settings, error)]
 
 
-async def _look_at_all(patient: Patient, checks: Sequence[Check]) -> list[Finding | Unseen]:
-    dialect = patient.outbox.dialect
-    return [one for check in checks if dialect in check.on for one in await _look(check, patient)]
+async def _look_at_all(context: DatabaseContext, checks: Sequence[Check]) -> list[Finding | Unseen]:
+    dialect = context.outbox.dialect
+    return [one for check in checks if dialect in check.on for one in await _look(check, context)]
 
 
 @asynccontextmanager
-async def _opened(case: Case) -> AsyncIterator[Patient]:
-    settings = case.settings
+async def _opened(context: Context) -> AsyncIterator[DatabaseContext]:
+    settings = context.settings
     _check_file(settings.database)
     tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
     async with asyncio.timeout(PATIENCE):
@@ -150,7 +150,7 @@ async def _opened(case: Case) -> AsyncIterator[Patient]:
         async with asyncio.timeout(PATIENCE):
             version = await schemas.recorded(store, outbox)
         admin = Admin(SqlLedger(store), settings.destinations, ACTOR)
-        yield Patient(settings, case.handlers, case.clock, store, admin, outbox, version)
+        yield DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox, version)
     finally:
         # What was found counts, however a connection ends.
         with suppress(Exception):
@@ -189,12 +189,12 @@ def _no_tables() -> Finding:
     return Finding("error", "the tables are missing", detail, Program.migrate, "schema")
 
 
-async def _look(check: Check, case: Case) -> list[Finding | Unseen]:
+async def _look(check: Check, context: Context) -> list[Finding | Unseen]:
     """What one check has to say, whatever goes wrong with it half-way."""
     found: list[Finding | Unseen] = []
     try:
         async with asyncio.timeout(PATIENCE):
-            async for one in check.run(case):
+            async for one in check.run(context):
                 found.append(one)
     except TimeoutError:
         found.append(Unseen(f"no answer within {PATIENCE:g} s"))

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 from uuid import uuid4
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding, Unseen
 
 CHANNEL = "relaybox_doctor"
@@ -18,14 +18,14 @@ PATIENCE = 3.0
 _OPTIONS = {"connect_timeout": 5, "autocommit": True, "prepare_threshold": None}
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """LISTEN, and NOTIFY by another connection; a pooler is told by the process number that it invents."""
-    if not patient.settings.notify:
+    if not context.settings.notify:
         return
     import psycopg
 
     try:
-        heard, pooled = await _round_trip(patient.settings.database)
+        heard, pooled = await _round_trip(context.settings.database)
     except psycopg.Error as error:
         yield Unseen(" ".join(str(error).split()))
         return

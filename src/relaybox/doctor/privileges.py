@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.grants import CHANGE
 from relaybox.migrations import Outbox, quoted
@@ -27,14 +27,14 @@ _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
 READ, CHANGES = "SELECT", ("INSERT", "UPDATE", "DELETE")
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """What is lacking, by table; a role that only reads is not taken for a relay's."""
-    outbox = patient.outbox
+    outbox = context.outbox
     if outbox.dialect == "sqlite":
         return
-    [(role,)] = await patient.ask(_WHO[outbox.dialect])
+    [(role,)] = await context.ask(_WHO[outbox.dialect])
     needed = _needed(outbox)
-    held = await _held(patient, needed)
+    held = await _held(context, needed)
     lacking = {
         table: missing
         for table, of in needed.items()
@@ -59,17 +59,17 @@ def _needed(outbox: Outbox) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-async def _held(patient: Patient, needed: Mapping[str, list[str]]) -> Mapping[str, Collection[str]]:
+async def _held(context: DatabaseContext, needed: Mapping[str, list[str]]) -> Mapping[str, Collection[str]]:
     """The rights to each table that is there."""
-    outbox = patient.outbox
+    outbox = context.outbox
     if outbox.dialect in MYSQL:
-        rows = await patient.ask("SHOW GRANTS")
-        [(name,)] = await patient.ask("SELECT COALESCE(:schema, DATABASE())", schema=outbox.schema)
+        rows = await context.ask("SHOW GRANTS")
+        [(name,)] = await context.ask("SELECT COALESCE(:schema, DATABASE())", schema=outbox.schema)
         return parse_grants([str(row[0]) for row in rows], str(name), needed)
-    if outbox.schema and (await patient.ask(_USAGE, schema=outbox.schema))[0][0] is False:
+    if outbox.schema and (await context.ask(_USAGE, schema=outbox.schema))[0][0] is False:
         return dict.fromkeys(needed, ())
     names = {quoted(outbox, outbox.schema, table): table for table in needed}
-    rows = await patient.ask(_MAY, names=list(names), privileges=CHANGE.split(", "))
+    rows = await context.ask(_MAY, names=list(names), privileges=CHANGE.split(", "))
     # Of a table that is not there the schema's check tells.
     held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
     for name, privilege, may in rows:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 
 from relaybox.admin import DestinationStats
-from relaybox.doctor.case import Patient, Results, several, typed
+from relaybox.doctor.check import DatabaseContext, Results, several, typed
 from relaybox.doctor.finding import Finding
 from relaybox.maintenance.agreement import describe, differences
 from relaybox.program import Program
@@ -17,9 +17,9 @@ LATE = 60.0
 """Seconds that something may be due where a drain is run by cron and no relay all the time."""
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """None alive while work is due; different settings; several releases at once."""
-    stats = await patient.admin.stats()
+    stats = await context.admin.stats()
     alive = [relay for relay in stats.relays if is_alive(relay)]
     due = [one for one in stats.destinations if _is_due(one)]
     oldest = max((one.counts.oldest_seconds or 0.0 for one in due), default=0.0)
@@ -29,14 +29,14 @@ async def look(patient: Patient) -> Results:
         title = f"no relay runs, and {several(number, 'event')} {'is' if number == 1 else 'are'} due"
         detail = f"the oldest is {oldest:,.0f} s old; {seen}"
         yield Finding("error" if oldest >= LATE else "info", title, detail, typed("relay"))
-    for problem in (await patient.admin.health()).problems if alive else ():
+    for problem in (await context.admin.health()).problems if alive else ():
         if problem.destination is not None and "circuit" not in problem.reason:
             title = f"nothing is delivered to {problem.destination!r}"
             detail = f"{problem.reason}, for {problem.seconds or 0.0:,.0f} s, although a relay runs"
             fix = typed("events", "list", "--status", "pending", "--destination", problem.destination)
             yield Finding("warning", title, detail, f"{fix}, and why of one of them")
     delivered = {one.name for one in stats.destinations if one.counts.delivered}
-    async for finding in _differences(patient, delivered):
+    async for finding in _differences(context, delivered):
         yield finding
     releases = {relay.version for relay in alive}
     if len(releases | {version("relaybox")}) > 1 and releases:
@@ -46,15 +46,15 @@ async def look(patient: Patient) -> Results:
         yield Finding("info", title, detail, "upgrade and restart the older ones")
 
 
-async def _differences(patient: Patient, delivered: set[str]) -> AsyncIterator[Finding]:
+async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
     """Relays that run with different settings, and rows that nobody prunes because nobody knows them."""
-    upkeep = SqlUpkeep(patient.store)
+    upkeep = SqlUpkeep(context.store)
     said = await upkeep.said()
     for name, each in differences(said).items():
         title = f"relays have different settings for {name!r}"
         fix = "give every relay the same settings, and restart the others; while releases are changed, wait"
         yield Finding("warning", title, describe(name, each), fix)
-    known = {one.destination for one in said} | {one.name for one in patient.settings.destinations}
+    known = {one.destination for one in said} | {one.name for one in context.settings.destinations}
     for name in sorted(delivered - known):
         title = f"what was delivered to {name!r} is kept for good"
         detail = "no relay has ever said how long it is to be kept, so that nobody prunes it"

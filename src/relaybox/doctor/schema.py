@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relaybox.doctor.case import Patient, Results, ask
+from relaybox.doctor.check import DatabaseContext, Results, ask
 from relaybox.doctor.expected import Column, Index, Table, expected
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.doctor.mend import Mend
@@ -39,22 +39,22 @@ async def recorded(store: SqlStore, outbox: Outbox) -> int:
     return version or 0
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """The version, and every difference; of older tables only that they are old."""
-    if patient.version < NEWEST:
-        title = f"the tables are at version {patient.version}, and this release needs {NEWEST}"
+    if context.version < NEWEST:
+        title = f"the tables are at version {context.version}, and this release needs {NEWEST}"
         yield Finding("error", title, "commands and relays refuse to work on them", Program.migrate)
         return
-    if patient.version > NEWEST:
-        title = f"the tables are at version {patient.version}, and this release knows {NEWEST}"
+    if context.version > NEWEST:
+        title = f"the tables are at version {context.version}, and this release knows {NEWEST}"
         detail = "which is well while releases are changed; a newer one made them"
         yield Finding("info", title, detail, "pip install --upgrade relaybox")
-    wanted = expected(patient.outbox)
-    found, hidden = await seen(patient, wanted.keys())
+    wanted = expected(context.outbox)
+    found, hidden = await seen(context, wanted.keys())
     if hidden:
         yield Unseen(f"the connected role may not know what {', '.join(sorted(hidden))} look like")
     known = {name: table for name, table in wanted.items() if name not in hidden}
-    for finding in differences(patient.outbox, known, found, newer=patient.version > NEWEST):
+    for finding in differences(context.outbox, known, found, newer=context.version > NEWEST):
         yield finding
 
 

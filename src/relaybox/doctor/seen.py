@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relaybox.connect import denied
-from relaybox.doctor.case import Patient
+from relaybox.doctor.check import DatabaseContext
 from relaybox.doctor.expected import Check, Column, Index, Table, by_table, parse_index, spelled
 from relaybox.errors import NoTables, StoreError
 from relaybox.migrations import quoted
@@ -64,29 +64,29 @@ class Seen(NamedTuple):
     hidden: Collection[str] = ()
 
 
-async def seen(patient: Patient, names: Collection[str]) -> Seen:
+async def seen(context: DatabaseContext, names: Collection[str]) -> Seen:
     """Those of these tables that are there."""
-    outbox = patient.outbox
+    outbox = context.outbox
     match outbox.dialect:
         case "postgresql":
             whole = [quoted(outbox, outbox.schema, name) for name in names]
-            return Seen(of_postgresql(*[await patient.ask(one, names=whole) for one in POSTGRESQL]))
+            return Seen(of_postgresql(*[await context.ask(one, names=whole) for one in POSTGRESQL]))
         case "sqlite":
-            tables = of_sqlite(*[await patient.ask(question) for question in SQLITE])
+            tables = of_sqlite(*[await context.ask(question) for question in SQLITE])
             return Seen({name: table for name, table in tables.items() if name in names})
-    texts, hidden = await _texts(patient, names)
+    texts, hidden = await _texts(context, names)
     params = {"schema": outbox.schema, "names": list(names)}
-    return Seen(of_mysql(texts, *[await patient.ask(one, **params) for one in MYSQL]), hidden)
+    return Seen(of_mysql(texts, *[await context.ask(one, **params) for one in MYSQL]), hidden)
 
 
-async def _texts(patient: Patient, names: Collection[str]) -> tuple[dict[str, str], set[str]]:
+async def _texts(context: DatabaseContext, names: Collection[str]) -> tuple[dict[str, str], set[str]]:
     """What made each table: the views of MariaDB's catalogue hide constraints from all but owners."""
     texts: dict[str, str] = {}
     hidden: set[str] = set()
     for name in names:
         try:
-            rows = await patient.ask(
-                f"SHOW CREATE TABLE {quoted(patient.outbox, patient.outbox.schema, name)}"
+            rows = await context.ask(
+                f"SHOW CREATE TABLE {quoted(context.outbox, context.outbox.schema, name)}"
             )
         except NoTables:
             continue

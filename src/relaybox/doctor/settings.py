@@ -6,14 +6,14 @@ import warnings
 from dataclasses import replace
 
 from relaybox.config import ConfigWarning, Destination, Settings
-from relaybox.doctor.case import Case, Results
+from relaybox.doctor.check import Context, Results
 from relaybox.doctor.finding import Finding
 from relaybox.program import Program
 
 
-async def look(case: Case) -> Results:
+async def look(context: Context) -> Results:
     """Warnings of the settings themselves, and destinations that nothing leads to."""
-    settings = case.settings
+    settings = context.settings
     if not settings.destinations:
         detail = "nothing that is emitted can be delivered"
         fix = "add a destination to the settings, or name the application that has them with --app"

@@ -8,7 +8,7 @@ from typing import Any
 
 from relaybox.config import Destination, Settings
 from relaybox.debezium import missing
-from relaybox.doctor.case import Case, Results, typed
+from relaybox.doctor.check import Context, Results, typed
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.errors import ConfigError, RelayboxError
 from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
@@ -20,24 +20,24 @@ ANSWER_SECONDS = 5.0
 """How long a sink has to answer, and then to close."""
 
 
-async def look(case: Case) -> Results:
+async def look(context: Context) -> Results:
     """Every destination, in the order of the settings."""
-    looks = [_look(case, destination) for destination in case.settings.destinations]
+    looks = [_look(context, destination) for destination in context.settings.destinations]
     for results in await asyncio.gather(*looks):
         for one in results:
             yield one
 
 
-async def _look(case: Case, destination: Destination) -> list[Finding | Unseen]:
+async def _look(context: Context, destination: Destination) -> list[Finding | Unseen]:
     name = destination.name
     try:
         _check_secrets(destination)
         if destination.handed_over:
-            return await _look_at_log(case.settings, destination)
+            return await _look_at_log(context.settings, destination)
         if destination.once:
-            handler_of(destination, case.handlers)
+            handler_of(destination, context.handlers)
             return []
-        sink = open_sink(destination, case.handlers)
+        sink = open_sink(destination, context.handlers)
     except RelayboxError as error:
         return [_broken(name, error)]
     except Exception as error:

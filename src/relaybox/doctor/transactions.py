@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.stores.steps import Row
 
@@ -48,28 +48,28 @@ ORDER BY trx_started LIMIT 5"""
 GROWS = "nothing that died since can be cleaned up, and claims read ever more of it"
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """Old transactions, prepared ones, slots without a reader, and standbys that ask for old rows."""
-    if patient.outbox.dialect != "postgresql":
-        for thread, seconds in await patient.ask(_INNODB, old=OLD):
+    if context.outbox.dialect != "postgresql":
+        for thread, seconds in await context.ask(_INNODB, old=OLD):
             title = f"a transaction is open for {seconds:,.0f} s"
             yield Finding("warning", title, f"by connection {thread}: {GROWS}", f"KILL {thread};")
         return
-    for row in await patient.ask(_SESSIONS, old=OLD):
+    for row in await context.ask(_SESSIONS, old=OLD):
         yield _session(row)
-    [(monitor, role, others)] = await patient.ask(_MONITOR)
+    [(monitor, role, others)] = await context.ask(_MONITOR)
     if others and not monitor:
         fix = f"GRANT pg_read_all_stats TO {role};"
         yield Unseen(f"how old the transactions of other roles are: {fix} lets it be seen")
-    for gid, owner, seconds in await patient.ask(_PREPARED, old=OLD):
+    for gid, owner, seconds in await context.ask(_PREPARED, old=OLD):
         literal = "'" + gid.replace("'", "''") + "'"
         title = f"the transaction {literal} is prepared for {seconds:,.0f} s and not ended"
         fix = f"ROLLBACK PREPARED {literal};"
         yield Finding("warning", title, f"by {owner}, who may want to COMMIT PREPARED it: {GROWS}", fix)
-    for row in await patient.ask(_SLOTS):
+    for row in await context.ask(_SLOTS):
         if finding := _slot(row):
             yield finding
-    for name, address, age in await patient.ask(_STANDBYS, behind=BEHIND):
+    for name, address, age in await context.ask(_STANDBYS, behind=BEHIND):
         title = f"the standby {name or address} keeps {age:,} transactions from being cleaned up"
         detail = f"by hot_standby_feedback, for an old query of its own: {GROWS}"
         fix = "end the query on the standby, or there: ALTER SYSTEM SET hot_standby_feedback = off;"

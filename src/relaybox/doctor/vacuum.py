@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relaybox.doctor.case import Patient, Results
+from relaybox.doctor.check import DatabaseContext, Results
 from relaybox.doctor.finding import Finding
 from relaybox.migrations import quoted
 
@@ -17,16 +17,16 @@ WHERE c.oid IN (SELECT to_regclass(name) FROM unnest(CAST(ARRAY[:names] AS text[
 _OFF = ("autovacuum_enabled=false", "autovacuum_enabled=off", "autovacuum_enabled=no", "autovacuum_enabled=0")
 
 
-async def look(patient: Patient) -> Results:
+async def look(context: DatabaseContext) -> Results:
     """Whether it is on, for the server and for each table, and whether it keeps up."""
-    outbox = patient.outbox
-    for (setting,) in await patient.ask(_SERVER):
+    outbox = context.outbox
+    for (setting,) in await context.ask(_SERVER):
         detail = "dead rows are never cleaned up, and claims become slower with every event"
         fix = f"ALTER SYSTEM SET {setting} = on;\nSELECT pg_reload_conf();"
         yield Finding("error", f"{setting} is off on this server", detail, fix)
     tables = outbox.metadata().tables.values()
     names = {table.name: quoted(outbox, table.schema, table.name) for table in tables}
-    for name, options, live, dead, at in await patient.ask(_TABLES, names=list(names.values())):
+    for name, options, live, dead, at in await context.ask(_TABLES, names=list(names.values())):
         if any(option in _OFF for option in options or ()):
             detail = "its dead rows are never cleaned up, and claims become slower with every event"
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"
