@@ -1,11 +1,11 @@
-"""What a check sees: the settings, the database that they name, and read-only queries of it."""
+"""A check, and what it sees: the settings, the database that they name, and read-only queries of it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from relaybox.admin import Admin
 from relaybox.config import Settings
@@ -19,6 +19,12 @@ from relaybox.stores.steps import Row, Steps
 
 STATEMENT_SECONDS = 5
 """The longest that the server works on one query."""
+
+SERVERS = ("postgresql", "mariadb", "mysql")
+EVERY_DATABASE = (*SERVERS, "sqlite")
+
+Need: TypeAlias = Literal["settings", "database", "tables"]
+"""The least that a check needs: a ``Context``, a ``DatabaseContext``, or one whose tables exist."""
 
 Results: TypeAlias = AsyncIterator[Finding | Unseen]
 
@@ -49,6 +55,23 @@ class DatabaseContext(Context):
     async def ask(self, sql: str, **params: Any) -> list[Row]:
         """Return the rows of one query, written like the store's statements; it cannot change anything."""
         return await ask(self.store, sql, **params)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at; ``run`` yields what is wrong with it, on the databases that ``on`` names."""
+
+    name: str
+    run: Callable[[Any], Results]
+    needs: Need = "tables"
+    on: Collection[str] = EVERY_DATABASE
+
+
+def check(
+    *, needs: Need = "tables", on: Collection[str] = EVERY_DATABASE
+) -> Callable[[Callable[[Any], Results]], Check]:
+    """Make a check of the function below; it has the function's name."""
+    return lambda run: Check(run.__name__, run, needs, on)
 
 
 async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:

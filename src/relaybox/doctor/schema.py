@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relaybox.doctor.check import DatabaseContext, Results, ask
+from relaybox.doctor.check import DatabaseContext, Results, ask, check
 from relaybox.doctor.expected import Column, Index, Table, expected
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.doctor.mend import Mend
@@ -39,8 +39,9 @@ async def recorded(store: SqlStore, outbox: Outbox) -> int:
     return version or 0
 
 
-async def look(context: DatabaseContext) -> Results:
-    """The version, and every difference; of older tables only that they are old."""
+@check()
+async def schema(context: DatabaseContext) -> Results:
+    """Find every difference from the tables of this release; of older tables only that they are old."""
     if context.version < NEWEST:
         title = f"the tables are at version {context.version}, and this release needs {NEWEST}"
         yield Finding("error", title, "commands and relays refuse to work on them", Program.migrate)
@@ -135,16 +136,16 @@ def _key(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]
 
 
 def _checks(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]:
-    for check, wanted in table.checks.items():
-        found = there.checks.get(check)
+    for constraint, wanted in table.checks.items():
+        found = there.checks.get(constraint)
         if found is None:
-            title = f"the table {name} has no constraint {check}"
+            title = f"the table {name} has no constraint {constraint}"
             detail = f"nothing keeps a row from an impossible state: {wanted.condition or 'see relaybox sql'}"
-            yield Finding("warning", title, detail, mend.add_check(name, check, wanted))
+            yield Finding("warning", title, detail, mend.add_check(name, constraint, wanted))
         elif not found.valid:
-            title = f"the constraint {check} of {name} was never validated"
+            title = f"the constraint {constraint} of {name} was never validated"
             detail = "rows that were there before it may break it"
-            yield Finding("info", title, detail, mend.validate(name, check))
+            yield Finding("info", title, detail, mend.validate(name, constraint))
 
 
 def _indexes(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]:
