@@ -98,7 +98,7 @@ async def _opened(context: Context) -> AsyncIterator[DatabaseContext]:
     try:
         outbox = Outbox(dialect, settings.schema, settings.prefix)
         async with asyncio.timeout(CHECK_SECONDS):
-            version = await schema.recorded(store, outbox)
+            version = await schema.recorded_version(store, outbox)
         admin = Admin(SqlLedger(store), settings.destinations, ACTOR)
         yield DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox, version)
     finally:
