@@ -121,10 +121,10 @@ def _check_file(url: str) -> None:
 
 def _unreachable(settings: Settings, error: BaseException) -> Finding:
     where = mask_url(settings.database)
-    told = str(error) if isinstance(error, RelayboxError) else describe(error)
+    said = str(error) if isinstance(error, RelayboxError) else describe(error)
     late = isinstance(error, TimeoutError)
     text = (
-        f"no answer within {CHECK_SECONDS:g} s" if late else " ".join(told.removeprefix(f"{where}: ").split())
+        f"no answer within {CHECK_SECONDS:g} s" if late else " ".join(said.removeprefix(f"{where}: ").split())
     )
     seen, _, fix = text.rpartition("; ")
     seen, fix = (seen, fix) if seen else (text, "")
