@@ -26,10 +26,10 @@ from celery import Celery
 from typer.testing import CliRunner
 
 from relaybox.cli import app
-from relaybox.doctor import Finding, durability, examine, transactions, vacuum
-from relaybox.doctor.case import Case, Results
-from relaybox.doctor.database import outdated
-from relaybox.doctor.privileges import parse_grants
+from relaybox.doctor import CHECKS, Finding, examine, vacuum
+from relaybox.doctor.check import Context, Results
+from relaybox.doctor.connection import parse_grants
+from relaybox.doctor.database import durability, outdated
 from relaybox.grants import grants
 from tests.conftest import available
 from tests.databases import EVERY_KIND, KINDS, engine
@@ -328,7 +328,7 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
     with closing(psycopg.connect(clinic.url)) as holder:
         holder.execute("CREATE TEMPORARY TABLE held ()")
         assert clinic.findings() == []
-        monkeypatch.setattr(transactions, "OLD", 0.0)
+        monkeypatch.setattr(vacuum, "OLD", 0.0)
         finding = clinic.mend("a transaction is open for")
         assert "idle in transaction" in finding["detail"]
 
@@ -349,7 +349,7 @@ def test_trouble_of_the_whole_server_is_found_and_mended(
             connection.execute("BEGIN")
             connection.execute("INSERT INTO outbox_destination (name) VALUES ('held')")
             connection.execute("PREPARE TRANSACTION 'it''s held'")
-        monkeypatch.setattr(transactions, "OLD", 0.0)
+        monkeypatch.setattr(vacuum, "OLD", 0.0)
         clinic.mend("the transaction 'it''s held' is prepared for")
 
 
@@ -376,7 +376,7 @@ def test_on_mariadb_an_old_transaction_is_ended(clinic: Clinic, monkeypatch: pyt
     connection = engine(clinic.url).connect()
     try:
         connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
-        monkeypatch.setattr(transactions, "OLD", -1.0)
+        monkeypatch.setattr(vacuum, "OLD", -1.0)
         clinic.mend("a transaction is open for")
     finally:
         connection.invalidate()
@@ -389,7 +389,7 @@ def test_a_slot_that_nobody_reads_is_dropped(clinic: Clinic, monkeypatch: pytest
     clinic.sql(f"SELECT pg_create_physical_replication_slot('{name}', true)")
     try:
         assert clinic.findings() == []
-        monkeypatch.setattr(transactions, "KEPT", 0)
+        monkeypatch.setattr(vacuum, "KEPT", 0)
         clinic.mend(f"nobody reads the replication slot {name}")
     finally:
         drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'"
@@ -442,8 +442,8 @@ async def test_a_binary_log_that_is_not_flushed_is_told() -> None:
         async def ask(_: str) -> list[tuple[int, ...]]:
             return [settings]
 
-        patient: Any = SimpleNamespace(outbox=SimpleNamespace(dialect="mariadb"), ask=ask)
-        return [finding.title async for finding in durability.look(patient)]
+        context: Any = SimpleNamespace(outbox=SimpleNamespace(dialect="mariadb"), ask=ask)
+        return [finding.title async for finding in durability.run(context)]
 
     assert await findings(1, 0, 1) == ["sync_binlog is 0"]
     assert await findings(1, 0, 0) == [], "there is none"
@@ -722,11 +722,11 @@ def test_a_database_that_is_away_is_told_and_the_sinks_are_looked_at_all_the_sam
 async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic.sql("DROP INDEX idx_outbox_event_failed")
 
-    async def breaks(case: Case) -> Results:
+    async def breaks(context: Context) -> Results:
         yield Finding("info", "a title", "seen before it broke", "a fix")
         raise ZeroDivisionError("of a check")
 
-    async def hangs(case: Case) -> Results:
+    async def hangs(context: Context) -> Results:
         await asyncio.sleep(3600)
         yield Finding("info", "a title", "never", "a fix")
 
@@ -734,7 +734,7 @@ async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: p
     changed = {"database": breaks, "isolation": hangs}
     checks = [replace(one, run=changed.get(one.name, one.run)) for one in module.CHECKS]
     monkeypatch.setattr(module, "CHECKS", tuple(checks))
-    monkeypatch.setattr(module, "PATIENCE", 2.0)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 2.0)
     report = await examine(clinic.outbox.settings, {}, skip=["settings"])
     assert [(one.check, one.reason) for one in report.unseen] == [
         ("database", "ZeroDivisionError: of a check"),
@@ -749,6 +749,15 @@ def test_checks_are_chosen_by_their_names(clinic: Clinic) -> None:
     assert "sinks" not in clinic.report("--skip", "sinks")["checks"]
     assert "did you mean 'schema'" in clinic.run("doctor", "--only", "shema", status=2)
     assert "no check is called 'nonsense'" in clinic.run("doctor", "--skip", "nonsense", status=2)
+
+
+def test_the_checks_are_made_in_the_order_in_which_the_documents_list_them(clinic: Clinic) -> None:
+    names = [check.name for check in CHECKS]
+    page = (Path(__file__).parents[2] / "docs/how-to/doctor.md").read_text()
+    table = page.partition("## The checks")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == names
+    listed = " ".join(clinic.run("doctor", "--help").replace("│", " ").split())
+    assert ", ".join(names) in listed
 
 
 def test_findings_are_printed_for_people(clinic: Clinic) -> None:

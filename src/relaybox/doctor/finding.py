@@ -1,4 +1,4 @@
-"""What an examination comes to: findings, and what could not be looked at."""
+"""The result of an examination: findings, and what could not be looked at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong: what was seen, and the command, the SQL or the words that mend it."""
+    """Something that is wrong: what was seen, and the command, the SQL or the words that fix it."""
 
     level: Level
     title: str
@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What a check could not look at, and why: it says nothing about whether that is as it should be."""
+    """What a check could not look at, and why; it may be right or wrong."""
 
     reason: str
     check: str = ""
@@ -35,7 +35,7 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was found, the worst first, by whichever checks were made."""
+    """Everything that the checks found, the worst first."""
 
     findings: tuple[Finding, ...]
     unseen: tuple[Unseen, ...]
@@ -43,12 +43,12 @@ class Report:
 
     @property
     def sick(self) -> bool:
-        """Whether there is an error among the findings."""
+        """True if there is an error among the findings."""
         return any(finding.level == "error" for finding in self.findings)
 
 
 def report(results: Iterable[Finding | Unseen], checks: Iterable[str]) -> Report:
-    """The results in the order in which they are worth reading."""
+    """Return the report of these results, the worst first."""
     every = list(results)
     findings = [one for one in every if isinstance(one, Finding)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))

@@ -1,14 +1,13 @@
-"""The tables against those of this release: what is missing, other, or too much."""
+"""The check of the schema: what the tables lack, have otherwise, or have beside those of this release."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relaybox.doctor.case import Patient, Results, ask
-from relaybox.doctor.expected import Column, Index, Table, expected
+from relaybox.doctor.catalogue import Column, Index, Table, found_tables, wanted_tables
+from relaybox.doctor.check import DatabaseContext, Results, ask, check
 from relaybox.doctor.finding import Finding, Unseen
-from relaybox.doctor.mend import Mend
-from relaybox.doctor.seen import seen
+from relaybox.doctor.repair import Repair
 from relaybox.migrations import NEWEST, Outbox, quoted
 from relaybox.program import Program
 from relaybox.stores.sql import SqlStore
@@ -22,8 +21,8 @@ SELECT EXISTS (SELECT 1 FROM information_schema.tables
                WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table)"""
 
 
-async def recorded(store: SqlStore, outbox: Outbox) -> int:
-    """The version of the tables, 0 where there are none."""
+async def recorded_version(store: SqlStore, outbox: Outbox) -> int:
+    """Return the version of the tables, 0 if there are none."""
     table = outbox.tables().migration
     match outbox.dialect:
         case "postgresql":
@@ -39,54 +38,55 @@ async def recorded(store: SqlStore, outbox: Outbox) -> int:
     return version or 0
 
 
-async def look(patient: Patient) -> Results:
-    """The version, and every difference; of older tables only that they are old."""
-    if patient.version < NEWEST:
-        title = f"the tables are at version {patient.version}, and this release needs {NEWEST}"
+@check()
+async def schema(context: DatabaseContext) -> Results:
+    """Find every difference from the tables of this release; of older tables only that they are old."""
+    if context.version < NEWEST:
+        title = f"the tables are at version {context.version}, and this release needs {NEWEST}"
         yield Finding("error", title, "commands and relays refuse to work on them", Program.migrate)
         return
-    if patient.version > NEWEST:
-        title = f"the tables are at version {patient.version}, and this release knows {NEWEST}"
+    if context.version > NEWEST:
+        title = f"the tables are at version {context.version}, and this release knows {NEWEST}"
         detail = "which is well while releases are changed; a newer one made them"
         yield Finding("info", title, detail, "pip install --upgrade relaybox")
-    wanted = expected(patient.outbox)
-    found, hidden = await seen(patient, wanted.keys())
+    wanted = wanted_tables(context.outbox)
+    found, hidden = await found_tables(context, wanted.keys())
     if hidden:
         yield Unseen(f"the connected role may not know what {', '.join(sorted(hidden))} look like")
     known = {name: table for name, table in wanted.items() if name not in hidden}
-    for finding in differences(patient.outbox, known, found, newer=patient.version > NEWEST):
+    for finding in differences(context.outbox, known, found, newer=context.version > NEWEST):
         yield finding
 
 
 def differences(
     outbox: Outbox, wanted: dict[str, Table], found: dict[str, Table], *, newer: bool = False
 ) -> Iterator[Finding]:
-    """What is to be said of the tables that were found; ``newer``: what they have beside is a newer one's."""
-    mend = Mend(outbox)
+    """Find the differences; ``newer``: other columns are those of a newer release."""
+    repair = Repair(outbox)
     for name, table in wanted.items():
         if name not in found:
             detail = "the version that is recorded says that it is there; statements that need it fail"
-            fix = mend.statements(*table.create)
+            fix = repair.statements(*table.create)
             yield Finding("error", f"the table {name} is missing", detail, fix)
             continue
         there = found[name]
-        yield from _columns(mend, name, table, there, newer)
-        yield from _key(mend, name, table, there)
-        yield from _checks(mend, name, table, there)
-        yield from _indexes(mend, name, table, there)
-        yield from _others(mend, name, table, there)
+        yield from _columns(repair, name, table, there, newer)
+        yield from _key(repair, name, table, there)
+        yield from _checks(repair, name, table, there)
+        yield from _indexes(repair, name, table, there)
+        yield from _others(repair, name, table, there)
 
 
-def _columns(mend: Mend, name: str, table: Table, there: Table, newer: bool) -> Iterator[Finding]:
+def _columns(repair: Repair, name: str, table: Table, there: Table, newer: bool) -> Iterator[Finding]:
     for column, wanted in table.columns.items():
         whole = f"{name}.{column}"
         if column not in there.columns:
             detail = "statements that name it fail"
             yield Finding(
-                "error", f"the column {whole} is missing", detail, mend.add_column(name, column, wanted)
+                "error", f"the column {whole} is missing", detail, repair.add_column(name, column, wanted)
             )
         else:
-            yield from _column(mend, name, column, wanted, there.columns[column])
+            yield from _column(repair, name, column, wanted, there.columns[column])
     for column, beside in there.columns.items():
         if column in table.columns or newer:
             continue
@@ -94,86 +94,86 @@ def _columns(mend: Mend, name: str, table: Table, there: Table, newer: bool) -> 
         if beside.nullable or beside.filled:
             detail = "nothing here reads or writes it"
             yield Finding(
-                "info", f"the column {whole} is not of this release", detail, mend.drop(name, column)
+                "info", f"the column {whole} is not of this release", detail, repair.drop(name, column)
             )
         else:
             title = f"the column {whole} is not of this release, and must have a value"
             detail = "it is NOT NULL and has no default: every INSERT of ours fails"
-            yield Finding("error", title, detail, mend.drop_not_null(name, column, beside))
+            yield Finding("error", title, detail, repair.drop_not_null(name, column, beside))
 
 
-def _column(mend: Mend, name: str, column: str, wanted: Column, there: Column) -> Iterator[Finding]:
+def _column(repair: Repair, name: str, column: str, wanted: Column, there: Column) -> Iterator[Finding]:
     whole = f"{name}.{column}"
     if there.type != wanted.type:
         title = f"the column {whole} has another type"
         detail = f"it is {there.type} and should be {wanted.type}"
-        yield Finding("error", title, detail, mend.change_type(name, column, wanted))
+        yield Finding("error", title, detail, repair.change_type(name, column, wanted))
     elif wanted.collation and (there.collation or "").lower() != wanted.collation.lower():
         title = f"the column {whole} has another collation"
         detail = f"it is {there.collation} and should be {wanted.collation}, which compares byte by byte"
-        yield Finding("warning", title, detail, mend.change_type(name, column, wanted))
+        yield Finding("warning", title, detail, repair.change_type(name, column, wanted))
     if there.nullable and not wanted.nullable:
         title = f"the column {whole} may be null"
         detail = "it should be NOT NULL: a row without it cannot be delivered"
-        yield Finding("warning", title, detail, mend.set_not_null(name, column, wanted))
+        yield Finding("warning", title, detail, repair.set_not_null(name, column, wanted))
     if wanted.nullable and not there.nullable:
         title = f"the column {whole} may not be null"
         detail = "rows that rightly have no value there are refused"
-        yield Finding("error", title, detail, mend.drop_not_null(name, column, wanted))
+        yield Finding("error", title, detail, repair.drop_not_null(name, column, wanted))
     if wanted.filled and not there.filled:
         title = f"the column {whole} has no default"
         detail = "an INSERT relies on it"
-        yield Finding("error", title, detail, mend.set_default(name, column, wanted))
+        yield Finding("error", title, detail, repair.set_default(name, column, wanted))
 
 
-def _key(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]:
+def _key(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
     if there.key != table.key:
-        seen_ = f"it is ({', '.join(there.key)})" if there.key else "there is none"
+        is_now = f"it is ({', '.join(there.key)})" if there.key else "there is none"
         title = f"the table {name} has another primary key"
-        detail = f"{seen_} and should be ({', '.join(table.key)})"
-        yield Finding("error", title, detail, mend.add_key(name, table.key, bool(there.key)))
+        detail = f"{is_now} and should be ({', '.join(table.key)})"
+        yield Finding("error", title, detail, repair.add_key(name, table.key, bool(there.key)))
 
 
-def _checks(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]:
-    for check, wanted in table.checks.items():
-        found = there.checks.get(check)
+def _checks(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
+    for constraint, wanted in table.checks.items():
+        found = there.checks.get(constraint)
         if found is None:
-            title = f"the table {name} has no constraint {check}"
+            title = f"the table {name} has no constraint {constraint}"
             detail = f"nothing keeps a row from an impossible state: {wanted.condition or 'see relaybox sql'}"
-            yield Finding("warning", title, detail, mend.add_check(name, check, wanted))
+            yield Finding("warning", title, detail, repair.add_check(name, constraint, wanted))
         elif not found.valid:
-            title = f"the constraint {check} of {name} was never validated"
+            title = f"the constraint {constraint} of {name} was never validated"
             detail = "rows that were there before it may break it"
-            yield Finding("info", title, detail, mend.validate(name, check))
+            yield Finding("info", title, detail, repair.validate(name, constraint))
 
 
-def _indexes(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]:
+def _indexes(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
     for index, wanted in table.indexes.items():
         found = there.indexes.get(index)
         if found is None:
             title = f"the index {index} is missing"
             detail = f"without it the whole of {name} is read where a few rows would do"
-            yield Finding("error", title, detail, mend.create_index(wanted))
+            yield Finding("error", title, detail, repair.create_index(wanted))
         elif not found.valid:
             title = f"the index {index} is invalid"
             detail = f"it is kept up and never used: building it on {name} failed, or is not over yet"
-            yield Finding("error", title, detail, mend.rebuild_index(index))
+            yield Finding("error", title, detail, repair.rebuild_index(index))
         elif (found.columns, found.partial) != (wanted.columns, wanted.partial):
             title = f"the index {index} is another one"
             detail = f"it is on {_on(found)} and should be on {_on(wanted)}"
-            yield Finding("error", title, detail, mend.replace_index(name, index, wanted))
+            yield Finding("error", title, detail, repair.replace_index(name, index, wanted))
 
 
-def _others(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Finding]:
+def _others(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
     for trigger, text in table.triggers.items():
         if trigger not in there.triggers:
             detail = "new rows get no position, and so no place in the order"
-            yield Finding("error", f"the trigger {trigger} is missing", detail, mend.statements(text))
+            yield Finding("error", f"the trigger {trigger} is missing", detail, repair.statements(text))
     unset = {option: value for option, value in table.options.items() if option not in there.options}
     if unset:
         title = f"the table {name} lacks settings of its storage"
         detail = f"{_listed(unset)}: claims cannot stay on their page, and dead rows are cleaned up too late"
-        yield Finding("warning", title, detail, mend.set_options(name, unset))
+        yield Finding("warning", title, detail, repair.set_options(name, unset))
     other = {
         option: value
         for option, value in there.options.items()
@@ -181,13 +181,13 @@ def _others(mend: Mend, name: str, table: Table, there: Table) -> Iterator[Findi
     }
     if "engine" in other:
         detail = f"it is {other.pop('engine')}, which has no transactions: events would exist without theirs"
-        fix = mend.set_engine(name, table.options["engine"])
+        fix = repair.set_engine(name, table.options["engine"])
         yield Finding("error", f"the table {name} is not of the engine InnoDB", detail, fix)
     if other:
         title = f"the storage of {name} is set otherwise than by this release"
         usual = {option: table.options[option] for option in other}
         detail = f"{_listed(other)}; this release sets {_listed(usual)}"
-        yield Finding("info", title, detail, mend.set_options(name, usual))
+        yield Finding("info", title, detail, repair.set_options(name, usual))
 
 
 def _on(index: Index) -> str:

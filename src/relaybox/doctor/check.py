@@ -1,11 +1,11 @@
-"""What is examined: settings, a database, and the questions that are put to it."""
+"""A check, and what it sees: the settings, the database that they name, and read-only queries of it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from relaybox.admin import Admin
 from relaybox.config import Settings
@@ -18,7 +18,13 @@ from relaybox.stores.statements import Query
 from relaybox.stores.steps import Row, Steps
 
 STATEMENT_SECONDS = 5
-"""The longest that the server works on one question."""
+"""The longest that the server works on one query."""
+
+SERVERS = ("postgresql", "mariadb", "mysql")
+EVERY_DATABASE = (*SERVERS, "sqlite")
+
+Need: TypeAlias = Literal["settings", "database", "tables"]
+"""The least that a check needs: a ``Context``, a ``DatabaseContext``, or one whose tables exist."""
 
 Results: TypeAlias = AsyncIterator[Finding | Unseen]
 
@@ -28,18 +34,18 @@ SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """Settings, without the database that they name."""
+class Context:
+    """The settings, for a check that needs no database."""
 
     settings: Settings
     handlers: Handlers
     clock: Callable[[], float]
-    """The time of this host, in seconds since 1970."""
+    """Return the time of this host, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patient(Case):
-    """Settings, and the database that they name; ``version`` is its tables', 0 where there are none."""
+class DatabaseContext(Context):
+    """The settings and an open database; ``version`` is that of its tables, 0 if there are none."""
 
     store: SqlStore
     admin: Admin
@@ -47,12 +53,29 @@ class Patient(Case):
     version: int
 
     async def ask(self, sql: str, **params: Any) -> list[Row]:
-        """The rows of one question, in the words of the store's statements; nothing can be changed by it."""
+        """Return the rows of one query, written like the store's statements; it cannot change anything."""
         return await ask(self.store, sql, **params)
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at; ``run`` yields what is wrong with it, on the databases that ``on`` names."""
+
+    name: str
+    run: Callable[[Any], Results]
+    needs: Need = "tables"
+    on: Collection[str] = EVERY_DATABASE
+
+
+def check(
+    *, needs: Need = "tables", on: Collection[str] = EVERY_DATABASE
+) -> Callable[[Callable[[Any], Results]], Check]:
+    """Make a check of the function below; it has the function's name."""
+    return lambda run: Check(run.__name__, run, needs, on)
+
+
 async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:
-    """The rows of one question, which the server gives up after a while, where it can."""
+    """Return the rows of one query, with a limit of time where the server has one."""
     statements = store.steps.statements
     match statements.dialect.name:
         case "postgresql":
@@ -71,10 +94,10 @@ async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:
 
 
 def typed(*words: str) -> str:
-    """A command of ours as it is to be typed."""
+    """Return a command of ours as a user types it."""
     return f"{Program.name} {' '.join(map(shlex.quote, words))}"
 
 
 def several(number: int, noun: str) -> str:
-    """``1 event``, ``2 events``."""
+    """Return a number with its noun: ``1 event``, ``2 events``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

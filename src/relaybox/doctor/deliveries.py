@@ -1,56 +1,63 @@
-"""Rows that nobody will deliver, rows that hold up others, and rows that do not decode."""
+"""Checks of deliveries: events that wait or do not decode, and the relays that deliver them."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib.metadata import version
 
 from relaybox.admin import DestinationStats
 from relaybox.codec import decode
 from relaybox.config import Destination, Settings
-from relaybox.doctor.case import Patient, Results, several, typed
+from relaybox.doctor.check import DatabaseContext, Results, check, several, typed
 from relaybox.doctor.finding import Finding
 from relaybox.errors import PayloadError
 from relaybox.ledger import Content, Counts, Entry, Filter
+from relaybox.maintenance.agreement import describe, differences
 from relaybox.program import Program
-from relaybox.why import at
+from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.why import at, is_alive
 
 SAMPLE = 100
 """How many of the newest waiting rows are decoded."""
 
 AT_ONCE = 20
-"""How many payloads are fetched at a time: each may be of a mebibyte."""
+"""How many payloads are fetched at a time: each may have a mebibyte."""
 
 NAMED = 20
 """How many rows a command names."""
 
+LATE = 60.0
+"""Seconds that an event may be due without a relay: cron may run a drain."""
 
-async def look(patient: Patient) -> Results:
-    """What the counts of each destination say; they stop at a limit, so that nothing is read whole."""
-    configured = {destination.name: destination for destination in patient.settings.destinations}
-    for one in (await patient.admin.stats()).destinations:
+
+@check()
+async def destinations(context: DatabaseContext) -> Results:
+    """Find events that no relay delivers, and what holds up others; counts stop at a limit."""
+    configured = {destination.name: destination for destination in context.settings.destinations}
+    for one in (await context.admin.stats()).destinations:
         if one.name in configured:
             for finding in _held_up(one, configured[one.name]):
                 yield finding
         elif not one.name:
             if _waiting(one.counts):
-                yield await _unrouted(patient, one)
+                yield await _unrouted(context, one)
         elif _waiting(one.counts) + one.counts.failed:
-            yield _unknown(one, patient.settings)
+            yield _unknown(one, context.settings)
 
 
 def _waiting(counts: Counts) -> int:
     return counts.due + counts.scheduled + counts.parked
 
 
-async def _unrouted(patient: Patient, one: DestinationStats) -> Finding:
-    page = await patient.admin.events(Filter(status="pending", destination=""), limit=NAMED)
+async def _unrouted(context: DatabaseContext, one: DestinationStats) -> Finding:
+    page = await context.admin.events(Filter(status="pending", destination=""), limit=NAMED)
     types = sorted({entry.event_type for entry in page.entries})
     title = f"{_wait(one.counts)} for a route"
     detail = f"no route takes {', '.join(types) or 'them'}; relays route them as soon as one does"
     route = Program.route.format(types[0] if types else "TYPE")
-    fix = f"{route}, or: {typed('move', '', _target('', patient.settings))}"
+    fix = f"{route}, or: {typed('move', '', _target('', context.settings))}"
     return Finding("warning", title, detail, fix)
 
 
@@ -61,7 +68,7 @@ def _unknown(one: DestinationStats, settings: Settings) -> Finding:
 
 
 def _target(name: str, settings: Settings) -> str:
-    """The destination that is most likely meant."""
+    """Return the destination that is most likely meant."""
     names = [one.name for one in settings.destinations if not one.handed_over]
     close = difflib.get_close_matches(name, names, n=1) if name else []
     return close[0] if close else names[0] if len(names) == 1 else "NAME"
@@ -99,13 +106,14 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
         yield Finding("info", title, detail, retry)
 
 
-async def payloads(patient: Patient) -> Results:
-    """A sample of what waits, the newest."""
-    page = await patient.admin.events(Filter(status="pending"), limit=SAMPLE)
+@check()
+async def payloads(context: DatabaseContext) -> Results:
+    """Find events that do not decode, in a sample of the newest that wait."""
+    page = await context.admin.events(Filter(status="pending"), limit=SAMPLE)
     wrong: dict[tuple[str, str], list[Entry]] = {}
     for start in range(0, len(page.entries), AT_ONCE):
         part = page.entries[start : start + AT_ONCE]
-        contents = await patient.admin.contents([entry.id for entry in part])
+        contents = await context.admin.contents([entry.id for entry in part])
         for entry in part:
             content = contents.get(entry.id)
             if content is not None and (reason := undecodable(content)):
@@ -115,7 +123,7 @@ async def payloads(patient: Patient) -> Results:
 
 
 def undecodable(content: Content) -> str | None:
-    """Why nothing can be made of what a row carries."""
+    """Return why the content of a row cannot be decoded, or ``None``."""
     try:
         decode(content.payload, content.payload_data, content.payload_encoding)
     except PayloadError as error:
@@ -132,3 +140,54 @@ def _undecodable(destination: str, reason: str, entries: Sequence[Entry], looked
     title = f"{several(len(entries), 'event')} for {destination!r} cannot be decoded"
     detail = f"{reason}; of the newest {looked_at:,} that wait, such as {ids[0]}"
     return Finding("error", title, detail, typed("discard", *ids, "--destination", destination))
+
+
+@check()
+async def relays(context: DatabaseContext) -> Results:
+    """Find that no relay runs while events are due, and how the settings and releases of relays differ."""
+    stats = await context.admin.stats()
+    alive = [relay for relay in stats.relays if is_alive(relay)]
+    due = [one for one in stats.destinations if _is_due(one)]
+    oldest = max((one.counts.oldest_seconds or 0.0 for one in due), default=0.0)
+    if due and not alive and Program.deliverer() is None:
+        seen = f"the last was seen at {at(stats.relays[0].last_seen_at)}" if stats.relays else "none was seen"
+        number = sum(one.counts.due for one in due)
+        title = f"no relay runs, and {several(number, 'event')} {'is' if number == 1 else 'are'} due"
+        detail = f"the oldest is {oldest:,.0f} s old; {seen}"
+        yield Finding("error" if oldest >= LATE else "info", title, detail, typed("relay"))
+    for problem in (await context.admin.health()).problems if alive else ():
+        if problem.destination is not None and "circuit" not in problem.reason:
+            title = f"nothing is delivered to {problem.destination!r}"
+            detail = f"{problem.reason}, for {problem.seconds or 0.0:,.0f} s, although a relay runs"
+            fix = typed("events", "list", "--status", "pending", "--destination", problem.destination)
+            yield Finding("warning", title, detail, f"{fix}, and why of one of them")
+    delivered = {one.name for one in stats.destinations if one.counts.delivered}
+    async for finding in _differences(context, delivered):
+        yield finding
+    releases = {relay.version for relay in alive}
+    if len(releases | {version("relaybox")}) > 1 and releases:
+        title = "relays of several releases run"
+        seen = ", ".join(f"{relay.name}: {relay.version}" for relay in alive)
+        detail = f"{seen}; this is {version('relaybox')}. That is well while releases are changed"
+        yield Finding("info", title, detail, "upgrade and restart the older ones")
+
+
+async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
+    """Find different settings of relays, and delivered rows that no relay prunes."""
+    upkeep = SqlUpkeep(context.store)
+    said = await upkeep.said()
+    for name, each in differences(said).items():
+        title = f"relays have different settings for {name!r}"
+        fix = "give every relay the same settings, and restart the others; while releases are changed, wait"
+        yield Finding("warning", title, describe(name, each), fix)
+    known = {one.destination for one in said} | {one.name for one in context.settings.destinations}
+    for name in sorted(delivered - known):
+        title = f"what was delivered to {name!r} is kept for good"
+        detail = "no relay has ever said how long it is to be kept, so that nobody prunes it"
+        fix = f"start a relay that has {name!r} once, with the retention that is meant"
+        yield Finding("info", title, detail, fix)
+
+
+def _is_due(one: DestinationStats) -> bool:
+    held = one.place is not None and (one.place.paused or one.place.circuit != "closed")
+    return one.configured and not one.handed_over and one.counts.due > 0 and not held

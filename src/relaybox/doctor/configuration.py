@@ -1,18 +1,21 @@
-"""Each destination's secrets and sink, and whether it answers; all at once, each with a time of its own."""
+"""Checks of the configuration: the settings, and the sinks that they name."""
 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from relaybox.config import Destination, Settings
+from relaybox.config import ConfigWarning, Destination, Settings
 from relaybox.debezium import missing
-from relaybox.doctor.case import Case, Results, typed
+from relaybox.doctor.check import Context, Results, check, typed
 from relaybox.doctor.finding import Finding, Unseen
 from relaybox.errors import ConfigError, RelayboxError
 from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.parts import handler_of, open_sink
+from relaybox.program import Program
 from relaybox.setting import mask_url
 from relaybox.sink import describe
 
@@ -20,24 +23,58 @@ ANSWER_SECONDS = 5.0
 """How long a sink has to answer, and then to close."""
 
 
-async def look(case: Case) -> Results:
-    """Every destination, in the order of the settings."""
-    looks = [_look(case, destination) for destination in case.settings.destinations]
+@check(needs="settings")
+async def settings(context: Context) -> Results:
+    """Find settings that are allowed but hardly do what was meant, and destinations that nothing leads to."""
+    configured = context.settings.destinations
+    if not configured:
+        detail = "nothing that is emitted can be delivered"
+        fix = "add a destination to the settings, or name the application that has them with --app"
+        yield Finding("error", "no destinations are configured", detail, fix)
+    for destination in configured:
+        for text in _warnings(destination):
+            seen, _, fix = text.partition("; ")
+            yield Finding("warning", f"a setting of destination {destination.name!r}", seen, fix)
+        if not _is_reached(destination, context.settings):
+            detail = "no route and no dead_letter leads to it: only an emit that names it"
+            fix = Program.route.format("TYPE").replace("…", destination.name)
+            yield Finding("info", f"destination {destination.name!r} gets no events by itself", detail, fix)
+
+
+def _warnings(destination: Destination) -> list[str]:
+    """Return the warnings of a destination again: they were issued when the process started."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        replace(destination)
+    return [str(one.message) for one in caught if issubclass(one.category, ConfigWarning)]
+
+
+def _is_reached(destination: Destination, settings: Settings) -> bool:
+    name = destination.name
+    return any(name in route.to for route in settings.routes) or any(
+        other.dead_letter == name for other in settings.destinations
+    )
+
+
+@check(needs="settings")
+async def sinks(context: Context) -> Results:
+    """Find secrets, functions and packages that are missing, and sinks that do not answer; all at once."""
+    looks = [_sink(context, destination) for destination in context.settings.destinations]
     for results in await asyncio.gather(*looks):
         for one in results:
             yield one
 
 
-async def _look(case: Case, destination: Destination) -> list[Finding | Unseen]:
+async def _sink(context: Context, destination: Destination) -> list[Finding | Unseen]:
     name = destination.name
     try:
         _check_secrets(destination)
         if destination.handed_over:
-            return await _look_at_log(case.settings, destination)
+            return await _log(context.settings, destination)
         if destination.once:
-            handler_of(destination, case.handlers)
+            handler_of(destination, context.handlers)
             return []
-        sink = open_sink(destination, case.handlers)
+        sink = open_sink(destination, context.handlers)
     except RelayboxError as error:
         return [_broken(name, error)]
     except Exception as error:
@@ -51,7 +88,7 @@ async def _look(case: Case, destination: Destination) -> list[Finding | Unseen]:
 
 
 async def _reach(destination: Destination, sink: Any) -> list[Finding | Unseen]:
-    """Functions and the console have nothing to be reached."""
+    """Connect to the sink, if it is of a kind that can be connected to."""
     if not hasattr(sink, "check"):
         return []
     try:
@@ -76,7 +113,7 @@ def _check_secrets(destination: Destination) -> None:
             raise ConfigError(f"{setting}: {error}") from None
 
 
-async def _look_at_log(settings: Settings, destination: Destination) -> list[Finding | Unseen]:
+async def _log(settings: Settings, destination: Destination) -> list[Finding | Unseen]:
     lacking = await asyncio.to_thread(missing, settings, destination)
     if not lacking:
         return []

@@ -1,18 +1,18 @@
-"""The SQL that brings a table back to what it should be, for each database."""
+"""The SQL that repairs a table, for each database."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relaybox.doctor.expected import Check, Column, Index
+from relaybox.doctor.catalogue import Column, Constraint, Index
 from relaybox.migrations import Outbox, quoted
 from relaybox.schema import MYSQL
 
 _IN_PLACE = "SQLite cannot change it in place: make new tables with another prefix, and copy the rows"
 
 
-class Mend:
-    """Statements for the tables of one outbox, each ending in a semicolon, one a line."""
+class Repair:
+    """The statements that repair the tables of one outbox, one a line, each with its semicolon."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -20,7 +20,7 @@ class Mend:
         self._sqlite = outbox.dialect == "sqlite"
 
     def statements(self, *texts: str) -> str:
-        """As they are."""
+        """Return these statements as they are."""
         return "\n".join(f"{text.strip()};" for text in texts)
 
     def add_column(self, table: str, name: str, column: Column) -> str:
@@ -29,7 +29,7 @@ class Mend:
         return self._alter(table, f"ADD COLUMN {spec}")
 
     def drop(self, table: str, name: str) -> str:
-        """Take a column away."""
+        """Drop a column."""
         return self._alter(table, f"DROP COLUMN {quoted(self._outbox, name)}")
 
     def change_type(self, table: str, name: str, column: Column) -> str:
@@ -39,17 +39,17 @@ class Mend:
         return self._change(table, name, column, f"TYPE {column.type}{collation} {using}")
 
     def set_not_null(self, table: str, name: str, column: Column) -> str:
-        """Refuse null."""
+        """Refuse null in a column."""
         return self._change(table, name, column, "SET NOT NULL")
 
     def drop_not_null(self, table: str, name: str, column: Column) -> str:
-        """Allow null."""
+        """Allow null in a column."""
         if self._mysql and not column.ddl:
             return self._alter(table, f"MODIFY COLUMN {quoted(self._outbox, name)} {column.type} NULL")
         return self._change(table, name, column, "DROP NOT NULL")
 
     def set_default(self, table: str, name: str, column: Column) -> str:
-        """Have the database fill it in."""
+        """Have the database fill in a column."""
         if " GENERATED " in column.ddl:
             identity = column.ddl[column.ddl.index("GENERATED ") :].removesuffix(" NOT NULL")
             return self._change(table, name, column, f"ADD {identity}")
@@ -57,7 +57,7 @@ class Mend:
         return self._change(table, name, column, f"SET DEFAULT {default}")
 
     def add_key(self, table: str, columns: Sequence[str], another: bool) -> str:
-        """Make it the primary key, which another must make room for."""
+        """Add the primary key; ``another``: drop the one that exists."""
         if self._sqlite:
             return _IN_PLACE
         names = ", ".join(quoted(self._outbox, name) for name in columns)
@@ -67,29 +67,29 @@ class Mend:
             drop = "DROP PRIMARY KEY, " if self._mysql else f"DROP CONSTRAINT {constraint}, "
         return self._alter(table, f"{drop}ADD PRIMARY KEY ({names})")
 
-    def add_check(self, table: str, name: str, check: Check) -> str:
+    def add_check(self, table: str, name: str, check: Constraint) -> str:
         """Add a constraint."""
         if self._sqlite:
             return _IN_PLACE
         return self._alter(table, f"ADD CONSTRAINT {quoted(self._outbox, name)} CHECK ({check.condition})")
 
     def validate(self, table: str, name: str) -> str:
-        """See whether what was there before it keeps to a constraint."""
+        """Validate a constraint against the rows that were there before it."""
         return self._alter(table, f"VALIDATE CONSTRAINT {quoted(self._outbox, name)}")
 
     def create_index(self, index: Index) -> str:
-        """Make an index, without keeping others from writing where that can be."""
+        """Create an index, on PostgreSQL without blocking writers."""
         create = index.create
         if self._outbox.dialect == "postgresql":
             create = create.replace("CREATE INDEX ", "CREATE INDEX CONCURRENTLY ", 1)
         return self.statements(create)
 
     def rebuild_index(self, name: str) -> str:
-        """Build an index anew."""
+        """Build an index again."""
         return f"REINDEX INDEX CONCURRENTLY {quoted(self._outbox, self._outbox.schema, name)};"
 
     def replace_index(self, table: str, name: str, index: Index) -> str:
-        """Make the right index in the place of a wrong one."""
+        """Drop a wrong index, and create the right one."""
         if self._mysql:
             drop = f"DROP INDEX {quoted(self._outbox, name)} ON {self._table(table)};"
         else:
@@ -98,21 +98,21 @@ class Mend:
         return f"{drop}\n{self.create_index(index)}"
 
     def set_options(self, table: str, options: Mapping[str, str]) -> str:
-        """Set what belongs to a table's storage; rows that are there keep their pages until a VACUUM FULL."""
+        """Set storage parameters; existing rows keep their pages until a VACUUM FULL."""
         if "engine" in options:
             return self.set_engine(table, options["engine"])
         settings = ", ".join(f"{name} = {value}" for name, value in options.items())
         return self._alter(table, f"SET ({settings})")
 
     def set_engine(self, table: str, engine: str) -> str:
-        """Keep a table in another engine."""
+        """Move a table to another engine."""
         return self._alter(table, f"ENGINE = {engine}")
 
     def _change(self, table: str, name: str, column: Column, how: str) -> str:
         if self._sqlite:
             return _IN_PLACE
         if self._mysql:
-            # It takes the whole column, and knows no part of it. The index of a UNIQUE is there already.
+            # MODIFY takes the whole column. The index of a UNIQUE exists already.
             return self._alter(table, f"MODIFY COLUMN {column.ddl.replace(' UNIQUE', '')}")
         return self._alter(table, f"ALTER COLUMN {quoted(self._outbox, name)} {how}")
 
