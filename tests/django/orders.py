@@ -40,7 +40,7 @@ VALUES (:id, :attempt, :at, 'relay-7f9c', :error)"""
 
 def open_shop(settings: Any, monkeypatch: Any) -> None:
     """Have these destinations alone, without the handlers of other tests."""
-    monkeypatch.setattr("relaybox.contrib.django.configuration.registered", {})
+    monkeypatch.setattr("relaybox.contrib.django.conf.registered", {})
     settings.OUTBOX = OUTBOX
 
 

@@ -37,8 +37,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from relaybox.config import ConfigWarning, Destination
-from relaybox.contrib.django.conf import OutboxSettings, get_settings
-from relaybox.contrib.django.configuration import Configuration, get_configuration
+from relaybox.contrib.django.conf import Configuration, OutboxSettings, get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.mistakes import mistakes
 from relaybox.contrib.django.tables import check_tables

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from relaybox.config import Destination
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.enter import call, enter
 from relaybox.contrib.django.execute import get_tables

@@ -12,8 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.contrib.django.conf import get_settings
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.dispatch import after_commit
 from relaybox.contrib.django.execute import execute_ours, get_statements

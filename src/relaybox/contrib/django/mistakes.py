@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from relaybox.config import Destination, Settings
-from relaybox.contrib.django.conf import KEYS, OutboxSettings, parse
-from relaybox.contrib.django.configuration import by_path
-from relaybox.contrib.django.handlers import registered
-from relaybox.contrib.django.implicit import implicit
+from relaybox.contrib.django.conf import KEYS, OutboxSettings, implicit, parse
+from relaybox.contrib.django.handlers import by_path, registered
 from relaybox.errors import ConfigError
 
 SEVERAL = {"DESTINATIONS": "E003", "ROUTES": "E004", "HANDLERS": "E005"}
@@ -52,7 +50,7 @@ def _handlers(given: Any) -> Iterator[Mistake]:
     for events, paths in given.items() if isinstance(given, Mapping) else ():
         for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else ():
             try:
-                list(by_path(OutboxSettings(HANDLERS={events: path})))
+                list(by_path(OutboxSettings(HANDLERS={events: path}).HANDLERS))
             except ConfigError as error:
                 yield Mistake("E005", str(error))
 

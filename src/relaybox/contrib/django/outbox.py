@@ -9,7 +9,7 @@ from typing import Any
 
 from relaybox.app import Outbox
 from relaybox.config import Settings
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import url_of
 from relaybox.contrib.django.dispatch import rings
 from relaybox.contrib.django.handlers import with_connections

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from relaybox.admin import Admin
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.enter import enter, enter_interruptibly
 from relaybox.contrib.django.store import open_store
 from relaybox.stores.ledger import SqlLedger

@@ -20,9 +20,9 @@ from django.db import router, transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from relaybox.contrib.django.conf import TASKS
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.emit import emit_event
-from relaybox.contrib.django.implicit import TASKS
 from relaybox.event import Event
 from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import describe
