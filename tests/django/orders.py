@@ -10,8 +10,7 @@ from uuid import uuid4
 from django.db import connections
 
 from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.databases import dialect_of
-from relaybox.contrib.django.execute import get_statements
+from relaybox.contrib.django.databases import dialect_of, get_statements
 from relaybox.contrib.django.models import OutboxEvent
 
 OUTBOX: dict[str, Any] = {

@@ -13,9 +13,8 @@ from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_configuration, get_settings
-from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.databases import connection_of, dialect_of, execute_ours, get_statements
 from relaybox.contrib.django.dispatch import after_commit
-from relaybox.contrib.django.execute import execute_ours, get_statements
 from relaybox.emit.drive import drive
 from relaybox.emit.driver import failed
 from relaybox.emit.emitter import Calls, as_calls, build

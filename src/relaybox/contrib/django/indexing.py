@@ -19,9 +19,15 @@ from django.db import Error, connections, router, transaction
 from django.db.models.query import ModelIterable, ValuesIterable
 
 from relaybox.app import Outbox
-from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.databases import (
+    connection_of,
+    dialect_of,
+    driver_error,
+    execute_ours,
+    execute_text,
+    get_statements,
+)
 from relaybox.contrib.django.emit import emit_events
-from relaybox.contrib.django.execute import execute_ours, execute_text, get_statements
 from relaybox.emit.drive import drive
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
@@ -130,7 +136,7 @@ class QuerySetRows:
             try:
                 return await loop.run_in_executor(self._thread, work)
             except Error as error:
-                beneath = _beneath(error)
+                beneath = driver_error(error)
                 if not is_passing(beneath):
                     await loop.run_in_executor(self._thread, self._mend)
                     raise refusal(beneath) from error
@@ -321,8 +327,3 @@ def _id(source: Source, queryset: Any) -> Any:
         fix = f"add {field.attname!r} to it"
         raise ConfigError(f"{source.told}: values() leaves out the documents' ids; {fix}")
     return field
-
-
-def _beneath(error: Exception) -> Exception:
-    """What the driver raised."""
-    return error.__cause__ if isinstance(error.__cause__, Exception) else error

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relaybox.contrib.django.databases import connection_of, dialect_of
-from relaybox.contrib.django.execute import get_statements
+from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements
 
 _TEXTS = {
     "make": """

@@ -9,9 +9,8 @@ from typing import TypeVar
 from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.databases import connection_of, dialect_of, driver_error, execute, get_statements
 from relaybox.contrib.django.enter import call
-from relaybox.contrib.django.execute import execute, get_statements
 from relaybox.stores.dialects import refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
@@ -64,7 +63,7 @@ class DjangoDriver:
         try:
             return await call(self._run, begin)
         except Error as error:
-            raise refusal(_beneath(error)) from error
+            raise refusal(driver_error(error)) from error
 
     async def close(self) -> None:
         """The connection is Django's."""
@@ -78,7 +77,7 @@ class DjangoDriver:
             try:
                 return self._transaction(connection, begin())
             except Error as error:
-                if _beneath(error).args[:1] != (DEADLOCK,):
+                if driver_error(error).args[:1] != (DEADLOCK,):
                     raise
         return self._transaction(connection, begin())
 
@@ -106,8 +105,3 @@ def _drive(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
             queries = steps.send([execute(connection, query) for query in queries])
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-
-
-def _beneath(error: Exception) -> Exception:
-    """What the driver raised."""
-    return error.__cause__ if isinstance(error.__cause__, Exception) else error
