@@ -21,7 +21,7 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         from relaybox.contrib.django.conf import forget_changed
         from relaybox.contrib.django.dispatch import deliverer
         from relaybox.contrib.django.handlers import autodiscover
-        from relaybox.contrib.django.operations import create_tables_without_migrations
+        from relaybox.contrib.django.tables import create_tables_without_migrations
         from relaybox.program import Program
 
         # What messages tell the reader to type.

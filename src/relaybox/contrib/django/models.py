@@ -1,6 +1,6 @@
 """The tables as Django's models, to read; the outbox's own statements write them.
 
-The tables themselves come from ``operations.CreateOutboxTables``: they have constraints, defaults, collations
+The tables themselves come from ``tables.CreateOutboxTables``: they have constraints, defaults, collations
 and, on MariaDB, columns that no model can express. There are models of the side tables so that ``flush``, and
 with it every ``TransactionTestCase``, empties them too. Where the database has a key of several columns,
 Django is told of the one that says most; the whole key is a ``UniqueConstraint``.
@@ -14,9 +14,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.db.models import Q
 
-from relaybox.contrib.django.fields import OutboxJSONField, OutboxUUIDField, UTCDateTimeField
-from relaybox.contrib.django.indexes import NamedIndex
 from relaybox.contrib.django.querysets import EMIT, GIVE_UP, OutboxEventQuerySet, OutboxQuerySet, refusal
+from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
 
 
 class OutboxTable(models.Model):  # type: ignore[misc]

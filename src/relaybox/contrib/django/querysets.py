@@ -12,7 +12,7 @@ from django.db.models.expressions import RawSQL
 
 from relaybox.admin import NAMED, Admin, Done, Named
 from relaybox.contrib.django.databases import dialect_of
-from relaybox.contrib.django.fields import UTCDateTimeField
+from relaybox.contrib.django.tables import UTCDateTimeField
 
 
 class DatabaseNow(models.Expression):  # type: ignore[misc]
