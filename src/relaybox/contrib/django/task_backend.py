@@ -92,8 +92,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
 
     def get_result(self, result_id: str) -> TaskResult:
         """What has become of a task; raises where there is none, or none any more."""
-        from relaybox.contrib.django.models import OutboxAttempt, OutboxEvent
-        from relaybox.contrib.django.querysets import DatabaseNow
+        from relaybox.contrib.django.models import DatabaseNow, OutboxAttempt, OutboxEvent
 
         using = self._using()
         events = OutboxEvent.objects.using(using).filter(destination=TASKS)
