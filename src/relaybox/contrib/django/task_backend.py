@@ -1,8 +1,8 @@
 """A backend for Django's tasks: a task is enqueued if and only if the transaction commits.
 
 ``TASKS = {"default": {"BACKEND": "relaybox.contrib.django.task_backend.OutboxBackend"}}``. Tasks are those of
-Django 6.0, or of the package ``django-tasks``. Whoever delivers the project's events runs them, at least
-once each, and again as ``OUTBOX`` says where they raise.
+Django 6.0, or of the package ``django-tasks``. The relay or worker that delivers the project's events runs
+them, at least once each, and again as ``OUTBOX`` says if they raise.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from django.db import router, transaction
+from django.db import transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from relaybox.contrib.django.conf import TASKS
 from relaybox.contrib.django.databases import connection_of
-from relaybox.contrib.django.emit import emit_event
+from relaybox.contrib.django.emit import default_alias, emit_event
 from relaybox.event import Event
 from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import describe
@@ -104,9 +104,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
         return _stored(event, list(failures))
 
     def _using(self) -> str:
-        from relaybox.contrib.django.models import OutboxEvent
-
-        using: str = self.options.get("using") or router.db_for_write(OutboxEvent)
+        using: str = self.options.get("using") or default_alias()
         return using
 
 
