@@ -30,7 +30,7 @@ from relaybox.contrib.django.admin_list import (
     row_of,
 )
 from relaybox.contrib.django.models import OutboxEvent
-from relaybox.contrib.django.service import ask
+from relaybox.contrib.django.outbox import ask
 
 T = TypeVar("T")
 

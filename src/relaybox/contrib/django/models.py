@@ -110,7 +110,7 @@ class OutboxEventQuerySet(OutboxQuerySet):
         ``actor`` is the name that the audit records.
         """
         from relaybox.contrib.django.dispatch import after_commit
-        from relaybox.contrib.django.service import ask
+        from relaybox.contrib.django.outbox import ask
 
         self._for_write = True
         retried = 0

@@ -13,8 +13,8 @@ from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of
-from relaybox.contrib.django.enter import call
 from relaybox.contrib.django.store import is_busy
+from relaybox.contrib.django.sync import call
 from relaybox.envelope import event_of
 from relaybox.errors import PayloadError
 from relaybox.event import Delivery

@@ -10,7 +10,7 @@ from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of, dialect_of, driver_error, execute, get_statements
-from relaybox.contrib.django.enter import call
+from relaybox.contrib.django.sync import call
 from relaybox.stores.dialects import refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
