@@ -26,13 +26,13 @@ _BEGIN = {
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
-"""Said, not presumed: the project's own level may be another, and SQLite must not find out late that it
-writes. Not ``atomic()``, which has no words for either.
+"""The level is set because the project's own may be another, and SQLite must know from the start that it
+writes. ``atomic()`` can do neither.
 """
 
 
 def open_store(using: str) -> SqlStore:
-    """The store in the database of an alias, on whatever connection the calling thread has to it."""
+    """Return the store in the database of an alias, on the calling thread's connection to it."""
     dialect = dialect_of(connection_of(using))
     statements = get_statements(dialect)
     claiming = OneStatement(statements) if dialect.one_statement else Stepwise(statements, dialect)
@@ -40,7 +40,7 @@ def open_store(using: str) -> SqlStore:
 
 
 def is_busy(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the application has a transaction open there; that of a ``TestCase`` does not count."""
+    """True if the application has a transaction open there; that of a ``TestCase`` does not count."""
     blocks = connection.atomic_blocks
     if blocks:
         return not blocks[-1]._from_testcase
@@ -66,7 +66,7 @@ class DjangoDriver:
             raise refusal(driver_error(error)) from error
 
     async def close(self) -> None:
-        """The connection is Django's."""
+        """Do nothing: the connection is Django's."""
 
     def _run(self, begin: Callable[[], Steps[T]]) -> T:
         connection = connection_of(self._using)

@@ -62,7 +62,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
         """Write the event; outside ``atomic()`` it commits by itself."""
         self.validate_task(task)
-        # Made first: it refuses arguments that are no JSON.
+        # Made first: it refuses arguments that are not JSON.
         result = _result(task, "", args, kwargs, status=TaskResultStatus.READY, enqueued_at=timezone.now())
         call = {
             "task": task.module_path,
@@ -91,7 +91,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
         return result
 
     def get_result(self, result_id: str) -> TaskResult:
-        """What has become of a task; raises where there is none, or none any more."""
+        """Return what has become of a task. Raise if it does not exist, or was removed."""
         from relaybox.contrib.django.models import DatabaseNow, OutboxAttempt, OutboxEvent
 
         using = self._using()
