@@ -17,7 +17,7 @@ from django.test.utils import override_settings
 from benchmarks.django_project.models import Note
 from benchmarks.harness import PAYLOAD, Sample, report, run, take_turns
 from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.models import OutboxEvent
 
 ALLOWED_COST = 1.3

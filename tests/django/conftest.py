@@ -200,13 +200,13 @@ def quiet() -> Iterator[None]:
 @pytest.fixture
 def handler() -> Iterator[Callable[..., Any]]:
     """Registers handlers, for this test."""
-    from relaybox.contrib.django import configuration, handlers, outbox_handler
+    from relaybox.contrib.django import conf, handlers, outbox_handler
 
     before = dict(handlers.registered)
     yield outbox_handler
     handlers.registered.clear()
     handlers.registered.update(before)
-    configuration.forget()
+    conf.forget()
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from uuid import uuid4
 from django.db import connections
 
 from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.databases import dialect_of
-from relaybox.contrib.django.execute import get_statements
+from relaybox.contrib.django.databases import dialect_of, get_statements
 from relaybox.contrib.django.models import OutboxEvent
 
 OUTBOX: dict[str, Any] = {
@@ -40,7 +39,7 @@ VALUES (:id, :attempt, :at, 'relay-7f9c', :error)"""
 
 def open_shop(settings: Any, monkeypatch: Any) -> None:
     """Have these destinations alone, without the handlers of other tests."""
-    monkeypatch.setattr("relaybox.contrib.django.configuration.registered", {})
+    monkeypatch.setattr("relaybox.contrib.django.conf.registered", {})
     settings.OUTBOX = OUTBOX
 
 

@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.db import transaction
 
 from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.configuration import forget
+from relaybox.contrib.django.conf import forget
 from relaybox.contrib.django.handlers import registered
 from relaybox.contrib.django.models import OutboxEvent
 from tests.django.project.celery import app

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.db.models import Count, F
 
 from relaybox import Outbox
-from relaybox.contrib.django import emit_event, indexing
+from relaybox.contrib.django import emit_event, search
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
@@ -179,8 +179,8 @@ def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(
 
     changed = threading.Event()
     stub = SimpleNamespace(sleep=pause, get_running_loop=asyncio.get_running_loop)
-    monkeypatch.setattr(indexing, "asyncio", stub)
-    monkeypatch.setattr(indexing, "TRIES", 2)
+    monkeypatch.setattr(search, "asyncio", stub)
+    monkeypatch.setattr(search, "TRIES", 2)
     place(using, 3)
     first, second, _ = orders(using).order_by("id").values_list("id", flat=True)
     errors: list[Exception] = []

@@ -15,7 +15,7 @@ from django.test import override_settings
 from kombu import Queue
 
 from relaybox.contrib.django import emit_events
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.drain import Drained, drain
 from relaybox.contrib.django.models import OutboxLeader
 from relaybox.contrib.django.tasks import deliver_outbox_events_task, queue
@@ -276,7 +276,7 @@ def test_another_destination_of_the_name_is_told_of() -> None:
 
 
 def test_without_celery_there_is_no_such_destination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.contrib.django.implicit.find_spec", lambda name: None)
+    monkeypatch.setattr("relaybox.contrib.django.conf.find_spec", lambda name: None)
     with override_settings(OUTBOX={}):
         assert "celery" not in {one.name for one in get_configuration().settings.destinations}
     monkeypatch.undo()

@@ -118,8 +118,8 @@ def test_missing_tables_are_told_with_djangos_command(using: str, monkeypatch: p
 
 
 def test_without_destinations_the_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.contrib.django.configuration.registered", {})
-    monkeypatch.setattr("relaybox.contrib.django.configuration.implicit", lambda *_: [])
+    monkeypatch.setattr("relaybox.contrib.django.conf.registered", {})
+    monkeypatch.setattr("relaybox.contrib.django.conf.implicit", lambda *_: [])
     with override_settings(OUTBOX={}), pytest.raises(CommandError, match=r"OUTBOX\['DESTINATIONS'\]"):
         command("drain", "--using", "default")
 

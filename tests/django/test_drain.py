@@ -18,7 +18,7 @@ from django.test import override_settings
 from opentelemetry import trace
 
 from relaybox import Event, Reject
-from relaybox.contrib.django import emit, emit_event, queued, tasks
+from relaybox.contrib.django import emit, emit_event, tasks
 from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
 from relaybox.contrib.django.models import OutboxAttempt, OutboxEvent
 from relaybox.contrib.django.signals import event_delivered, event_failed
@@ -191,7 +191,7 @@ def test_a_task_inside_a_transaction_says_so_and_queues_no_other(
 
     assert published == []
     assert "inside a transaction" in caplog.text
-    assert queued.mark(using, 60.0)
+    assert tasks.mark_queued(using, 60.0)
 
 
 def test_a_database_without_autocommit_is_busy_before_it_is_connected(using: str) -> None:

@@ -18,7 +18,7 @@ from relaybox import Route
 from relaybox.config import Settings
 from relaybox.contrib.django import (
     aemit_event,
-    configuration,
+    conf,
     emit_event,
     emit_events,
     enabled,
@@ -230,13 +230,13 @@ def test_a_change_while_another_thread_reads_the_settings_stays(monkeypatch: pyt
     """That thread has read the former routes, and comes to its end after the change."""
 
     def slowly(given: Settings) -> RowBuilder:
-        monkeypatch.setattr(configuration, "RowBuilder", RowBuilder)
+        monkeypatch.setattr(conf, "RowBuilder", RowBuilder)
         rollout("runner", 100)
         return RowBuilder(given)
 
-    configuration.forget()
-    monkeypatch.setattr(configuration, "RowBuilder", slowly)
-    configuration.get_configuration()
+    conf.forget()
+    monkeypatch.setattr(conf, "RowBuilder", slowly)
+    conf.get_configuration()
 
     assert enabled("runner", OUT)
 

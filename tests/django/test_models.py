@@ -19,8 +19,7 @@ from django.dispatch import Signal
 
 from relaybox import Destination, Outbox, Route
 from relaybox.contrib.django import models, signals
-from relaybox.contrib.django.models import OutboxEvent
-from relaybox.contrib.django.querysets import DatabaseNow, OutboxEventQuerySet, OutboxQuerySet
+from relaybox.contrib.django.models import DatabaseNow, OutboxEvent, OutboxEventQuerySet, OutboxQuerySet
 from relaybox.migrations import Outbox as Tables
 from relaybox.migrations import ddl
 from relaybox.schema import VERSION

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from django.db import NotSupportedError
 
-from relaybox.contrib.django.operations import outbox_of
+from relaybox.contrib.django.tables import outbox_of
 from relaybox.migrations import Outbox, check, current_version, ddl, drop, migrate
 from tests.databases import KINDS
 from tests.django import workers

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from relaybox.contrib.django import emit_event
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.drain import Drained, drain
 from relaybox.contrib.django.task_backend import OutboxBackend
 from relaybox.errors import ConfigError

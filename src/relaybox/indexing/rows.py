@@ -88,7 +88,7 @@ async def open_rows(outbox: Outbox, source: Source) -> AsyncIterator[Rows]:
     documents = await resolve(source)
     if is_queryset(documents):
         # Not an import: Django's part stands above this one.
-        django = import_module("relaybox.contrib.django.indexing")
+        django = import_module("relaybox.contrib.django.search")
         opened = django.open_rows(outbox, source, documents)
     elif is_select(documents):
         from relaybox.indexing.select_rows import open_select

@@ -3,9 +3,8 @@
 These names may be imported before the apps are ready.
 """
 
-from relaybox.contrib.django.changes import emits
-from relaybox.contrib.django.emit import aemit_event, aemit_events, emit_event, emit_events
-from relaybox.contrib.django.gradual import enabled, rollout, shadow
+from relaybox.contrib.django.conf import enabled, rollout, shadow
+from relaybox.contrib.django.emit import aemit_event, aemit_events, emit_event, emit_events, emits
 from relaybox.contrib.django.handlers import outbox_handler
 from relaybox.contrib.django.inbox import once, only_once
 

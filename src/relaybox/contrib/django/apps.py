@@ -18,10 +18,10 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
     def ready(self) -> None:
         """Register the checks, and find the handlers of every app."""
         from relaybox.contrib.django import checks  # noqa: F401
-        from relaybox.contrib.django.configuration import forget_changed
+        from relaybox.contrib.django.conf import forget_changed
         from relaybox.contrib.django.dispatch import deliverer
         from relaybox.contrib.django.handlers import autodiscover
-        from relaybox.contrib.django.operations import create_tables_without_migrations
+        from relaybox.contrib.django.tables import create_tables_without_migrations
         from relaybox.program import Program
 
         # What messages tell the reader to type.

@@ -16,9 +16,8 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_make_aware
 from kombu.utils.json import dumps
 
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import CELERY, get_configuration
 from relaybox.contrib.django.emit import emit_event
-from relaybox.contrib.django.implicit import CELERY
 from relaybox.errors import ConfigError, InvalidField, PayloadError, did_you_mean
 
 OPTIONS = (

@@ -26,7 +26,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,11 +36,18 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from relaybox.config import ConfigWarning, Destination
-from relaybox.contrib.django.conf import OutboxSettings, get_settings
-from relaybox.contrib.django.configuration import Configuration, get_configuration
+from relaybox.config import ConfigWarning, Destination, Settings
+from relaybox.contrib.django.conf import (
+    KEYS,
+    Configuration,
+    OutboxSettings,
+    get_configuration,
+    get_settings,
+    implicit,
+    parse,
+)
 from relaybox.contrib.django.databases import connection_of, dialect_of
-from relaybox.contrib.django.mistakes import mistakes
+from relaybox.contrib.django.handlers import by_path, registered
 from relaybox.contrib.django.tables import check_tables
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
@@ -57,10 +64,13 @@ OLDEST = {
 UNROUTED = 1_000
 """How many waiting events are looked at for the types that no route takes."""
 
+SEVERAL = {"DESTINATIONS": "E003", "ROUTES": "E004", "HANDLERS": "E005"}
+"""Settings that hold several things, each of which may be wrong by itself."""
+
 
 @register()  # type: ignore[untyped-decorator]
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Everything that can be told without a database."""
+    """Check everything that needs no database."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         found = _settings()
@@ -70,9 +80,12 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def _settings() -> list[CheckMessage]:
-    told = dict.fromkeys(mistakes(getattr(django_settings, "OUTBOX", {})))
-    if told:
-        return [Error(one.text, id=f"relaybox.{one.code}") for one in told]
+    errors: list[CheckMessage] = []
+    for error in _mistakes(getattr(django_settings, "OUTBOX", {})):
+        if error not in errors:
+            errors.append(error)
+    if errors:
+        return errors
     try:
         configuration = get_configuration()
     except ConfigError as error:
@@ -84,9 +97,61 @@ def _settings() -> list[CheckMessage]:
     return found
 
 
+def _mistakes(given: Any) -> Iterator[CheckMessage]:
+    """Yield an error for each mistake in ``OUTBOX``, where ``parse`` stops at the first."""
+    if not isinstance(given, Mapping):
+        yield from _parsed("E001", given)
+        return
+    for key, value in given.items():
+        if key not in KEYS:
+            yield from _parsed("E001", {key: value})
+        elif key in SEVERAL and isinstance(value, Mapping):
+            for name, one in value.items():
+                yield from _parsed(SEVERAL[key], {key: {name: one}})
+        else:
+            yield from _parsed(SEVERAL.get(key, "E002"), {key: value})
+    yield from _unknown_functions(given.get("HANDLERS"))
+    yield from _dead_ends(given)
+
+
+def _parsed(code: str, given: Any) -> Iterator[CheckMessage]:
+    try:
+        parse(given)
+    except ConfigError as error:
+        yield Error(str(error), id=f"relaybox.{code}")
+
+
+def _unknown_functions(given: Any) -> Iterator[CheckMessage]:
+    """Yield an error for each path of ``HANDLERS`` that does not lead to a function."""
+    for events, paths in given.items() if isinstance(given, Mapping) else ():
+        for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else ():
+            try:
+                list(by_path(OutboxSettings(HANDLERS={events: path}).HANDLERS))
+            except ConfigError as error:
+                yield Error(str(error), id="relaybox.E005")
+
+
+def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    """Yield an error for each route to a missing destination; one that is there may be wrong itself."""
+    destinations, handlers = given.get("DESTINATIONS"), given.get("HANDLERS")
+    try:
+        routes = parse({"ROUTES": given.get("ROUTES", ())}).ROUTES
+        functions = parse({"HANDLERS": handlers}).HANDLERS.values()
+    except ConfigError:
+        return
+    names = [*(destinations if isinstance(destinations, Mapping) else ()), *registered]
+    names += [path for paths in functions for path in paths] + [one.name for one in implicit((), ())]
+    known = [Destination(name, "memory:") for name in dict.fromkeys(names) if isinstance(name, str) and name]
+    for route in routes:
+        try:
+            Settings(destinations=known, routes=[route])
+        except ConfigError as error:
+            yield Error(str(error), id="relaybox.E004")
+
+
 @register(Tags.database)  # type: ignore[untyped-decorator]
 def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """What only the databases themselves can say."""
+    """Check the databases themselves."""
     try:
         settings = get_settings()
     except ConfigError:
@@ -165,7 +230,7 @@ def _limits(settings: OutboxSettings) -> Iterator[CheckMessage]:
 
 
 def _sweepless(task: str) -> bool:
-    """Whether the schedule in the settings lacks the task; one in a database is not looked into."""
+    """True if the schedule in the settings lacks the task; one in a database is not looked into."""
     from celery import current_app
 
     conf = current_app.conf

@@ -22,8 +22,7 @@ from relaybox.cli.sql import DIALECT, Dialect
 from relaybox.cli.sql import sql as print_sql
 from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.databases import connection_of
-from relaybox.contrib.django.outbox import get_outbox
-from relaybox.contrib.django.service import ask
+from relaybox.contrib.django.outbox import ask, get_outbox
 from relaybox.contrib.django.tables import check_tables
 from relaybox.errors import ConfigError, RelayboxError
 from relaybox.observers.count import Count

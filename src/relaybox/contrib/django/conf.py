@@ -1,4 +1,12 @@
-"""The ``OUTBOX`` settings, typed and checked: one mistake is one error that names the key and the fix."""
+"""The ``OUTBOX`` settings, and the destinations, routes and functions that they and the handlers amount to.
+
+``get_settings`` returns the settings as they are written, typed and checked; an error names the key and the
+fix. ``get_configuration`` returns what the core makes of them.
+
+Two destinations exist without being written down: the project's Celery tasks and its Django tasks. Write them
+down to give them other options: ``"celery": {"sink": "celery:", …}`` and ``"tasks": {"sink": "handler:", …}``
+in ``OUTBOX["DESTINATIONS"]``.
+"""
 
 # A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
 # ruff: noqa: RUF009
@@ -6,14 +14,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from django.conf import settings
+from django.utils.module_loading import import_string
 
-from relaybox.config import Backoff, Destination, Route
+from relaybox.config import Backoff, Destination, Route, Settings
+from relaybox.contrib.django.handlers import Handler, by_path, registered
+from relaybox.emit.row import RowBuilder
 from relaybox.errors import ConfigError
+from relaybox.rollout import Which, changed, is_sent
 from relaybox.setting import (
     Duration,
     Setting,
@@ -32,6 +48,15 @@ from relaybox.setting import (
 Dispatch: TypeAlias = Literal["auto", "celery", "relay", "none"]
 Names: TypeAlias = str | Iterable[str]
 Routes: TypeAlias = Mapping[str, Names] | Iterable[Mapping[str, Any]]
+
+CELERY = "celery"
+"""The destination of ``delay_via_outbox``."""
+
+TASKS = "tasks"
+"""The destination of ``task_backend.OutboxBackend``."""
+
+CONNECTIONS = 4
+"""The connections to the broker of one process that delivers: publishing takes a moment."""
 
 
 def _table(value: Mapping[str, Any] | None, setting: str) -> dict[str, Any]:
@@ -58,6 +83,12 @@ def _handlers(value: Mapping[str, Names] | None, setting: str) -> dict[str, tupl
     }
 
 
+def _hours(value: float, setting: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1_000_000:
+        raise wrong(setting, value, "write a number of hours, 0 or more")
+    return float(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutboxSettings:
     """What ``OUTBOX`` may hold.
@@ -65,9 +96,9 @@ class OutboxSettings:
     - ``DESTINATIONS``: name → the options of a ``relaybox.Destination``. ``ROUTES``: event types → names.
     - ``HANDLERS``: event types → dotted paths of functions.
     - ``DATABASES``: the aliases that hold an outbox, which sweeps and clean-ups go through.
-    - ``REQUIRE_ATOMIC``: whether ``emit_event`` raises outside ``atomic()``.
-    - ``DISPATCH``: who is told of a commit: ``celery``, a running ``relay``, ``none``; ``auto`` is Celery
-      where the project has a Celery application, else a relay, and in tests nobody.
+    - ``REQUIRE_ATOMIC``: True if ``emit_event`` raises outside ``atomic()``.
+    - ``DISPATCH``: who is notified of a commit: ``celery``, a running ``relay``, ``none``; ``auto`` is Celery
+      if the project has a Celery application, otherwise a relay, and nobody in tests.
     - ``QUEUE``: the Celery queue of the delivery task.
     - ``SWEEP_INTERVAL``: how often beat looks for what is due. ``DRAIN_SECONDS``: how long one task delivers.
       ``EAGER_SECONDS``: how long an eager task may hold up the request.
@@ -87,7 +118,7 @@ class OutboxSettings:
     SWEEP_INTERVAL: Setting[Duration, float] = Setting(duration_from(1), 60.0)
     DRAIN_SECONDS: Setting[Duration, float] = Setting(duration_from(1), 30.0)
     EAGER_SECONDS: Setting[Duration, float] = Setting(duration_from(0.1), 5.0)
-    RETENTION_HOURS: Setting[float, float] = Setting(lambda value, setting: _hours(value, setting), 168.0)
+    RETENTION_HOURS: Setting[float, float] = Setting(_hours, 168.0)
     MAX_ATTEMPTS: Setting[int, int] = Setting(parse_count, 5)
     BACKOFF: Setting[Mapping[str, Any] | None, dict[str, Any]] = Setting(_table, None)
     MAX_PAYLOAD: Setting[str | int, int] = Setting(parse_size, 1_048_576)
@@ -103,12 +134,12 @@ class OutboxSettings:
 
     @functools.cached_property
     def backoff(self) -> Backoff:
-        """The first wait is a minute: the sweep does not come sooner."""
+        """Return the backoff; its first wait is a minute because the sweep does not come sooner."""
         return Backoff.from_mapping({"base": 60.0, **self.BACKOFF})
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options of a destination that does not say otherwise."""
+        """Return the options of a destination that does not set its own."""
         return {
             "max_attempts": self.MAX_ATTEMPTS,
             "backoff": self.backoff,
@@ -117,7 +148,7 @@ class OutboxSettings:
 
     @functools.cached_property
     def destinations(self) -> tuple[Destination, ...]:
-        """Those of ``DESTINATIONS``."""
+        """Return the destinations of ``DESTINATIONS``."""
         return tuple(
             Destination.from_mapping(name, self._with_defaults(name, given))
             for name, given in self.DESTINATIONS.items()
@@ -130,25 +161,155 @@ class OutboxSettings:
         return {**self.defaults, **given}
 
 
-def _hours(value: float, setting: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1_000_000:
-        raise wrong(setting, value, "write a number of hours, 0 or more")
-    return float(value)
-
-
 KEYS = tuple(field.name for field in fields(OutboxSettings))
 
 
 @functools.cache
 def get_settings() -> OutboxSettings:
-    """The settings as they are now; ``forget`` lets them be read again. Raises ``ConfigError``."""
+    """Return the current settings; ``forget`` has them read again. Raise ``ConfigError``."""
     return parse(getattr(settings, "OUTBOX", {}))
 
 
 def parse(given: Any) -> OutboxSettings:
-    """What is in a dict ``OUTBOX``. Raises ``ConfigError``."""
+    """Return the settings in a dict ``OUTBOX``. Raise ``ConfigError``."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"OUTBOX is a {type(given).__name__}; write a dict of settings")
     upper = {str(key).upper(): f"write it in capitals: {str(key).upper()!r}" for key in given}
     fixes = {key: upper[str(key).upper()] for key in given if key not in KEYS and str(key).upper() in KEYS}
     return OutboxSettings(**known_only(given, KEYS, "OUTBOX", fixes))
+
+
+class Configuration(NamedTuple):
+    """The core's settings without the database, and the functions by the names of their destinations."""
+
+    settings: Settings
+    handlers: dict[str, Callable[..., Any]]
+    builder: RowBuilder
+
+
+def get_configuration() -> Configuration:
+    """Return the current configuration. Raise ``ConfigError``."""
+    return _make(_version)
+
+
+# Cached by version: a thread that is still reading the former settings does not overwrite the present ones.
+@functools.lru_cache(1)
+def _make(_: int) -> Configuration:
+    given = get_settings()
+    handlers = [*registered.values(), *by_path(given.HANDLERS)]
+    functions = {handler.name: handler.function for handler in handlers}
+    destinations = [*given.destinations, *(_destination(handler, given) for handler in handlers)]
+    routes = [*given.ROUTES, *(Route(handler.events, handler.name) for handler in handlers)]
+    for one in implicit(given.destinations, list(functions)):
+        if all(one.name != destination.name for destination in destinations):
+            options = {**given.defaults, "concurrency": one.concurrency}
+            destinations.append(Destination(one.name, one.sink, **options))
+        routes.append(Route(one.events, one.name))
+        functions |= {one.name: one.function} if one.function else {}
+    core = Settings(
+        destinations=destinations,
+        routes=[_changed.get((route.events, route.to), route) for route in routes],
+        unrouted=given.UNROUTED,
+        notify=given.NOTIFY,
+        max_payload=given.MAX_PAYLOAD,
+        inbox_window=given.INBOX_WINDOW,
+        idempotency_window=given.IDEMPOTENCY_WINDOW,
+    )
+    return Configuration(core, functions, RowBuilder(core))
+
+
+def _destination(handler: Handler, given: OutboxSettings) -> Destination:
+    return Destination(handler.name, "handler:", **{**given.defaults, **handler.options})
+
+
+_changed: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
+"""The routes that were changed in this process, by their events and destinations."""
+_changing = threading.Lock()
+_versions = itertools.count()
+_version = next(_versions)
+
+
+def enabled(route: Route | str, aggregate_id: Any) -> bool:
+    """True if the route really sends the events of this aggregate, as ``Outbox.enabled`` says."""
+    return is_sent(get_configuration().builder.routes, route, aggregate_id)
+
+
+def rollout(route: Route | str, percent: float) -> None:
+    """Take the events of this percentage of the aggregates from now on, in this process."""
+    _change(route, rollout=percent)
+
+
+def shadow(route: Route | str, on: bool) -> None:
+    """Store the route's events and send none of them, or send them again, from now on, in this process."""
+    _change(route, shadow=on)
+
+
+def _change(which: Which, **values: Any) -> None:
+    with _changing:
+        core = changed(get_configuration().settings, which, **values)
+        _changed.update({(route.events, route.to): route for route in core.routes})
+        _renew()
+
+
+def forget(**_: Any) -> None:
+    """Read the settings and the handlers again at the next use."""
+    get_settings.cache_clear()
+    _renew()
+
+
+def forget_changed(setting: str = "", **_: Any) -> None:
+    """Forget everything; if ``OUTBOX`` is another one, also the changes of routes in this process."""
+    if setting == "OUTBOX":
+        _changed.clear()
+    forget()
+
+
+def _renew() -> None:
+    global _version
+    _version = next(_versions)
+
+
+class Implicit(NamedTuple):
+    """A destination that is not written down, the events it takes, and the function it calls, if any."""
+
+    name: str
+    sink: str
+    events: str
+    function: Callable[..., Any] | None = None
+    concurrency: int = 50
+
+
+def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterator[Implicit]:
+    """Yield those that the project needs. Raise ``ConfigError`` if one of its own has the same name."""
+    sinks = {destination.name: destination.sink for destination in written}
+    if (
+        find_spec("celery") is not None
+        and sinks.get(CELERY, "celery:") == "celery:"
+        and CELERY not in handlers
+    ):
+        yield Implicit(CELERY, "celery:", "celery.task", concurrency=CONNECTIONS)
+    if _has_backend():
+        if TASKS in handlers or sinks.get(TASKS, "handler:") != "handler:":
+            raise ConfigError(
+                f"OUTBOX: the destination {TASKS!r} is that of the task backend in TASKS; rename yours"
+            )
+        from relaybox.contrib.django.task_backend import run
+
+        yield Implicit(TASKS, "handler:", "django.task", run)
+
+
+def _has_backend() -> bool:
+    """True if the project's Django tasks go through the outbox."""
+    given = getattr(settings, "TASKS", None)
+    backends = given.values() if isinstance(given, Mapping) else ()
+    return any(_is_ours(backend.get("BACKEND")) for backend in backends if isinstance(backend, Mapping))
+
+
+def _is_ours(path: object) -> bool:
+    # Django itself reports a backend that cannot be imported.
+    with suppress(ImportError):
+        backend = import_string(str(path))
+        from relaybox.contrib.django.task_backend import OutboxBackend
+
+        return isinstance(backend, type) and issubclass(backend, OutboxBackend)
+    return False

@@ -1,30 +1,43 @@
-"""From an alias of ``DATABASES`` to what Relaybox calls that database."""
+"""Django's databases as the core needs them: an alias's connection, dialect and URL, and its statements.
+
+Values go in and come back as the core has them, whatever Django's backend makes of times and bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
+from zoneinfo import ZoneInfo
 
-from django.db import connections
+import sqlalchemy as sa
+from django.conf import settings
+from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from relaybox.emit.drive import translated
 from relaybox.errors import ConfigError, did_you_mean
+from relaybox.schema import Tables, make_tables
 from relaybox.stores.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
+from relaybox.stores.statements import Query, Statements
+
+Row: TypeAlias = Sequence[Any]
 
 _OWN = {"isolation_level", "server_side_binding", "pool", "assume_role", "init_command", "transaction_mode"}
 """Options that are Django's, not the server's."""
 
 
 def connection_of(using: str) -> BaseDatabaseWrapper:
-    """This thread's connection of an alias; raises ``ConfigError`` where there is no such alias."""
+    """Return this thread's connection of an alias. Raise ``ConfigError`` if there is no such alias."""
     if using not in connections.settings:
         raise ConfigError(f"using = {using!r}: no database is called that{did_you_mean(using, connections)}")
     return connections[using]
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
-    """The dialect of a connection; MySQL and MariaDB have the same vendor and are told apart by asking."""
+    """Return the dialect of a connection. MySQL and MariaDB share a vendor, so the server is asked."""
     match connection.vendor:
         case "postgresql":
             return POSTGRESQL
@@ -36,7 +49,7 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
 
 
 def url_of(using: str) -> str:
-    """The URL of an alias, for a relay that has connections of its own."""
+    """Return the URL of an alias, for a relay that opens its own connections."""
     connection = connection_of(using)
     given = connection.settings_dict
     match connection.vendor:
@@ -82,3 +95,82 @@ def _mysql(given: Mapping[str, Any]) -> dict[str, Any]:
 def _unsupported(connection: BaseDatabaseWrapper) -> ConfigError:
     known = "PostgreSQL, MariaDB, MySQL and SQLite"
     return ConfigError(f"database {connection.alias!r} is on {connection.vendor}; an outbox needs {known}")
+
+
+@functools.cache
+def get_tables() -> Tables:
+    """Return the core's tables, under the names that the models have."""
+    return make_tables(sa.MetaData())
+
+
+_statements: dict[str, Statements] = {}
+
+
+def get_statements(dialect: Dialect) -> Statements:
+    """Return the statements of a dialect; every backend of Django takes ``%s``."""
+    found = _statements.get(dialect.name)
+    return found or _statements.setdefault(dialect.name, Statements(get_tables(), dialect, "format"))
+
+
+def execute(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
+    """Execute one statement and return its rows."""
+    return _execute(connection, query.sql, query.params)
+
+
+def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
+    """Execute one statement and return its rows. Raise our own error if there is one for Django's."""
+    try:
+        return execute(connection, query)
+    except Error as error:
+        ours = translated_error(error)
+        if ours is error:
+            raise
+        raise ours from error
+
+
+def execute_text(connection: BaseDatabaseWrapper, sql: str) -> list[Row]:
+    """Execute one statement that has no parameters; a ``%`` in it is written once."""
+    return _execute(connection, sql, None)
+
+
+def _execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | None) -> list[Row]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        rows: list[Row] = cursor.fetchall() if cursor.description else []
+    translate = _translate(connection) if rows else None
+    return rows if translate is None else [tuple(map(translate, row)) for row in rows]
+
+
+def translated_error(error: Error) -> BaseException:
+    """Return our own error if there is one for Django's, otherwise Django's."""
+    beneath = error.__cause__ or error
+    ours = translated(beneath)
+    return error if ours is beneath else ours
+
+
+def driver_error(error: Exception) -> Exception:
+    """Return the error of the driver that Django's error wraps, or the error itself."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error
+
+
+def _translate(connection: BaseDatabaseWrapper) -> Callable[[Any], Any] | None:
+    """Return the function that turns the backend's times and bytes into the core's, if they differ."""
+    if connection.vendor == "sqlite":
+        return _time_as_text
+    if connection.vendor == "postgresql":
+        zone = None if settings.USE_TZ else ZoneInfo(connection.timezone_name)
+        if zone is not None or connection.Database.__name__ == "psycopg2":
+            return functools.partial(_of_postgresql, zone)
+    return None
+
+
+def _time_as_text(value: Any) -> Any:
+    """Return a time as text: columns that are declared as times arrive parsed, expressions do not."""
+    return SQLITE.to_time(value.replace(tzinfo=UTC)) if isinstance(value, datetime) else value
+
+
+def _of_postgresql(zone: ZoneInfo | None, value: Any) -> Any:
+    """Return psycopg2's ``memoryview`` as bytes, and times without USE_TZ with the session's zone."""
+    if isinstance(value, memoryview):
+        return value.tobytes()
+    return value.replace(tzinfo=zone) if isinstance(value, datetime) and value.tzinfo is None else value

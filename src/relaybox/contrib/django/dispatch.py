@@ -1,6 +1,6 @@
-"""After the commit: whoever delivers is told. Nothing that goes wrong here reaches the caller.
+"""After the commit, notify Celery or a relay, as ``OUTBOX["DISPATCH"]`` says; the caller sees no error.
 
-What nobody could be told of stays where it is, and the next sweep, or a relay that polls, finds it.
+If that fails, the rows stay where they are, and the next sweep, or a relay that polls, finds them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dispatch:
         self.done = False
 
     def __call__(self) -> None:
-        """Tell whoever delivers, once."""
+        """Notify Celery or a relay, once."""
         if self.done:
             return
         self.done = True
@@ -48,9 +48,9 @@ class Dispatch:
 
 
 def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]]) -> None:
-    """Have somebody told of these rows, destination and id, when the transaction has committed.
+    """Notify Celery or a relay of these rows, destination and id, once the transaction has committed.
 
-    Where none is open, that is now; for one that is managed by hand Django has no hook.
+    If none is open, that is now; for one that is managed by hand Django has no hook.
     """
     if not connection.in_atomic_block and not connection.get_autocommit():
         return
@@ -65,7 +65,7 @@ def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]
 
 
 def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
-    """Tell whoever delivers that these rows are there, ids by destination."""
+    """Notify Celery or a relay that these rows are there, ids by destination."""
     if by_celery():
         from relaybox.contrib.django.tasks import deliver_or_queue
 
@@ -77,20 +77,20 @@ def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
 
 
 def by_celery() -> bool:
-    """Whether Celery's workers deliver."""
+    """True if Celery's workers deliver."""
     kind = get_settings().DISPATCH
     return kind == "celery" or (kind == "auto" and has_celery())
 
 
 def deliverer() -> str | None:
-    """What delivers where no relay runs."""
+    """Return what delivers where no relay runs, in words; None if Celery does not."""
     if not by_celery():
         return None
     return f"a Celery worker, at the latest in the next sweep (every {get_settings().SWEEP_INTERVAL:g} s)"
 
 
 def rings() -> bool:
-    """Whether relays of other processes are told of what is committed.
+    """True if relays of other processes are notified of a commit.
 
     None of them serves the databases of Django's tests, and a connection that stays open to notify one would
     keep them from being dropped.
@@ -99,13 +99,13 @@ def rings() -> bool:
 
 
 def in_tests() -> bool:
-    """Whether Django's test environment is set up."""
+    """True if Django's test environment is set up."""
     utils = sys.modules.get("django.test.utils")
     return utils is not None and hasattr(utils._TestState, "saved_data")
 
 
 def has_celery() -> bool:
-    """Whether the project has a Celery application; without one, Celery makes one up that goes nowhere."""
+    """True if the project has a Celery application; otherwise Celery makes one up that leads nowhere."""
     if find_spec("celery") is None:
         return False
     from celery import current_app

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from relaybox.config import Destination
-from relaybox.contrib.django.configuration import get_configuration
-from relaybox.contrib.django.databases import connection_of
-from relaybox.contrib.django.enter import call, enter
-from relaybox.contrib.django.execute import get_tables
+from relaybox.contrib.django.conf import get_configuration
+from relaybox.contrib.django.databases import connection_of, get_tables
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import SignalObserver
 from relaybox.contrib.django.sink import CallersThread
 from relaybox.contrib.django.store import is_busy, open_store
+from relaybox.contrib.django.sync import call, enter
 from relaybox.errors import RelayboxError
 from relaybox.maintenance.caretaker import Chores
 from relaybox.maintenance.tally import Tally

@@ -1,16 +1,19 @@
-"""Functions as destinations: registered by decorator, found in each app's ``outbox_handlers.py``."""
+"""Functions as destinations: by decorator in each app's ``outbox_handlers.py``, or by path in ``OUTBOX``."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from relaybox.config import Destination
 from relaybox.errors import ConfigError
+from relaybox.load import load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+FIX = "write the dotted path of a function, such as 'shop.handlers.on_paid'"
 
 
 class Handler(NamedTuple):
@@ -23,7 +26,7 @@ class Handler(NamedTuple):
 
 
 registered: dict[str, Handler] = {}
-"""By the names of their destinations."""
+"""The handlers that a decorator registered, by the names of their destinations."""
 
 
 def outbox_handler(*events: str, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
@@ -46,8 +49,8 @@ def outbox_handler(*events: str, name: str | None = None, **options: Any) -> Cal
 def add(
     function: Callable[..., Any], events: tuple[str, ...], name: str | None, options: dict[str, Any]
 ) -> None:
-    """Register a function. The same one again, as when its module is reloaded, takes the place of the old."""
-    from relaybox.contrib.django.configuration import forget
+    """Register a function. The same function again, as after a reload of its module, replaces the former."""
+    from relaybox.contrib.django.conf import forget
 
     called = name or f"{function.__module__}.{function.__qualname__}"
     before = registered.get(called)
@@ -71,6 +74,21 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return any(inspect.iscoroutinefunction(kind) for kind in kinds)
 
 
+def by_path(given: Mapping[str, Sequence[str]]) -> Iterator[Handler]:
+    """Yield the functions of ``HANDLERS``, each once with all its events."""
+    events: dict[str, list[str]] = {}
+    for pattern, paths in given.items():
+        for path in paths:
+            events.setdefault(path, []).append(pattern)
+    for path, patterns in events.items():
+        module, _, name = path.rpartition(".")
+        setting = f"OUTBOX: HANDLERS[{patterns[0]!r}] = {path!r}"
+        function = load(f"{module}:{name}", setting, FIX)
+        if not callable(function) or isinstance(function, type):
+            raise ConfigError(f"{setting}: it is no function; {FIX}")
+        yield Handler(function, tuple(patterns), path, {})
+
+
 def autodiscover() -> None:
     """Import ``outbox_handlers`` of every installed app that has one."""
     from django.utils.module_loading import autodiscover_modules
@@ -79,7 +97,7 @@ def autodiscover() -> None:
 
 
 def with_connections(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function for a relay of its own, where no request ends: it leaves no old connection behind."""
+    """Return the function for a relay's own process: it closes old connections, as requests do."""
     from asgiref.sync import sync_to_async
     from django.db import close_old_connections
 

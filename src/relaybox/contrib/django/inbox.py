@@ -13,8 +13,7 @@ from django.db import Error, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.config import Settings
-from relaybox.contrib.django.databases import connection_of, dialect_of
-from relaybox.contrib.django.execute import execute_ours, get_tables
+from relaybox.contrib.django.databases import connection_of, dialect_of, execute_ours, get_tables
 from relaybox.emit.drive import drive
 from relaybox.emit.driver import failed
 from relaybox.emit.write import Writing

@@ -1,6 +1,6 @@
-"""The tables as Django's models, to read; the outbox's own statements write them.
+"""The tables as Django's models, and what can be asked of them; the outbox's own statements write them.
 
-The tables themselves come from ``operations.CreateOutboxTables``: they have constraints, defaults, collations
+The tables themselves come from ``tables.CreateOutboxTables``: they have constraints, defaults, collations
 and, on MariaDB, columns that no model can express. There are models of the side tables so that ``flush``, and
 with it every ``TransactionTestCase``, empties them too. Where the database has a key of several columns,
 Django is told of the one that says most; the whole key is a ``UniqueConstraint``.
@@ -8,15 +8,141 @@ Django is told of the one that says most; the whole key is a ``UniqueConstraint`
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import models
+from django.db import connections, models
 from django.db.models import Q
+from django.db.models.expressions import RawSQL
 
-from relaybox.contrib.django.fields import OutboxJSONField, OutboxUUIDField, UTCDateTimeField
-from relaybox.contrib.django.indexes import NamedIndex
-from relaybox.contrib.django.querysets import EMIT, GIVE_UP, OutboxEventQuerySet, OutboxQuerySet, refusal
+from relaybox.admin import NAMED, Admin, Done, Named
+from relaybox.contrib.django.databases import dialect_of
+from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
+
+
+class DatabaseNow(models.Expression):  # type: ignore[misc]
+    """The database's clock at this moment, by which the relays decide."""
+
+    def __init__(self) -> None:
+        super().__init__(output_field=UTCDateTimeField())
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[()]]:
+        """Return a subquery: a function that may give each row another answer cannot bound an index."""
+        now = dialect_of(connection).words["now"]
+        return f"(SELECT {now})".replace("%", "%%"), ()
+
+
+# Written out: SQLite uses a partial index only for a condition that it can read before values are bound.
+PENDING = RawSQL("'pending'", (), models.CharField())
+DELIVERED = RawSQL("'delivered'", (), models.CharField())
+FAILED = RawSQL("'failed'", (), models.CharField())
+DISCARDED = RawSQL("'discarded'", (), models.CharField())
+
+
+def refusal(model: type[models.Model], method: str, fix: str) -> TypeError:
+    """Return the error for an attempt to write a row other than by the outbox's own statements."""
+    return TypeError(f"{model.__name__}.{method} is not for the rows of {model._meta.db_table}: {fix}")
+
+
+EMIT = "only the outbox writes them; emit an event with relaybox.contrib.django.emit_event()"
+GIVE_UP = "discard an event that nobody wants any more; what was delivered goes when its retention is over"
+
+
+class OutboxQuerySet(models.QuerySet):  # type: ignore[misc]
+    """Rows to read; ``update()`` and ``delete()`` are left as they are, for repairs."""
+
+    def create(self, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise refusal(self.model, "objects.create()", EMIT)
+
+    def bulk_create(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise refusal(self.model, "objects.bulk_create()", EMIT)
+
+    def bulk_update(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise refusal(self.model, "objects.bulk_update()", EMIT)
+
+
+class OutboxEventQuerySet(OutboxQuerySet):
+    """Deliveries by where they are.
+
+    A pending one is exactly one of due, scheduled, parked and being sent.
+    """
+
+    def pending(self) -> OutboxEventQuerySet:
+        """Return those that are not final: due, scheduled, parked or being sent."""
+        return self._only(status=PENDING)
+
+    def due(self) -> OutboxEventQuerySet:
+        """Return those that wait for a relay: their time has come and they are not leased."""
+        return self._waiting()._only(next_attempt_at__lte=DatabaseNow())
+
+    def scheduled(self) -> OutboxEventQuerySet:
+        """Return those for later: backing off after a failure, or emitted for a later moment."""
+        return self._waiting()._only(next_attempt_at__gt=DatabaseNow())
+
+    def parked(self) -> OutboxEventQuerySet:
+        """Return those behind an earlier event of their key."""
+        return self._waiting()._only(next_attempt_at=None)
+
+    def sending(self) -> OutboxEventQuerySet:
+        """Return those that a relay has leased, and whose lease has not expired."""
+        return self.pending()._only(leased_until__gt=DatabaseNow())
+
+    def delivered(self) -> OutboxEventQuerySet:
+        """Return those that their destination acknowledged."""
+        return self._only(status=DELIVERED)
+
+    def failed(self) -> OutboxEventQuerySet:
+        """Return those that the relay gave up, for an operator to retry or discard."""
+        return self._only(status=FAILED)
+
+    def discarded(self) -> OutboxEventQuerySet:
+        """Return those that an operator gave up."""
+        return self._only(status=DISCARDED)
+
+    def retry(self, *, actor: str = "django") -> int:
+        """Let the failed ones start again, with all their attempts. Return how many there were.
+
+        ``actor`` is the name that the audit records.
+        """
+        from relaybox.contrib.django.dispatch import after_commit
+        from relaybox.contrib.django.outbox import ask
+
+        self._for_write = True
+        retried = 0
+        for rows in self._failed():
+            named = Named([id_ for _, id_ in rows], exact=True)
+
+            async def work(admin: Admin, named: Named = named) -> Done:
+                return await admin.retry(named)
+
+            retried += ask(self.db, actor, work).affected
+            after_commit(connections[self.db], [(destination, str(id_)) for destination, id_ in rows])
+        return retried
+
+    retry.alters_data = True  # type: ignore[attr-defined]
+
+    def _failed(self) -> Iterator[Sequence[tuple[str, UUID]]]:
+        """Yield destinations and ids, in portions of which the audit names each row."""
+        rows = self if self.query.is_sliced else self.failed()
+        found = [
+            (destination, id_)
+            for id_, destination, status in rows.values_list("id", "destination", "status")
+            if status == "failed"
+        ]
+        for start in range(0, len(found), NAMED):
+            yield found[start : start + NAMED]
+
+    def _only(self, *conditions: Q, **named: Any) -> OutboxEventQuerySet:
+        found: OutboxEventQuerySet = self.filter(*conditions, **named)
+        return found
+
+    def _waiting(self) -> OutboxEventQuerySet:
+        return self.pending()._only(Q(leased_until=None) | Q(leased_until__lte=DatabaseNow()))
 
 
 class OutboxTable(models.Model):  # type: ignore[misc]
@@ -31,11 +157,11 @@ class OutboxTable(models.Model):  # type: ignore[misc]
         default_permissions = ("view",)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
+        """Refuse."""
         raise refusal(type(self), "save()", EMIT)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Refused."""
+        """Refuse."""
         raise refusal(type(self), "delete()", GIVE_UP)
 
 
@@ -116,12 +242,12 @@ class OutboxEvent(OutboxTable):
         )
 
     def __str__(self) -> str:
-        """Such as ``order.paid of Order 42 to billing``."""
+        """Return text such as ``order.paid of Order 42 to billing``."""
         return f"{self.event_type} of {self.aggregate_type} {self.aggregate_id} to {self.destination}"
 
     @classmethod
     def check(cls, **kwargs: Any) -> list[Any]:
-        """Without the warning that MariaDB has no partial indexes: its tables have others in their place."""
+        """Leave out the warning that MariaDB lacks partial indexes: its tables have others in their place."""
         return [message for message in super().check(**kwargs) if message.id != "models.W037"]
 
 
@@ -164,7 +290,7 @@ class OutboxAttempt(OutboxTable):
 
 
 class OutboxDestination(OutboxTable):
-    """Whether anything holds a destination up."""
+    """The pause and the circuit of a destination."""
 
     name = models.CharField(max_length=100, primary_key=True)
     paused_at = UTCDateTimeField(null=True)

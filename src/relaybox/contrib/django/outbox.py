@@ -1,22 +1,30 @@
-"""The core's ``Outbox`` of a Django project: for relays and commands, which have connections of their own."""
+"""The project's outbox: ``get_outbox`` for relays and commands, which open connections of their own, and
+``ask`` for the operators' service on Django's own connection.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
+from relaybox.admin import Admin
 from relaybox.app import Outbox
 from relaybox.config import Settings
-from relaybox.contrib.django.configuration import get_configuration
+from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import url_of
 from relaybox.contrib.django.dispatch import rings
 from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
+from relaybox.contrib.django.store import open_store
+from relaybox.contrib.django.sync import enter, enter_interruptibly
 from relaybox.observe import Observer
 from relaybox.relay.relay import Relay
+from relaybox.stores.ledger import SqlLedger
+
+T = TypeVar("T")
 
 
 class ProjectOutbox(Outbox):
@@ -27,13 +35,13 @@ class ProjectOutbox(Outbox):
         self.using = using
 
     def relay(self, *, patience: float = 30.0, observers: Sequence[Observer] = ()) -> Relay:
-        """A relay for every destination, as ``Outbox.relay`` says."""
+        """Return a relay for every destination, as ``Outbox.relay`` does."""
         signals = ThreadedSignals(self.using, patience)
         return super().relay(patience=patience, observers=[*observers, signals])
 
 
 def get_outbox(using: str = "default") -> Outbox:
-    """The outbox in a database of ``DATABASES``, with the project's destinations, routes and handlers."""
+    """Return the outbox of an alias, with the project's destinations, routes and handlers."""
     settings, handlers = in_atomic(using, *get_configuration()[:2])
     settings = dataclasses.replace(settings, database=url_of(using), notify=settings.notify and rings())
     return _made(using, settings, tuple(handlers.items()))
@@ -41,7 +49,21 @@ def get_outbox(using: str = "default") -> Outbox:
 
 @functools.lru_cache(maxsize=16)
 def _made(using: str, settings: Settings, handlers: tuple[tuple[str, Callable[..., Any]], ...]) -> Outbox:
-    """One for the same settings, because of what it holds to wake relays with."""
+    """Return the same outbox for the same settings: it holds connections to wake relays with."""
     options = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     called = {name: with_connections(function) for name, function in handlers}
     return ProjectOutbox(using, **options, handlers=called)
+
+
+def ask(using: str, actor: str, work: Callable[[Admin], Awaitable[T]], *, interruptibly: bool = False) -> T:
+    """Do the work with the operators' service on Django's own connection, from synchronous code.
+
+    ``actor`` is the name that the audit records. ``interruptibly``: Ctrl-C ends it.
+    """
+    # Opened here: the database is asked what it is in this thread.
+    ledger = SqlLedger(open_store(using))
+
+    async def asked() -> T:
+        return await work(Admin(ledger, get_configuration().settings.destinations, actor))
+
+    return enter_interruptibly(asked) if interruptibly else enter(asked)

@@ -13,8 +13,8 @@ from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of
-from relaybox.contrib.django.enter import call
 from relaybox.contrib.django.store import is_busy
+from relaybox.contrib.django.sync import call
 from relaybox.envelope import event_of
 from relaybox.errors import PayloadError
 from relaybox.event import Delivery
@@ -51,10 +51,10 @@ class CallersThread:
         self._given = given
 
     def limit(self, concurrency: int) -> None:
-        """There is one thread."""
+        """Do nothing: there is one thread."""
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One answer for each delivery, in the same order."""
+        """Return one answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
         heads, following = runs(deliveries)
         line = _Line(deliveries, heads[::-1], following)
@@ -70,7 +70,7 @@ class CallersThread:
         return answers
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _slice(self, line: _Line, progress: Progress) -> list[tuple[int, Answer]]:
         """Handle what is in line for a while; after one that did not arrive, the rest of its key is left."""
@@ -90,7 +90,7 @@ class CallersThread:
 
     def _handle(self, delivery: Delivery, inside: bool) -> Answer:
         try:
-            # Inside a test's transaction: what a handler breaks there is mended.
+            # Inside a test's transaction: a savepoint keeps it usable after a handler's error.
             block = transaction.atomic(using=self._using) if inside else nullcontext()
             with attached(stored(delivery.headers)), block:
                 self._handler(self._given(delivery))
@@ -108,12 +108,12 @@ class CallersThread:
             )
             return Retry(describe(error))
         finally:
-            left_open = not inside and _mend(connection_of(self._using))
+            left_open = not inside and _roll_back(connection_of(self._using))
         return Retry(LEFT_OPEN) if left_open else Delivered()
 
 
-def _mend(connection: BaseDatabaseWrapper) -> bool:
-    """Roll back what a handler left open, in which nothing that follows would commit; whether it did."""
+def _roll_back(connection: BaseDatabaseWrapper) -> bool:
+    """Roll back a transaction that a handler left open, so that later ones commit. True if there was one."""
     if not is_busy(connection):
         return False
     try:

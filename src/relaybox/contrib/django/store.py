@@ -9,9 +9,8 @@ from typing import TypeVar
 from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.contrib.django.databases import connection_of, dialect_of
-from relaybox.contrib.django.enter import call
-from relaybox.contrib.django.execute import execute, get_statements
+from relaybox.contrib.django.databases import connection_of, dialect_of, driver_error, execute, get_statements
+from relaybox.contrib.django.sync import call
 from relaybox.stores.dialects import refusal
 from relaybox.stores.sql import SqlStore
 from relaybox.stores.statements import Query, Statements
@@ -27,13 +26,13 @@ _BEGIN = {
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
-"""Said, not presumed: the project's own level may be another, and SQLite must not find out late that it
-writes. Not ``atomic()``, which has no words for either.
+"""The level is set because the project's own may be another, and SQLite must know from the start that it
+writes. ``atomic()`` can do neither.
 """
 
 
 def open_store(using: str) -> SqlStore:
-    """The store in the database of an alias, on whatever connection the calling thread has to it."""
+    """Return the store in the database of an alias, on the calling thread's connection to it."""
     dialect = dialect_of(connection_of(using))
     statements = get_statements(dialect)
     claiming = OneStatement(statements) if dialect.one_statement else Stepwise(statements, dialect)
@@ -41,7 +40,7 @@ def open_store(using: str) -> SqlStore:
 
 
 def is_busy(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the application has a transaction open there; that of a ``TestCase`` does not count."""
+    """True if the application has a transaction open there; that of a ``TestCase`` does not count."""
     blocks = connection.atomic_blocks
     if blocks:
         return not blocks[-1]._from_testcase
@@ -64,10 +63,10 @@ class DjangoDriver:
         try:
             return await call(self._run, begin)
         except Error as error:
-            raise refusal(_beneath(error)) from error
+            raise refusal(driver_error(error)) from error
 
     async def close(self) -> None:
-        """The connection is Django's."""
+        """Do nothing: the connection is Django's."""
 
     def _run(self, begin: Callable[[], Steps[T]]) -> T:
         connection = connection_of(self._using)
@@ -78,7 +77,7 @@ class DjangoDriver:
             try:
                 return self._transaction(connection, begin())
             except Error as error:
-                if _beneath(error).args[:1] != (DEADLOCK,):
+                if driver_error(error).args[:1] != (DEADLOCK,):
                     raise
         return self._transaction(connection, begin())
 
@@ -106,8 +105,3 @@ def _drive(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
             queries = steps.send([execute(connection, query) for query in queries])
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-
-
-def _beneath(error: Exception) -> Exception:
-    """What the driver raised."""
-    return error.__cause__ if isinstance(error.__cause__, Exception) else error

@@ -1,8 +1,8 @@
 """A backend for Django's tasks: a task is enqueued if and only if the transaction commits.
 
 ``TASKS = {"default": {"BACKEND": "relaybox.contrib.django.task_backend.OutboxBackend"}}``. Tasks are those of
-Django 6.0, or of the package ``django-tasks``. Whoever delivers the project's events runs them, at least
-once each, and again as ``OUTBOX`` says where they raise.
+Django 6.0, or of the package ``django-tasks``. The relay or worker that delivers the project's events runs
+them, at least once each, and again as ``OUTBOX`` says if they raise.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from django.db import router, transaction
+from django.db import transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from relaybox.contrib.django.conf import TASKS
 from relaybox.contrib.django.databases import connection_of
-from relaybox.contrib.django.emit import emit_event
-from relaybox.contrib.django.implicit import TASKS
+from relaybox.contrib.django.emit import default_alias, emit_event
 from relaybox.event import Event
 from relaybox.outcome import Reject, Retry, Unavailable
 from relaybox.sink import describe
@@ -62,7 +62,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
         """Write the event; outside ``atomic()`` it commits by itself."""
         self.validate_task(task)
-        # Made first: it refuses arguments that are no JSON.
+        # Made first: it refuses arguments that are not JSON.
         result = _result(task, "", args, kwargs, status=TaskResultStatus.READY, enqueued_at=timezone.now())
         call = {
             "task": task.module_path,
@@ -91,9 +91,8 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
         return result
 
     def get_result(self, result_id: str) -> TaskResult:
-        """What has become of a task; raises where there is none, or none any more."""
-        from relaybox.contrib.django.models import OutboxAttempt, OutboxEvent
-        from relaybox.contrib.django.querysets import DatabaseNow
+        """Return what has become of a task. Raise if it does not exist, or was removed."""
+        from relaybox.contrib.django.models import DatabaseNow, OutboxAttempt, OutboxEvent
 
         using = self._using()
         events = OutboxEvent.objects.using(using).filter(destination=TASKS)
@@ -105,9 +104,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
         return _stored(event, list(failures))
 
     def _using(self) -> str:
-        from relaybox.contrib.django.models import OutboxEvent
-
-        using: str = self.options.get("using") or router.db_for_write(OutboxEvent)
+        using: str = self.options.get("using") or default_alias()
         return using
 
 

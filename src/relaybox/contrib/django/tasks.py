@@ -1,6 +1,8 @@
 """The Celery tasks: deliver what is due, and remove what was kept long enough.
 
-Both are safe in any number of workers at once.
+Both are safe in any number of workers at once. While a delivery task is queued and has not begun, a mark in
+the database keeps others from being queued. The task removes the mark when it begins, before it looks: that
+task sees what committed earlier, and what commits later queues another. The mark of a lost task expires.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from uuid import UUID
 from celery import shared_task
 from kombu.pools import producers
 
-from relaybox.contrib.django import queued
 from relaybox.contrib.django.conf import get_settings
-from relaybox.contrib.django.databases import connection_of
+from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements
 from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
 from relaybox.contrib.django.store import is_busy
 
@@ -34,6 +35,15 @@ REST = 5.0
 
 ANSWER = 2.0
 """Seconds that Redis has to answer, unless ``broker_transport_options`` say otherwise."""
+
+_MARKING = {
+    "make": """
+INSERT INTO {leader} (name, relay, term, leads_until) VALUES (:mark, '', 0, {now}) {or_nothing}""",
+    "mark": """
+UPDATE {leader} SET term = term + 1, leads_until = {later} WHERE name = :mark AND leads_until <= {now}""",
+    "clear": "UPDATE {leader} SET leads_until = {now} WHERE name = :mark AND leads_until > {now}",
+}
+MARK = "celery task"
 
 
 @shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
@@ -66,7 +76,7 @@ def cleanup_delivered_outbox_events_task(using: str | None = None) -> int:
 
 
 def _deliver(using: str, sweep: bool) -> Drained:
-    queued.clear(using)
+    clear_mark(using)
     if is_busy(connection_of(using)):
         # Another task would find the same, and another after that.
         log.error(
@@ -84,7 +94,7 @@ def _deliver(using: str, sweep: bool) -> Drained:
 
 
 def _each(aliases: Iterable[str], work: Callable[[str], T]) -> list[T]:
-    """Do it in every database, also where one of them is away; that is raised at the end."""
+    """Do the work in every database; if it fails in one, go on with the others and raise at the end."""
     done, errors = [], []
     for alias in aliases:
         try:
@@ -97,28 +107,28 @@ def _each(aliases: Iterable[str], work: Callable[[str], T]) -> list[T]:
 
 
 def deliver_or_queue(using: str, rows: Mapping[str, Sequence[str]]) -> None:
-    """Deliver these rows now where tasks are eager, else have a worker look."""
+    """Deliver these rows now if tasks are eager, otherwise queue a task."""
     if deliver_outbox_events_task.app.conf.task_always_eager:
-        # What goes wrong is for whoever called, whatever Celery's settings say of eager tasks.
+        # An error is the caller's, whatever Celery's settings say of eager tasks.
         deliver_outbox_events_task.apply(kwargs={"using": using, "rows": dict(rows)}, throw=True)
     else:
         queue(using)
 
 
 def queue(using: str) -> None:
-    """Have a worker look, unless one is about to or the broker refused a moment ago."""
-    if time.monotonic() < broker.refused_until or not queued.mark(using, LOST):
+    """Queue a task, unless one is queued already or the broker refused a moment ago."""
+    if time.monotonic() < broker.refused_until or not mark_queued(using, LOST):
         return
     try:
         _publish(using)
     except Exception:
         broker.refused_until = time.monotonic() + REST
-        queued.clear(using)
+        clear_mark(using)
         raise
 
 
 def _publish(using: str) -> None:
-    """Queue a task. A broker that is away is not waited for; one that lost the connection is asked anew."""
+    """Publish a task. Do not wait for a broker that is away; retry one that lost the connection once."""
     with _producers().acquire(block=True) as producer:
         producer.connection.ensure_connection(max_retries=0)
         deliver_outbox_events_task.apply_async(
@@ -132,14 +142,14 @@ def _publish(using: str) -> None:
 
 
 def _producers() -> Any:
-    """Those of the application; Redis, which is waited for without end by default, has a limit."""
+    """Return the application's producers, with a time limit for Redis, which has none by default."""
     app = deliver_outbox_events_task.app
     return producers[_connection(app, repr(app.conf.broker_write_url))]
 
 
 @lru_cache(maxsize=4)
 def _connection(app: Any, _url: str) -> Any:
-    """What the pool of an application's broker is known by; costly to make, so once for each URL."""
+    """Return the key of the pool of an application's broker; costly to make, so once for each URL."""
     connection = app.connection_for_write()
     if connection.get_transport_cls().driver_type == "redis":
         for option in ("socket_timeout", "socket_connect_timeout"):
@@ -154,3 +164,24 @@ class Broker:
 
 
 broker = Broker()
+
+
+def mark_queued(using: str, seconds: float) -> bool:
+    """Mark that a task is queued. False if another was marked less than ``seconds`` ago."""
+    if _execute(using, "mark", seconds=seconds):
+        return True
+    return _execute(using, "make") and _execute(using, "mark", seconds=seconds)
+
+
+def clear_mark(using: str) -> None:
+    """Remove the mark: the task begins, or could not be queued."""
+    _execute(using, "clear")
+
+
+def _execute(using: str, name: str, **params: Any) -> bool:
+    """Execute one statement. True if it changed the row."""
+    connection = connection_of(using)
+    query = get_statements(dialect_of(connection)).others(_MARKING)(name, mark=MARK, **params)
+    with connection.cursor() as cursor:
+        cursor.execute(query.sql, query.params)
+        return bool(cursor.rowcount == 1)

@@ -20,11 +20,9 @@ from django.test.testcases import DatabaseOperationForbidden
 from relaybox.config import Destination
 from relaybox.connect import Execute, in_loop
 from relaybox.contrib.django import drain as draining
-from relaybox.contrib.django.conf import get_settings
-from relaybox.contrib.django.configuration import get_configuration
-from relaybox.contrib.django.databases import connection_of
+from relaybox.contrib.django.conf import get_configuration, get_settings
+from relaybox.contrib.django.databases import connection_of, execute_text, translated_error
 from relaybox.contrib.django.emit import default_alias
-from relaybox.contrib.django.execute import execute_text, translated_error
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.store import is_busy
 from relaybox.errors import ConfigError

@@ -3,8 +3,12 @@
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import migrations, models
 
-from relaybox.contrib.django.fields import OutboxJSONField, OutboxUUIDField, UTCDateTimeField
-from relaybox.contrib.django.operations import CreateOutboxTables
+from relaybox.contrib.django.tables import (
+    CreateOutboxTables,
+    OutboxJSONField,
+    OutboxUUIDField,
+    UTCDateTimeField,
+)
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]

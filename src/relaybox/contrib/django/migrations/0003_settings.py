@@ -3,8 +3,7 @@
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import migrations, models
 
-from relaybox.contrib.django.fields import OutboxJSONField, UTCDateTimeField
-from relaybox.contrib.django.operations import CreateOutboxTables
+from relaybox.contrib.django.tables import CreateOutboxTables, OutboxJSONField, UTCDateTimeField
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]

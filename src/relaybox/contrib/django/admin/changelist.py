@@ -1,6 +1,6 @@
-"""The admin's list of deliveries: a page is asked of the operators' service, and never counted.
+"""The admin's list of deliveries and its filters: the operators' service reads a page, and never counts.
 
-A page is named by the cursor it begins after, in the place of Django's page number.
+A page is named by the cursor it begins after, in place of Django's page number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READ = frozenset(field.name for field in fields(Entry))
 COLUMNS = [field.attname for field in OutboxEvent._meta.concrete_fields if field.attname in READ]
 
 WINDOWS = 3
-"""How many windows of rows one page looks through: whoever reads it can have the next ones looked at."""
+"""How many windows of rows one page looks through; the next page looks through the next ones."""
 
 SPANS = {
     "1h": timedelta(hours=1),
@@ -38,11 +38,11 @@ class EventFilter(SimpleListFilter):  # type: ignore[misc]
     """A filter of the list: what ``narrow`` makes of it is asked of the service, not of a queryset."""
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Nothing."""
+        """Return it as it is."""
         return queryset
 
     def narrowed(self, filter: Filter) -> Filter:
-        """The filter with what was chosen here; raises ``IncorrectLookupParameters``."""
+        """Return the filter with what was chosen here. Raise ``IncorrectLookupParameters``."""
         value = self.value()
         if value is None:
             return filter
@@ -51,7 +51,7 @@ class EventFilter(SimpleListFilter):  # type: ignore[misc]
         return self.narrow(filter, value)
 
     def narrow(self, filter: Filter, value: str) -> Filter:
-        """The filter with one of the choices."""
+        """Return the filter with one of the choices."""
         raise NotImplementedError
 
 
@@ -62,7 +62,7 @@ class StatusFilter(EventFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        """Every state, and those that wait together."""
+        """Return every state, and one for all that wait."""
         return (
             ("failed", "failed"),
             ("pending", "waiting (any of the next three)"),
@@ -75,7 +75,7 @@ class StatusFilter(EventFilter):
         )
 
     def narrow(self, filter: Filter, value: str) -> Filter:
-        """Those in this state."""
+        """Return the filter for this state."""
         return replace(filter, status=value)  # type: ignore[arg-type]
 
 
@@ -86,12 +86,12 @@ class DestinationFilter(EventFilter):
     parameter_name = "destination"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        """Those that are configured, or have rows."""
+        """Return the destinations that are configured, or have rows."""
         names = model_admin.ask(request, Admin.names)
         return [(name, name or "(no route takes them)") for name in names]
 
     def narrow(self, filter: Filter, value: str) -> Filter:
-        """Those for this destination."""
+        """Return the filter for this destination."""
         return replace(filter, destination=value)
 
 
@@ -102,7 +102,7 @@ class AgeFilter(EventFilter):
     parameter_name = "emitted"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        """A few spans."""
+        """Return a few spans."""
         return (
             ("1h", "in the last hour"),
             ("24h", "in the last 24 hours"),
@@ -111,7 +111,7 @@ class AgeFilter(EventFilter):
         )
 
     def narrow(self, filter: Filter, value: str) -> Filter:
-        """Those since then."""
+        """Return the filter for events since then."""
         return replace(filter, since=datetime.now(UTC) - SPANS[value])
 
 
@@ -122,7 +122,7 @@ class EventList(ChangeList):  # type: ignore[misc]
     newest: str | None = None
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
-        """Every row, for actions to pick theirs by primary key; the filters are for the service."""
+        """Return every row, for actions to pick theirs by primary key; the service applies the filters."""
         self.filter_specs, self.has_filters, unknown, _, self.has_active_filters = self.get_filters(request)
         if unknown:
             raise IncorrectLookupParameters(", ".join(unknown))
@@ -130,7 +130,7 @@ class EventList(ChangeList):  # type: ignore[misc]
         return self.root_queryset
 
     def get_results(self, request: HttpRequest) -> None:
-        """Ask for the page."""
+        """Ask the service for the page."""
         cursor = _cursor(request.GET.get(PAGE_VAR))
         filter = EVERYTHING
         for spec in self.filter_specs:
@@ -150,19 +150,19 @@ class EventList(ChangeList):  # type: ignore[misc]
 
     @property
     def is_short(self) -> bool:
-        """Whether there is more to look through, though the page has room."""
+        """True if there is more to look through, though the page has room."""
         return self.older is not None and self.result_count < self.list_per_page
 
 
 def row_of(entry: Entry, using: str) -> OutboxEvent:
-    """The entry as a model; what it does not hold, such as the payload, is read when it is asked for."""
+    """Return the entry as a model; the payload and other columns it lacks are read on access."""
     row: OutboxEvent = OutboxEvent.from_db(using, COLUMNS, [getattr(entry, name) for name in COLUMNS])
     row.entry = entry
     return row
 
 
 async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
-    """The filter with what was searched for: an id, ``order 17`` or ``order:17``, or an event type."""
+    """Return the filter with what was searched for: an id, ``order 17`` or ``order:17``, or an event type."""
     text = query.strip()
     if not text:
         return filter

@@ -1,4 +1,4 @@
-"""Documents of a QuerySet: read and locked on Django's own connection, with their events.
+"""A QuerySet as the documents of a search index: read and locked on Django's connection, with their events.
 
 A page is read in three statements: which ids are next, their rows locked by the ids alone, so that no join
 stands in the way, and then the QuerySet itself, of those.
@@ -19,9 +19,15 @@ from django.db import Error, connections, router, transaction
 from django.db.models.query import ModelIterable, ValuesIterable
 
 from relaybox.app import Outbox
-from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.databases import (
+    connection_of,
+    dialect_of,
+    driver_error,
+    execute_ours,
+    execute_text,
+    get_statements,
+)
 from relaybox.contrib.django.emit import emit_events
-from relaybox.contrib.django.execute import execute_ours, execute_text, get_statements
 from relaybox.emit.drive import drive
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
@@ -46,7 +52,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def open_rows(outbox: Outbox, source: Source, queryset: Any) -> AsyncIterator[QuerySetRows]:
-    """The documents of a QuerySet; raises ``ConfigError`` where its rows cannot be gone through by id."""
+    """Open the documents of a QuerySet. Raise ``ConfigError`` if its rows cannot be paged by id."""
     with ThreadPoolExecutor(1, "relaybox-rows") as thread:
         rows = QuerySetRows(outbox, source, queryset.all(), thread)
         try:
@@ -75,17 +81,17 @@ class QuerySetRows:
         self._portion = Portion()
 
     async def check(self) -> None:
-        """Raise where an id is null."""
+        """Raise if an id is null."""
         if self._field.null and await self._call(self._has_nulls):
             fix = "leave those rows out with filter(), or name another field with Source(id=…)"
             raise ConfigError(f"{self._source.told}: {self._id} is null in some rows; {fix}")
 
     async def count(self) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         return await self._call(self._queryset.count)
 
     async def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
-        """Pages by key, no locks."""
+        """Yield pages by key, without locks."""
         while page := await self._call(partial(self._read, after, size)):
             yield page
             after = page[-1].key
@@ -101,7 +107,7 @@ class QuerySetRows:
         return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Read these locked, and emit; nobody makes the missing ones before the commit."""
+        """Read these locked, and emit; the missing ones cannot be created before the commit."""
         there = await self.existing(ids)
 
         def work(ids: Sequence[str], wait: float) -> Awaitable[Found]:
@@ -114,32 +120,32 @@ class QuerySetRows:
         return found.emitted
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The payloads that there are of these; no locks."""
+        """Return the payloads of those that exist, without locks."""
         items = await self._call(partial(self._by_ids, ids, lock=False))
         return {item.id: item.payload for item in items}
 
     async def close(self) -> None:
-        """Give up the thread's connection."""
+        """Close the thread's connection."""
         await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
 
     async def _call(self, work: Callable[[], T], wait: float = PATIENT) -> T:
-        """In the thread, again from the start where a lock could not be had in time; raises ``Busy``."""
+        """Call it in the thread, again if a lock was not free in time. Raise ``Busy``."""
         loop = asyncio.get_running_loop()
         tries = TRIES if wait == PATIENT else 1
         for attempt in range(tries):
             try:
                 return await loop.run_in_executor(self._thread, work)
             except Error as error:
-                beneath = _beneath(error)
+                beneath = driver_error(error)
                 if not is_passing(beneath):
-                    await loop.run_in_executor(self._thread, self._mend)
+                    await loop.run_in_executor(self._thread, self._reconnect)
                     raise refusal(beneath) from error
                 if attempt == tries - 1:
                     raise Busy("rows, or the table,", beneath) from error
             await asyncio.sleep(PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _mend(self) -> None:
+    def _reconnect(self) -> None:
         connection_of(self._using).close_if_unusable_or_obsolete()
 
     def _has_nulls(self) -> bool:
@@ -164,7 +170,7 @@ class QuerySetRows:
         return []
 
     def _emit_found(self, ids: Sequence[str], calls: Repairs, wait: float) -> Found:
-        """Of those that are there, as long as they are."""
+        """Emit for those that exist, while they are locked."""
         with transaction.atomic(using=self._using):
             self._wait(wait)
             items = self._by_ids(ids, lock=True)
@@ -172,7 +178,7 @@ class QuerySetRows:
         return Found(emitted, frozenset(ids) - {item.id for item in items})
 
     def _emit_missing(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Of those that are not there, while nobody can make them."""
+        """Emit for those that are missing, while nobody can create them."""
         connection = connection_of(self._using)
         if connection.vendor == "mysql":
             # It locks what is between rows under no other level, and holds it from the first row on.
@@ -188,7 +194,7 @@ class QuerySetRows:
             return self._write(calls(items, [id_ for id_ in ids if id_ not in there]))
 
     def _tables(self, connection: Any) -> str:
-        """Those that rows of the model lie in."""
+        """Return the tables that hold rows of the model."""
         models = (self._queryset.model, *self._queryset.model._meta.get_parent_list())
         return ", ".join(dict.fromkeys(connection.ops.quote_name(one._meta.db_table) for one in models))
 
@@ -235,7 +241,7 @@ class QuerySetRows:
         return [item for item in items if item.id in set(ids)]
 
     def _values(self, ids: Iterable[str]) -> Iterable[Any]:
-        """As the field has them; one that it cannot have is missing."""
+        """Yield the ids as the field's values; leave out those that it cannot hold."""
         for id_ in dict.fromkeys(ids):
             try:
                 value = self._field.to_python(id_)
@@ -321,8 +327,3 @@ def _id(source: Source, queryset: Any) -> Any:
         fix = f"add {field.attname!r} to it"
         raise ConfigError(f"{source.told}: values() leaves out the documents' ids; {fix}")
     return field
-
-
-def _beneath(error: Exception) -> Exception:
-    """What the driver raised."""
-    return error.__cause__ if isinstance(error.__cause__, Exception) else error

@@ -1,4 +1,4 @@
-"""What operators do to the deliveries they chose: asked first, then done, then said."""
+"""The admin's actions on the selected deliveries: confirm, do, report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from relaybox.admin import Admin, Done, Named
-from relaybox.contrib.django.admin_show import counted
 from relaybox.contrib.django.dispatch import after_commit
 from relaybox.contrib.django.models import OutboxEvent
 
@@ -27,7 +26,7 @@ FROM_DETAIL = "from_detail"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A verb of the service, and how pages speak of it."""
+    """A verb of the operators' service, and how pages speak of it."""
 
     name: str
     done: str
@@ -36,7 +35,7 @@ class Action:
 
     @property
     def title(self) -> str:
-        """For a button."""
+        """Return the text of a button."""
         return self.name.capitalize()
 
     async def ask(self, admin: Admin, ids: Sequence[UUID], *, dry_run: bool) -> Done:
@@ -67,7 +66,7 @@ ACTIONS = {action.name: action for action in (RETRY, REPLAY, DISCARD)}
 
 
 def run(action: Action, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
-    """Ask whether to do it to the selected deliveries, or do it where that was confirmed."""
+    """Ask for a confirmation, or do it to the selected deliveries once that is given."""
     # Once more: a request that claims to select across pages has got a queryset of everything.
     rows = list(
         queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer("payload", "headers")
@@ -84,10 +83,12 @@ def run(action: Action, model_admin: Any, request: HttpRequest, queryset: Any) -
         return _confirmation(action, model_admin, request, taken, [row for row in rows if row.pk in left])
     _say(action, model_admin, request, taken, len(done.idle))
     if taken:
-        _tell(model_admin.get_using(request), taken)
+        # So that they are looked at now, and not only at the next sweep.
+        connection = connections[model_admin.get_using(request)]
+        after_commit(connection, [(row.destination, str(row.pk)) for row in taken])
         for row in taken:
             model_admin.log_change(request, row, f"{action.done} by way of the admin.")
-    return _back(model_admin, request)
+    return HttpResponseRedirect(_address(model_admin, request))
 
 
 def _confirmation(
@@ -101,7 +102,7 @@ def _confirmation(
         "opts": opts,
         "media": model_admin.media,
         "action": action,
-        "counted": counted(_numbers(taken)),
+        "counted": _counted(taken),
         "taken": taken,
         "left": left,
         "checkbox": ACTION_CHECKBOX_NAME,
@@ -117,7 +118,7 @@ def _confirmation(
 
 def _say(action: Action, model_admin: Any, request: HttpRequest, taken: list[OutboxEvent], left: int) -> None:
     if taken:
-        text = f"{action.done} {counted(_numbers(taken))}."
+        text = f"{action.done} {_counted(taken)}."
         model_admin.message_user(request, text, messages.SUCCESS)
     if left:
         text = f"Left {left} as {'it is' if left == 1 else 'they are'}. {action.condition}"
@@ -127,17 +128,8 @@ def _say(action: Action, model_admin: Any, request: HttpRequest, taken: list[Out
         model_admin.message_user(request, text, messages.WARNING)
 
 
-def _tell(using: str, rows: Iterable[OutboxEvent]) -> None:
-    """Have somebody look at once, and not only at the next sweep."""
-    after_commit(connections[using], [(row.destination, str(row.pk)) for row in rows])
-
-
-def _back(model_admin: Any, request: HttpRequest) -> HttpResponse:
-    return HttpResponseRedirect(_address(model_admin, request))
-
-
 def _address(model_admin: Any, request: HttpRequest) -> str:
-    """Where the action was chosen."""
+    """Return the address of the page where the action was chosen."""
     if FROM_DETAIL not in request.POST:
         return str(request.get_full_path())
     opts = model_admin.opts
@@ -148,5 +140,7 @@ def _address(model_admin: Any, request: HttpRequest) -> str:
     return str(add_preserved_filters({"preserved_filters": filters, "opts": opts}, url))
 
 
-def _numbers(rows: Iterable[OutboxEvent]) -> dict[str, int]:
-    return dict(Counter(row.destination for row in rows))
+def _counted(rows: Iterable[OutboxEvent]) -> str:
+    """Return how many for which destination, such as ``2 to billing, 1 to search``."""
+    numbers = Counter(row.destination for row in rows)
+    return ", ".join(f"{number} to {name or '(none)'}" for name, number in sorted(numbers.items()))

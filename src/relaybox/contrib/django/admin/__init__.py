@@ -1,7 +1,7 @@
 """The outbox in Django's admin: what is where and why, and three things to do about it.
 
-Everything is asked of the operators' service, as it is by every other face. Who may ``view`` outbox events
-sees them; the permissions ``retry``, ``replay`` and ``discard`` of outbox events each allow that action.
+Everything is asked of the operators' service, as in the command line and the dashboard. Users who may
+``view`` outbox events see them; the permissions ``retry``, ``replay`` and ``discard`` each allow that action.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
 
 from relaybox.admin import Admin
-from relaybox.contrib.django import admin_show as show
-from relaybox.contrib.django.admin_actions import ACTIONS, DISCARD, FROM_DETAIL, REPLAY, RETRY, run
-from relaybox.contrib.django.admin_detail import Detailed, look
-from relaybox.contrib.django.admin_list import (
+from relaybox.contrib.django.admin import detail, display
+from relaybox.contrib.django.admin.actions import ACTIONS, DISCARD, FROM_DETAIL, REPLAY, RETRY, run
+from relaybox.contrib.django.admin.changelist import (
     AgeFilter,
     DestinationFilter,
     EventList,
@@ -30,7 +29,7 @@ from relaybox.contrib.django.admin_list import (
     row_of,
 )
 from relaybox.contrib.django.models import OutboxEvent
-from relaybox.contrib.django.service import ask
+from relaybox.contrib.django.outbox import ask
 
 T = TypeVar("T")
 
@@ -49,11 +48,11 @@ class OutboxAdmin(admin.ModelAdmin):  # type: ignore[misc]
         css: ClassVar = {"all": ("relaybox/admin.css",)}
 
     def get_using(self, request: HttpRequest) -> str:
-        """The alias of the database that is shown."""
+        """Return the alias of the database that is shown."""
         return self.using or str(router.db_for_write(self.model))
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """The rows of that database."""
+        """Return the rows of that database."""
         return super().get_queryset(request).using(self.get_using(request))
 
     def ask(self, request: HttpRequest, work: Callable[[Admin], Awaitable[T]]) -> T:
@@ -61,20 +60,20 @@ class OutboxAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return ask(self.get_using(request), request.user.get_username()[:ACTOR], work)
 
     def may(self, request: HttpRequest, what: str) -> bool:
-        """Whether the user has that permission of the model."""
+        """True if the user has that permission of the model."""
         name = f"{self.opts.app_label}.{get_permission_codename(what, self.opts)}"
         return bool(request.user.has_perm(name))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody: events are emitted."""
+        """False: events are emitted."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody: relays and the actions change them."""
+        """False: relays and the actions change them."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody: retention removes them."""
+        """False: retention removes them."""
         return False
 
 
@@ -99,33 +98,33 @@ class OutboxEventAdmin(OutboxAdmin):
 
     @admin.display(description="status")  # type: ignore[untyped-decorator]
     def state(self, row: OutboxEvent) -> str:
-        """Where it is."""
-        return show.badge(row.entry.state)
+        """Return where it is."""
+        return display.badge(row.entry.state)
 
     def aggregate(self, row: OutboxEvent) -> str:
-        """What it is about."""
+        """Return what it is about."""
         return f"{row.aggregate_type} {row.aggregate_id}"
 
     @admin.display(description="attempts")  # type: ignore[untyped-decorator]
     def attempts_made(self, row: OutboxEvent) -> str:
-        """How many of how many."""
+        """Return how many of how many."""
         return f"{row.attempts} of {row.max_attempts}"
 
     def age(self, row: OutboxEvent) -> str:
-        """How long ago it was emitted."""
-        return show.age(row.entry)
+        """Return how long ago it was emitted."""
+        return display.age(row.entry)
 
     def next_attempt(self, row: OutboxEvent) -> str:
-        """When it is sent next."""
-        return show.next_attempt(row.entry)
+        """Return when it is sent next."""
+        return display.next_attempt(row.entry)
 
     def error(self, row: OutboxEvent) -> str:
-        """What went wrong last."""
-        return show.error(row.entry)
+        """Return the last error."""
+        return display.error(row.entry)
 
     @admin.action(description="Retry selected deliveries", permissions=["retry"])  # type: ignore[untyped-decorator]
     def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        """Let failed ones start anew."""
+        """Let failed ones start again."""
         return run(RETRY, self, request, queryset)
 
     @admin.action(description="Replay selected deliveries", permissions=["replay"])  # type: ignore[untyped-decorator]
@@ -139,28 +138,28 @@ class OutboxEventAdmin(OutboxAdmin):
         return run(DISCARD, self, request, queryset)
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may retry."""
+        """True if the user may retry."""
         return self.may(request, "retry")
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may replay."""
+        """True if the user may replay."""
         return self.may(request, "replay")
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may discard."""
+        """True if the user may discard."""
         return self.may(request, "discard")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[EventList]:
-        """The list that asks the service."""
+        """Return the list that asks the service."""
         return EventList
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """The list, and the actions on it."""
+        """Show the list, and run the actions on it."""
         context = {"title": str(self.opts.verbose_name_plural).capitalize(), **(extra_context or {})}
         return super().changelist_view(request, context)
 
     def response_action(self, request: HttpRequest, queryset: Any, **kwargs: Any) -> HttpResponse | None:
-        """Run the action, and say so where it names no delivery.
+        """Run the action, and report an id that is not a delivery's.
 
         From Django 6.1, ``kwargs`` say from which page it comes.
         """
@@ -173,7 +172,7 @@ class OutboxEventAdmin(OutboxAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """Everything about one delivery."""
+        """Show everything about one delivery."""
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
@@ -185,16 +184,16 @@ class OutboxEventAdmin(OutboxAdmin):
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/relaybox/outboxevent/change_form.html", context)
 
-    def _look(self, request: HttpRequest, object_id: str) -> Detailed | None:
+    def _look(self, request: HttpRequest, object_id: str) -> detail.Detailed | None:
         try:
             id_ = UUID(object_id)
         except ValueError:
             return None
-        return self.ask(request, lambda admin: look(admin, id_))
+        return self.ask(request, lambda admin: detail.look(admin, id_))
 
-    def _context(self, request: HttpRequest, detailed: Detailed) -> dict[str, Any]:
+    def _context(self, request: HttpRequest, detailed: detail.Detailed) -> dict[str, Any]:
         entry, content = detailed.entry, detailed.content
-        using, listing = self.get_using(request), show.listing_of(self.model, self.admin_site.name)
+        using, listing = self.get_using(request), detail.listing_of(self.model, self.admin_site.name)
         return {
             **self.admin_site.each_context(request),
             "title": str(row_of(entry, using)),
@@ -202,19 +201,19 @@ class OutboxEventAdmin(OutboxAdmin):
             "media": self.media,
             "original": row_of(entry, using),
             "preserved_filters": self.get_preserved_filters(request),
-            "state": show.badge(entry.state),
-            "why": show.sentence(detailed.reason),
+            "state": display.badge(entry.state),
+            "why": detail.sentence(detailed.reason),
             "offered": [ACTIONS[name] for name in detailed.offered if self.may(request, name)],
             "from_detail": FROM_DETAIL,
             "sections": [
-                ("Event", list(show.facts_of_event(entry, listing))),
-                ("Delivery", list(show.facts_of_delivery(entry, listing))),
+                ("Event", list(detail.facts_of_event(entry, listing))),
+                ("Delivery", list(detail.facts_of_delivery(entry, listing))),
             ],
-            "payload": show.payload(content),
-            "headers": show.document(content.headers),
-            "attempts": [(a, show.moment(a.failed_at, entry.seen_at)) for a in detailed.attempts],
+            "payload": detail.payload(content),
+            "headers": detail.document(content.headers),
+            "attempts": [(a, display.moment(a.failed_at, entry.seen_at)) for a in detailed.attempts],
             "siblings": [
-                (row_of(other, using), show.badge(other.state), show.age(other))
+                (row_of(other, using), display.badge(other.state), display.age(other))
                 for other in detailed.siblings
             ],
         }

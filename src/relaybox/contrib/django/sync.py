@@ -4,8 +4,8 @@ A relay's coroutines run in a loop beside the caller; whatever touches Django's 
 synchronous handler, comes back into the caller's own thread. So an eager task, a view and a test see their
 own connection and what their transaction has written.
 
-Where that cannot be (a loop runs in this thread already, or gevent or eventlet made threads into something
-else), one helper thread does it all, with a connection of its own.
+Where that is impossible (a loop runs in this thread already, or gevent or eventlet replaced the threads), one
+helper thread does it all, with a connection of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def enter(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Entered(Generic[T]):
-    """Work that a thread waits for; where that thread is interrupted, as by a time limit, it ends too."""
+    """Work that a thread waits for; if that thread is interrupted, as by a time limit, the work ends too."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work
@@ -101,7 +101,7 @@ def _here(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run it in this thread, which is nobody else's."""
+    """Run it in this thread, which does nothing else."""
     try:
         return _here(work)
     finally:
@@ -109,7 +109,7 @@ def _alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call it as if no loop ran here: this thread has nothing else to do, so that it may be held up."""
+    """Call it as if no loop ran here; it may block, as this thread has nothing else to do."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:
@@ -119,7 +119,7 @@ def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _native_thread() -> Callable[[Callable[[], T]], T] | None:
-    """What runs a function in a real thread, where the threads of this process are greenlets."""
+    """Return what runs a function in a real thread, if the threads of this process are greenlets."""
     if "gevent" in sys.modules:
         from gevent import get_hub, monkey
 
