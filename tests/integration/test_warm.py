@@ -24,7 +24,7 @@ COLD = {
     "sql": ("sql", 0),
     "migrate": ("migrate", 0),
     "config": ("config check", 0),
-    "act": ("send-test console", 0),
+    "actions": ("send-test console", 0),
     "drain": ("drain", 0),
     "prune": ("prune", 0),
     "status": ("status", 0),

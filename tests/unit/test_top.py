@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from relaybox.admin import DestinationStats, Point, Series, Stats
-from relaybox.cli.frame import Frame, View, draw, spark
-from relaybox.cli.watch import DOWN, UP, Watch, _split
+from relaybox.cli.top_layout import Frame, View, draw, spark
+from relaybox.cli.top_live import DOWN, UP, Watch, _split
 from relaybox.errors import StoreError
 from relaybox.ledger import Counts, Entry, Place, Relay
 from tests.unit.deliveries import entry

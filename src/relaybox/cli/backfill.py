@@ -62,7 +62,7 @@ def backfill(
         _tell(destination, done, dry_run)
     _tell_refused(done)
     if done.stopped:
-        from relaybox.cli.operate import complain
+        from relaybox.cli.output import complain
 
         complain(f"stopped after {_count(done)}; the same command goes on from there, --restart begins anew")
     if done.refused:
@@ -75,7 +75,7 @@ def _run(
     from relaybox.cli import logs
     from relaybox.cli.database import check_tables
     from relaybox.cli.levels import LogFormat, LogLevel
-    from relaybox.cli.operate import actor
+    from relaybox.cli.output import actor
     from relaybox.indexing.backfill import abackfill
     from relaybox.parts import run
 
@@ -193,7 +193,7 @@ def _tell(destination: str, done: Backfilled, dry_run: bool) -> None:
         return
     _tell_rest(destination, done)
     if done.example is not None:
-        from relaybox.cli.operate import plain
+        from relaybox.cli.output import plain
 
         call = done.example
         typer.echo(plain(f"first: {call.event_type} of {call.aggregate_type} {call.aggregate_id}"))
@@ -212,7 +212,7 @@ def _tell_rest(destination: str, done: Backfilled) -> None:
 
 
 def _tell_refused(done: Backfilled) -> None:
-    from relaybox.cli.operate import plain
+    from relaybox.cli.output import plain
 
     for one in done.refused:
         what = "would be refused by the destination" if one.at_destination else "cannot be an event"
@@ -235,7 +235,7 @@ def _payload(done: Backfilled) -> str | None:
 def _print_document(destination: str, source: str, done: Backfilled, dry_run: bool) -> None:
     import json
 
-    from relaybox.cli.operate import print_json
+    from relaybox.cli.output import print_json
 
     call = done.example
     example: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from relaybox.cli.act import discard, move, pause, replay, resume, retry, send_test
+from relaybox.cli.actions import discard, move, pause, replay, resume, retry, send_test
 from relaybox.cli.backfill import EXIT_STATUS as BACKFILL_STATUS
 from relaybox.cli.backfill import backfill
 from relaybox.cli.config import check

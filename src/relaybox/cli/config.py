@@ -19,7 +19,7 @@ def show(
 ) -> None:
     """Show the settings that count, and where each comes from. Secrets are not shown."""
     from relaybox.cli.effective import effective
-    from relaybox.cli.operate import print_json
+    from relaybox.cli.output import print_json
 
     tables = effective(options(context))
     if as_json:
@@ -31,7 +31,7 @@ def show(
 
 
 def _print(tables: Tables, everything: bool) -> None:
-    from relaybox.cli.operate import plain
+    from relaybox.cli.output import plain
 
     hidden = 0
     for number, (table, settings) in enumerate(tables.items()):
@@ -53,7 +53,7 @@ def check(context: typer.Context, as_json: Json = False) -> None:
 
     All that is wrong is told, on standard error, and the status is 2.
     """
-    from relaybox.cli.operate import plain, print_json
+    from relaybox.cli.output import plain, print_json
 
     found = _look(options(context))
     if as_json:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.operate import plain, print_json
 from relaybox.cli.options import Json, Options, options
+from relaybox.cli.output import plain, print_json
 
 if TYPE_CHECKING:
     from relaybox.doctor import Finding, Report

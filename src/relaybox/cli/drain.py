@@ -27,7 +27,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
 
     What failed and is to be tried again later stays for later. Failures are told on standard error.
     """
-    from relaybox.cli.operate import print_json
+    from relaybox.cli.output import print_json
 
     drained = run_drain(options(context), patience)
     if as_json:
@@ -44,7 +44,7 @@ def run_drain(given: Options, patience: str) -> Drained:
     from relaybox.cli.checks import check_all
     from relaybox.cli.levels import LogFormat, LogLevel
     from relaybox.cli.progress import Progress
-    from relaybox.cli.running import run_relay
+    from relaybox.cli.signals import run_relay
     from relaybox.setting import parse_duration
 
     seconds = parse_duration(patience, "--patience")
@@ -68,7 +68,7 @@ def document(drained: Drained) -> dict[str, Any]:
 
 def show(drained: Drained) -> None:
     """Print what it did, for people."""
-    from relaybox.cli.operate import plain, print_table
+    from relaybox.cli.output import plain, print_table
 
     counts = _counts(drained)
     rows = [[name, *(f"{number:,}" for number in count.values())] for name, count in counts.items()]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relaybox.cli.filters import filtered
-from relaybox.cli.operate import ago, complain, parse_id, plain, print_json, print_table, run
 from relaybox.cli.options import Json
+from relaybox.cli.output import ago, complain, parse_id, plain, print_json, print_table, run
 from relaybox.program import command
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from relaybox.cli.operate import parse_id, plain, print_json, print_table, run
 from relaybox.cli.options import Json
+from relaybox.cli.output import parse_id, plain, print_json, print_table, run
 from relaybox.program import command
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from relaybox.cli.operate import parse_id, parse_moment
+from relaybox.cli.output import parse_id, parse_moment
 
 if TYPE_CHECKING:
     from relaybox.ledger import Filter

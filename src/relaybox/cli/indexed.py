@@ -64,7 +64,7 @@ def interruptible(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     import signal
     import threading
 
-    from relaybox.cli.operate import complain
+    from relaybox.cli.output import complain
     from relaybox.parts import run
 
     async def main() -> T:

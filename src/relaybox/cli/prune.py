@@ -22,7 +22,7 @@ def run_prune(given: Options) -> int | None:
     from functools import partial
 
     from relaybox.cli.checks import check_all
-    from relaybox.cli.running import run_relay
+    from relaybox.cli.signals import run_relay
 
     outbox = check_all(given)
     removed = 0
@@ -40,7 +40,7 @@ def run_prune(given: Options) -> int | None:
 
 def tell(removed: dict[str, int | None], as_json: bool) -> None:
     """Say how many rows were removed, by database where there are several."""
-    from relaybox.cli.operate import print_json
+    from relaybox.cli.output import print_json
 
     if as_json:
         print_json({"removed": sum(filter(None, removed.values()))})

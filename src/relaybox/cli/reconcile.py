@@ -16,8 +16,8 @@ from relaybox.cli.indexed import (
     rate_of,
     source_of,
 )
-from relaybox.cli.operate import actor, bulk, plain, print_json
 from relaybox.cli.options import Json, options
+from relaybox.cli.output import actor, bulk, plain, print_json
 from relaybox.program import command
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from relaybox.cli.indexed import (
     rate_of,
     source_of,
 )
-from relaybox.cli.operate import Yes, actor, complain, confirm, plain, print_json
 from relaybox.cli.options import Json, options
+from relaybox.cli.output import Yes, actor, complain, confirm, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def relay(
     """
     from relaybox.cli import logs
     from relaybox.cli.checks import check_all
-    from relaybox.cli.running import run_relay
+    from relaybox.cli.signals import run_relay
     from relaybox.errors import ConfigError
     from relaybox.setting import parse_duration
 

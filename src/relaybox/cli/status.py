@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from relaybox.cli.operate import ago, plain, print_json, print_table, run
 from relaybox.cli.options import Json
+from relaybox.cli.output import ago, plain, print_json, print_table, run
 from relaybox.program import command
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.operate import actor
 from relaybox.cli.options import options
+from relaybox.cli.output import actor
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def top(
 
     async def work(admin: Admin) -> None:
         if watching:
-            from relaybox.cli.watch import Watch
+            from relaybox.cli.top_live import Watch
 
             await Watch(admin, where, console, seconds).run()
         else:
@@ -71,7 +71,7 @@ def _console() -> Console:
 
 
 async def _print_frame(admin: Admin, where: str, console: Console) -> None:
-    from relaybox.cli.frame import View, collect, draw
+    from relaybox.cli.top_layout import View, collect, draw
 
     view = View(where=where, frame=await collect(admin))
     console.print(draw(view, console.width, None))

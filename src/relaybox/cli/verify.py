@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from relaybox.cli.operate import bulk, parse_moment, plain, print_json, run
 from relaybox.cli.options import Json
+from relaybox.cli.output import bulk, parse_moment, plain, print_json, run
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from relaybox.admin import Admin
-    from relaybox.cli.comparison import Comparison, Difference, Terms
     from relaybox.cli.scratch import Scratch
+    from relaybox.cli.verify_comparison import Comparison, Difference, Terms
     from relaybox.config import Destination
     from relaybox.ledger import Entry, Filter
 
@@ -82,8 +82,8 @@ def verify(
 
     RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
     """
-    from relaybox.cli.comparison import Comparison, Terms, compare
     from relaybox.cli.scratch import scratch
+    from relaybox.cli.verify_comparison import Comparison, Terms, compare
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
@@ -132,7 +132,7 @@ def _kept_since(configured: Destination | None, end: datetime) -> datetime | Non
 
 
 def _read(path: str, room: Scratch) -> None:
-    from relaybox.cli.recorded import opened, read_records
+    from relaybox.cli.verify_records import opened, read_records
 
     name = "standard input" if path == "-" else path
     with opened(path) as stream, _with_bar(stream) as lines:
@@ -232,7 +232,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 def _digest(content: Any) -> bytes | None:
     """Of a stored payload: None where it cannot be compared, empty where it is no JSON."""
-    from relaybox.cli.recorded import digest, loads
+    from relaybox.cli.verify_records import digest, loads
     from relaybox.codec import BINARY
 
     if content is None or content.payload_encoding not in (None, BINARY):

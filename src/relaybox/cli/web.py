@@ -32,7 +32,7 @@ def web(
     """
     from relaybox.cli import logs
     from relaybox.cli.database import check_tables
-    from relaybox.cli.serving import listen, serve
+    from relaybox.cli.web_server import listen, serve
     from relaybox.web import dashboard
 
     given = options(context)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.operate import complain, parse_id, plain, print_json, run
 from relaybox.cli.options import Json
+from relaybox.cli.output import complain, parse_id, plain, print_json, run
 
 if TYPE_CHECKING:
     from relaybox.why import Reason

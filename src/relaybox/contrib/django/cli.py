@@ -13,8 +13,8 @@ from django.core.management.base import CommandError
 from relaybox.cli.commands import EXIT_STATUS, add_commands, make_app
 from relaybox.cli.drain import Drained, document, run_drain, show
 from relaybox.cli.group import Group
-from relaybox.cli.operate import print_json
 from relaybox.cli.options import Json, Options, options
+from relaybox.cli.output import print_json
 from relaybox.cli.prune import run_prune
 from relaybox.cli.prune import tell as tell_removed
 from relaybox.cli.relay import Patience, relay

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relaybox.admin import Admin, DestinationStats, Series, Stats
-from relaybox.cli.operate import ago, plain
+from relaybox.cli.output import ago, plain
 from relaybox.ledger import Counts, Entry, Filter, Relay
 from relaybox.why import is_alive
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from relaybox.cli.filters import filtered
-from relaybox.cli.operate import DryRun, Yes, bulk, confirm, parse_id, parse_moment, plain, print_json, run
 from relaybox.cli.options import Json
+from relaybox.cli.output import DryRun, Yes, bulk, confirm, parse_id, parse_moment, plain, print_json, run
 from relaybox.errors import ConfigError
 from relaybox.program import command
 

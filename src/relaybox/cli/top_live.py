@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from relaybox.admin import Admin, DestinationStats
-from relaybox.cli.frame import View, collect, draw
+from relaybox.cli.top_layout import View, collect, draw
 from relaybox.errors import RelayboxError
 from relaybox.sink import describe
 
