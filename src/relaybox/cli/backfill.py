@@ -73,7 +73,7 @@ def _run(
     given: Options, destination: str, name: str, types: dict[str, str | None], how: dict[str, Any]
 ) -> Backfilled:
     from relaybox.cli import logs
-    from relaybox.cli.database import check_tables
+    from relaybox.cli.application import check_tables
     from relaybox.cli.levels import LogFormat, LogLevel
     from relaybox.cli.output import actor
     from relaybox.indexing.backfill import abackfill

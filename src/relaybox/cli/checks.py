@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from relaybox.app import Outbox
-from relaybox.cli.database import check_tables
+from relaybox.cli.application import check_tables
 from relaybox.cli.options import Options
 from relaybox.config import Destination, Settings
 from relaybox.connect import in_memory

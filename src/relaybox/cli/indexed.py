@@ -35,7 +35,7 @@ Rate: TypeAlias = Annotated[
 
 def open_outbox(given: Options) -> Outbox:
     """The outbox that the options lead to, with its tables."""
-    from relaybox.cli.database import check_tables
+    from relaybox.cli.application import check_tables
 
     outbox = given.outbox()
     check_tables(outbox.settings, given)

@@ -112,7 +112,7 @@ class Options:
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
         """Do the work with the service that the settings lead to."""
-        from relaybox.cli.database import ask
+        from relaybox.cli.application import ask
 
         return ask(self, actor, work)
 

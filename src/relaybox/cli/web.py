@@ -31,7 +31,7 @@ def web(
     is printed; the log goes to standard error.
     """
     from relaybox.cli import logs
-    from relaybox.cli.database import check_tables
+    from relaybox.cli.application import check_tables
     from relaybox.cli.web_server import listen, serve
     from relaybox.web import dashboard
 
