@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from relaybox.cli.commands import EXIT_STATUS, add_commands, make_app
+from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
 from relaybox.cli.demo import demo
 from relaybox.cli.drain import drain
-from relaybox.cli.group import Group
 from relaybox.cli.init import init
 from relaybox.cli.migrate import migrate
 from relaybox.cli.options import Options

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn, TypeVar
 import typer
 from django.core.management.base import CommandError
 
-from relaybox.cli.commands import EXIT_STATUS, add_commands, make_app
+from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
 from relaybox.cli.drain import Drained, document, run_drain, show
-from relaybox.cli.group import Group
 from relaybox.cli.options import Json, Options, options
 from relaybox.cli.output import print_json
 from relaybox.cli.prune import run_prune
