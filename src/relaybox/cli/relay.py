@@ -64,8 +64,7 @@ class _Monitored:
     """A relay that tells of itself over HTTP; what keeps it from doing so is found before it starts."""
 
     def __init__(self, outbox: Outbox, address: str) -> None:
-        from relaybox.cli.listen import listen
-        from relaybox.cli.monitor import Monitor
+        from relaybox.cli.listen import Monitor, listen
 
         self._monitor = Monitor(outbox)
         self._socket = listen(address)
