@@ -21,8 +21,7 @@ from tests.waiting import PATIENCE, wait_for
 
 COLD = {
     "init": ("init", 0),
-    "sql": ("sql", 0),
-    "migrate": ("migrate", 0),
+    "database": ("migrate", 0),
     "config": ("config check", 0),
     "actions": ("send-test console", 0),
     "drain": ("drain", 0),
@@ -34,7 +33,6 @@ COLD = {
     "top": ("top", 0),
     "why": ("why 01900000-0000-7000-8000-000000000000", 1),
     "verify": ("verify console --inbox shop", 2),
-    "debezium": ("debezium", 2),
     "backfill": ("backfill --destination console", 2),
     "reconcile": ("reconcile --destination console", 2),
     "reindex": ("reindex --destination console", 2),

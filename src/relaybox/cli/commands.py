@@ -15,7 +15,7 @@ from relaybox.cli.backfill import EXIT_STATUS as BACKFILL_STATUS
 from relaybox.cli.backfill import backfill
 from relaybox.cli.config import check
 from relaybox.cli.config import show as show_config
-from relaybox.cli.debezium import debezium
+from relaybox.cli.database import debezium
 from relaybox.cli.doctor import EXIT_STATUS as DOCTOR_STATUS
 from relaybox.cli.doctor import doctor
 from relaybox.cli.events import list_events, show, tail
