@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from relaybox.admin import Admin
-    from relaybox.cli.scratch import Scratch
-    from relaybox.cli.verify_comparison import Comparison, Difference, Terms
+    from relaybox.cli.verify_comparison import Comparison, Difference, Histories, Terms
     from relaybox.config import Destination
     from relaybox.ledger import Entry, Filter
 
@@ -82,8 +81,7 @@ def verify(
 
     RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
     """
-    from relaybox.cli.scratch import scratch
-    from relaybox.cli.verify_comparison import Comparison, Terms, compare
+    from relaybox.cli.verify_comparison import Comparison, Terms, compare, open_histories
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
@@ -99,13 +97,13 @@ def verify(
         _at_line if inbox is None else _at_time,
     )
     done = Comparison(limit)
-    with scratch() as room:
+    with open_histories() as histories:
         if recorded is not None:
-            _read(recorded, room)
-        end = run(context, lambda admin: _gather(admin, inbox, room, terms, now, done))
+            _read(recorded, histories)
+        end = run(context, lambda admin: _gather(admin, inbox, histories, terms, now, done))
         terms = replace(terms, kept_since=_kept_since(configured, end))
-        done.counts["records"], done.has_payloads = room.size(), room.has_payloads()
-        compare(room, terms, done)
+        done.counts["records"], done.has_payloads = histories.size(), histories.has_payloads()
+        compare(histories, terms, done)
     _tell(done, terms, strict, as_json)
     if not _is_ok(done, strict):
         raise typer.Exit(1)
@@ -131,12 +129,12 @@ def _kept_since(configured: Destination | None, end: datetime) -> datetime | Non
     return end - timedelta(seconds=configured.retention) + MARGIN
 
 
-def _read(path: str, room: Scratch) -> None:
+def _read(path: str, histories: Histories) -> None:
     from relaybox.cli.verify_records import opened, read_records
 
     name = "standard input" if path == "-" else path
     with opened(path) as stream, _with_bar(stream) as lines:
-        room.record(read_records(lines, name))
+        histories.record(read_records(lines, name))
 
 
 def _with_bar(stream: BinaryIO) -> Any:
@@ -154,13 +152,13 @@ def _with_bar(stream: BinaryIO) -> Any:
 
 
 async def _gather(
-    admin: Admin, inbox: str | None, room: Scratch, terms: Terms, now: datetime, done: Comparison
+    admin: Admin, inbox: str | None, histories: Histories, terms: Terms, now: datetime, done: Comparison
 ) -> datetime:
     """Take what the database has: of the inbox, if it is that, and then the rows; its time after that."""
     if inbox is not None:
-        await _read_inbox(admin, inbox, room)
+        await _read_inbox(admin, inbox, histories)
 
-    has_payloads = room.has_payloads()
+    has_payloads = histories.has_payloads()
 
     async def walk(progress: Any) -> None:
         seen = 0
@@ -168,25 +166,25 @@ async def _gather(
             seen += len(entries)
             shadowed = await admin.shadowed(entries)
             sent = {entry.id for entry in entries if entry.id not in shadowed and _is_sent(entry, now)}
-            room.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
+            histories.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
             if has_payloads:
-                await _compare_payloads(admin, room, entries, terms, done)
+                await _compare_payloads(admin, histories, entries, terms, done)
             progress(seen)
 
-    await bulk(room.size() or None, "comparing", walk)
+    await bulk(histories.size() or None, "comparing", walk)
     return await _now(admin)
 
 
-async def _read_inbox(admin: Admin, consumer: str, room: Scratch) -> None:
-    from relaybox.cli.scratch import microseconds
+async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None:
+    from relaybox.cli.verify_comparison import microseconds
 
     async for marks in admin.inbox(consumer):
-        room.record(
+        histories.record(
             (microseconds(mark.processed_at), event, None)
             for mark in marks
             if (event := _uuid(mark.message_id)) is not None
         )
-    if not room.size():
+    if not histories.size():
         raise ConfigError(f"--inbox {consumer!r}: inbox_message has no event of this consumer")
 
 
@@ -207,10 +205,12 @@ def _is_sent(entry: Entry, now: datetime) -> bool:
 
 
 async def _compare_payloads(
-    admin: Admin, room: Scratch, entries: Sequence[Entry], terms: Terms, done: Comparison
+    admin: Admin, histories: Histories, entries: Sequence[Entry], terms: Terms, done: Comparison
 ) -> None:
     """Compare the payload of each record that has one with the stored one, a few at a time."""
-    found = {entry.id: room.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)}
+    found = {
+        entry.id: histories.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)
+    }
     for part in _parts([entry for entry in entries if found.get(entry.id)]):
         contents = await admin.contents([entry.id for entry in part])
         for entry in part:
@@ -259,7 +259,7 @@ def _at_line(place: int) -> str:
 
 
 def _at_time(place: int) -> str:
-    from relaybox.cli.scratch import EPOCH
+    from relaybox.cli.verify_comparison import EPOCH
 
     return (EPOCH + timedelta(microseconds=place)).isoformat()
 
