@@ -31,7 +31,6 @@ COLD = {
     "failures": ("failures", 0),
     "doctor": ("doctor", 0),
     "top": ("top", 0),
-    "why": ("why 01900000-0000-7000-8000-000000000000", 1),
     "verify": ("verify console --inbox shop", 2),
     "backfill": ("backfill --destination console", 2),
     "reconcile": ("reconcile --destination console", 2),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from relaybox.cli.filters import filtered
-from relaybox.cli.options import Json
-from relaybox.cli.output import DryRun, Yes, bulk, confirm, parse_id, parse_moment, plain, print_json, run
+from relaybox.cli.options import DryRun, Json, Yes, parse_id, parse_moment, run
+from relaybox.cli.output import confirm, note, plain, print_json
 from relaybox.errors import ConfigError
 from relaybox.program import command
 
@@ -188,6 +188,7 @@ class _How:
 async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: bool = False) -> Done:
     """Ids are done at once unless one names several; whatever else there may be many of is counted first."""
     from relaybox.admin import Named
+    from relaybox.cli.progress import with_bar
 
     if how.dry_run:
         return await action(what, dry_run=True)
@@ -205,7 +206,7 @@ async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: boo
             return found
         expected = found.affected
         confirm(f"{verb} {_deliveries(expected)}?")
-    return await bulk(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
+    return await with_bar(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
 
 
 def _confirm_shared(verb: str, done: Done) -> None:
@@ -237,12 +238,12 @@ def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_no
     if unknown:
         destination = getattr(what, "destination", None)
         where = "" if destination is None else f" for {destination}"
-        _note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
+        note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
     if done.skipped:
         idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
-        _note(f"{done.skipped:,} left as they are: {why_not}{idle}")
+        note(f"{done.skipped:,} left as they are: {why_not}{idle}")
     if unmet:
-        _note(unmet)
+        note(unmet)
     if unknown or done.idle or unmet:
         raise typer.Exit(1)
 
@@ -258,7 +259,3 @@ def _unmet(what: Any, done: Done) -> str | None:
         return None
     rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
     return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
-
-
-def _note(message: str) -> None:
-    typer.echo(plain(f"relaybox: {message}"), err=True)

@@ -18,7 +18,7 @@ from relaybox.cli.config import show as show_config
 from relaybox.cli.database import debezium
 from relaybox.cli.doctor import EXIT_STATUS as DOCTOR_STATUS
 from relaybox.cli.doctor import doctor
-from relaybox.cli.events import list_events, show, tail
+from relaybox.cli.events import list_events, show, tail, why
 from relaybox.cli.failures import audit, dead_letters, failures
 from relaybox.cli.reconcile import EXIT_STATUS as RECONCILE_STATUS
 from relaybox.cli.reconcile import reconcile
@@ -28,7 +28,6 @@ from relaybox.cli.status import status
 from relaybox.cli.top import top
 from relaybox.cli.verify import EXIT_STATUS as VERIFY_STATUS
 from relaybox.cli.verify import verify
-from relaybox.cli.why import why
 from relaybox.errors import RelayboxError
 
 EXIT_STATUS = """Exit status: 0 done; 1 stopped half-way (interrupted, or the output was closed), or an ID

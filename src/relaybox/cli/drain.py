@@ -42,14 +42,14 @@ def run_drain(given: Options, patience: str) -> Drained:
     """Deliver what is due, and make due what waits without a reason."""
     from relaybox.cli import logs
     from relaybox.cli.checks import check_all
-    from relaybox.cli.levels import LogFormat, LogLevel
-    from relaybox.cli.progress import Progress
+    from relaybox.cli.options import LogFormat, LogLevel
+    from relaybox.cli.progress import DrainProgress
     from relaybox.cli.signals import run_relay
     from relaybox.setting import parse_duration
 
     seconds = parse_duration(patience, "--patience")
     outbox = check_all(given)
-    progress = Progress()
+    progress = DrainProgress()
     logs.configure(LogLevel.warning, LogFormat.text).addFilter(progress.make_room)
     relay = outbox.relay(patience=seconds, observers=[progress])
     _, stopped = run_relay(relay, lambda: relay.drain(sweep=True), seconds)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from relaybox.cli.output import parse_id, parse_moment
+from relaybox.cli.options import Since, Until, parse_id, parse_moment
 
 if TYPE_CHECKING:
     from relaybox.ledger import Filter
@@ -45,12 +45,8 @@ def criteria(
     aggregate_id: Annotated[str | None, typer.Option(metavar="ID", help="Of this aggregate.")] = None,
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="Of this ordering key.")] = None,
     event: Annotated[str | None, typer.Option(metavar="ID", help="Of this event.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     error: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Whose last error holds this text.")
     ] = None,
@@ -58,7 +54,7 @@ def criteria(
         str | None, typer.Option(metavar="TEXT", help="That failed so, as `failures` names it.")
     ] = None,
 ) -> Filter:
-    """The filter that these options make."""
+    """Return the filter that these options describe."""
     from relaybox.ledger import Filter
 
     return Filter(

@@ -1,82 +1,29 @@
-"""What the commands of operators share: the service behind them, and how they read, ask and answer."""
+"""How commands print and ask: tables, notes on standard error, JSON documents whose keys do not change."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import typer
 
-from relaybox.cli.options import options
 from relaybox.errors import ConfigError
-from relaybox.program import command
 
 if TYPE_CHECKING:
-    from datetime import datetime
-    from uuid import UUID
-
-    from relaybox.admin import Admin
-
-T = TypeVar("T")
-
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")]
-
-
-def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Do the work with the service that the settings lead to."""
-    return options(context).ask(actor(), work)
-
-
-def actor() -> str:
-    """Who is at the keyboard, for the audit."""
-    import getpass
-    import os
-    import socket
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:200]
-
-
-def parse_id(text: str) -> UUID:
-    """An id as it was typed."""
-    from uuid import UUID
-
-    try:
-        return UUID(text)
-    except ValueError:
-        fix = f"write the UUID of an event or a delivery, as {command('events list')} prints it"
-        raise ConfigError(f"{text!r} is no id: {fix}") from None
-
-
-def parse_moment(text: str, setting: str, direction: int) -> datetime:
-    """A time, or a duration from now: into the past with -1, into the future with 1."""
-    from datetime import UTC, datetime, timedelta
-
-    from relaybox.setting import parse_duration
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    try:
-        if moment is None:
-            return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ConfigError, OverflowError):
-        fix = "write a duration such as '30m', '1h' or '7d', or a time such as '2026-01-31T12:00:00Z'"
-        raise ConfigError(f"{setting} = {text!r}: {fix}") from None
-
+    from relaybox.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
+    from relaybox.ledger import Counts, Entry, Page, Place
+    from relaybox.why import Reason
 
 NOBODY = "nobody is here to confirm this: add --yes, or --dry-run to see what it would do"
 
 
 def confirm(question: str, otherwise: str = NOBODY) -> None:
-    """Ask on a terminal; without one, only ``--yes`` will do, and ``otherwise`` says so."""
+    """Ask on a terminal; without one, raise ``otherwise``, which names ``--yes``."""
     if not sys.stdin.isatty():
         raise ConfigError(otherwise)
     if not typer.confirm(question):
@@ -84,25 +31,28 @@ def confirm(question: str, otherwise: str = NOBODY) -> None:
 
 
 def complain(message: str) -> None:
-    """One line on standard error; the command ends with the status 1."""
+    """Print one line on standard error, and end the command with the status 1."""
     typer.echo(f"relaybox: {message}", err=True)
     raise typer.Exit(1)
 
 
-def print_json(document: Any, *, compact: bool = False) -> None:
-    """A document of dicts, lists, texts and numbers."""
-    import json
+def note(message: str) -> None:
+    """Print one line on standard error."""
+    typer.echo(plain(f"relaybox: {message}"), err=True)
 
+
+def print_json(document: Any, *, compact: bool = False) -> None:
+    """Print a document of dicts, lists, texts and numbers."""
     typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2))
 
 
 def plain(text: object) -> str:
-    """Text that moves no cursor and changes no colour, whoever wrote it."""
+    """Replace what is not printable, so that the text moves no cursor and changes no colour."""
     return "".join(character if character.isprintable() else "�" for character in str(text))
 
 
 def ago(length: float) -> str:
-    """So many seconds in their largest unit."""
+    """Return seconds in their largest unit, such as ``5m``."""
     seconds = max(0, int(length))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
@@ -111,7 +61,10 @@ def ago(length: float) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int]) -> None:
-    """A table that fits the terminal; in a file or a pipe nothing is cut. Columns in ``whole`` never are."""
+    """Print a table that fits the terminal; columns in ``whole`` are never cut.
+
+    A file or a pipe gets everything.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -127,23 +80,130 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole
     console.print(table)
 
 
-def bulk(
-    total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]
-) -> Awaitable[T]:
-    """Do it with a bar that says how far it is, where there is a terminal to see it."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return work(lambda count: None)
-    return _with_bar(console, total, label, work)
+def stats_document(stats: Stats) -> dict[str, Any]:
+    """Return the counts of every destination, and the relays, for ``--json``."""
+    return {
+        **_counts(stats.total),
+        "destinations": [_destination(one) for one in stats.destinations],
+        "relays": [_plain(asdict(relay)) for relay in stats.relays],
+    }
 
 
-async def _with_bar(
-    console: Any, total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]
-) -> T:
-    from rich.progress import Progress
+def page_document(page: Page) -> dict[str, Any]:
+    """Return a page of deliveries."""
+    return {"events": [entry_document(entry) for entry in page.entries], "cursor": _value(page.cursor)}
 
-    with Progress(console=console, transient=True) as bars:
-        task = bars.add_task(label, total=total)
-        return await work(lambda count: bars.update(task, completed=count))
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """Return a delivery."""
+    return {**_plain(asdict(entry)), "state": str(entry.state)}
+
+
+def detail_document(detail: Detail) -> dict[str, Any]:
+    """Return a delivery with its payload, headers and failed attempts."""
+    import base64
+
+    content = detail.content
+    document = entry_document(detail.entry)
+    if content is not None:
+        data = content.payload_data
+        document |= {
+            "payload": None if content.payload is None else _parsed(content.payload),
+            "payload_data": None if data is None else base64.b64encode(data).decode(),
+            "payload_encoding": content.payload_encoding,
+            "headers": _parsed(content.headers),
+        }
+    return {**document, "failed_attempts": [_plain(asdict(attempt)) for attempt in detail.attempts]}
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON value, or the text if it is not valid JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def reason_document(reason: Reason) -> dict[str, Any]:
+    """Return why a delivery is where it is."""
+    entry = reason.entry
+    return {
+        "id": str(entry.id),
+        "event_id": str(entry.event_id),
+        "destination": entry.destination,
+        "state": str(entry.state),
+        "why": reason.kind,
+        "text": reason.text,
+        "until": _value(reason.until),
+        "behind": None if reason.behind is None else reason_document(reason.behind),
+    }
+
+
+def failures_document(failures: Failures) -> dict[str, Any]:
+    """Return failed deliveries, grouped by what went wrong."""
+    return {
+        "failures": [
+            {**_plain(asdict(group)), "event_types": list(group.event_types)} for group in failures.groups
+        ],
+        "looked_at": failures.looked_at,
+        "capped": failures.capped,
+    }
+
+
+def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
+    """Return a page of dead letters."""
+    rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
+    return {"dead_letters": rows, "cursor": _value(letters.cursor)}
+
+
+def audits_document(audits: Audits) -> dict[str, Any]:
+    """Return a page of what operators did."""
+    return {"audits": [_plain(asdict(row)) for row in audits.rows], "cursor": audits.cursor}
+
+
+def _counts(counts: Counts) -> dict[str, Any]:
+    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
+    waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
+    capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
+    return {
+        "pending": sum(waiting.values()),
+        "processing": counts.sending,
+        "completed": counts.delivered,
+        "failed": counts.failed,
+        **waiting,
+        "oldest_pending": _value(counts.oldest_pending),
+        "oldest_pending_seconds": counts.oldest_seconds,
+        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
+    }
+
+
+def _destination(one: DestinationStats) -> dict[str, Any]:
+    about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
+    return {**about, **_counts(one.counts), "retrying": one.counts.retrying, **_place(one.place)}
+
+
+def _place(place: Place | None) -> dict[str, Any]:
+    if place is None:
+        return {"paused": None, "circuit": {"state": "closed", "until": None, "reason": None}}
+    paused = {
+        "at": _value(place.paused_at),
+        "until": _value(place.paused_until),
+        "by": place.paused_by,
+        "reason": place.pause_reason,
+    }
+    circuit = {
+        "state": place.circuit,
+        "until": _value(place.circuit_until),
+        "reason": place.circuit_reason,
+    }
+    return {"paused": paused if place.paused else None, "circuit": circuit}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value

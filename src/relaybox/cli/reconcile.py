@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.indexed import (
-    DestinationName,
+from relaybox.cli.options import (
+    DOCUMENTS,
+    DocumentRate,
     IndexName,
-    Rate,
-    SourceName,
-    interruptible,
-    open_outbox,
-    rate_of,
-    source_of,
+    Json,
+    SearchDestination,
+    actor,
+    options,
+    parse_document_rate,
 )
-from relaybox.cli.options import Json, options
-from relaybox.cli.output import actor, bulk, plain, print_json
+from relaybox.cli.output import plain, print_json
 from relaybox.program import command
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ ALWAYS = ("documents", "matched", "missing", "stale", "orphaned")
 
 def reconcile(
     context: typer.Context,
-    destination: DestinationName,
-    source: SourceName,
+    destination: SearchDestination,
+    source: Annotated[str, DOCUMENTS],
     index: IndexName = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Emit an event for each difference, through the outbox.")
     ] = False,
-    rate: Rate = None,
+    rate: DocumentRate = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --repair: only say how many there are.")
     ] = False,
@@ -66,10 +65,14 @@ def reconcile(
     Documents whose events are under way are told apart, and no difference counts that is gone at a second
     look, so that it can run beside live traffic.
     """
+    from relaybox.cli.application import open_outbox
+    from relaybox.cli.progress import with_bar
+    from relaybox.cli.signals import run_interruptible
     from relaybox.indexing.reconcile import areconcile
+    from relaybox.indexing.source import load_source
 
     outbox = open_outbox(options(context))
-    documents = source_of(source)
+    documents = load_source(source)
 
     async def work() -> Reconciled:
         def compare(progress: Any) -> Any:
@@ -81,16 +84,16 @@ def reconcile(
                 repair=repair,
                 allow_empty=yes,
                 dry_run=dry_run,
-                rate=rate_of(rate),
+                rate=parse_document_rate(rate),
                 examples=limit,
                 actor=actor(),
                 progress=progress,
             )
 
-        result: Reconciled = await bulk(None, "compare", compare)
+        result: Reconciled = await with_bar(None, "compare", compare)
         return result
 
-    result = interruptible(work)
+    result = run_interruptible(work)
     if as_json:
         print_json(document(result))
     else:

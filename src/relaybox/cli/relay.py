@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.levels import LogFormat, LogLevel
-from relaybox.cli.options import options
+from relaybox.cli.options import LogFormat, LogLevel, options
 
 if TYPE_CHECKING:
     from relaybox.app import Outbox

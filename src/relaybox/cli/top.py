@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.options import options
-from relaybox.cli.output import actor
+from relaybox.cli.options import actor, options
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,9 +47,9 @@ def top(
 
     async def work(admin: Admin) -> None:
         if watching:
-            from relaybox.cli.top_live import Watch
+            from relaybox.cli.top_live import LiveScreen
 
-            await Watch(admin, where, console, seconds).run()
+            await LiveScreen(admin, where, console, seconds).run()
         else:
             await _print_frame(admin, where, console)
 

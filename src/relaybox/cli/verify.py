@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.options import Json
-from relaybox.cli.output import bulk, parse_moment, plain, print_json, run
+from relaybox.cli.options import Json, Since, Until, parse_moment, run
+from relaybox.cli.output import note, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,12 +66,8 @@ def verify(
         str | None,
         typer.Option(metavar="CONSUMER", help="Instead of a file: what this consumer has in inbox_message."),
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     strict: Annotated[bool, typer.Option("--strict", help="Duplicates count as differences.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many of each kind.")] = 20,
     as_json: Json = False,
@@ -130,31 +125,20 @@ def _kept_since(configured: Destination | None, end: datetime) -> datetime | Non
 
 
 def _read(path: str, histories: Histories) -> None:
+    from relaybox.cli.progress import reading_bar
     from relaybox.cli.verify_records import opened, read_records
 
     name = "standard input" if path == "-" else path
-    with opened(path) as stream, _with_bar(stream) as lines:
+    with opened(path) as stream, reading_bar(stream) as lines:
         histories.record(read_records(lines, name))
-
-
-def _with_bar(stream: BinaryIO) -> Any:
-    """The same stream, with a bar that says how much of it is read, where there is a terminal to see it."""
-    from contextlib import nullcontext
-
-    from rich.console import Console
-    from rich.progress import wrap_file
-
-    console = Console(stderr=True)
-    size = os.fstat(stream.fileno()).st_size if console.is_terminal else 0
-    if not size:
-        return nullcontext(stream)
-    return wrap_file(stream, size, description="reading", console=console, transient=True)
 
 
 async def _gather(
     admin: Admin, inbox: str | None, histories: Histories, terms: Terms, now: datetime, done: Comparison
 ) -> datetime:
     """Take what the database has: of the inbox, if it is that, and then the rows; its time after that."""
+    from relaybox.cli.progress import with_bar
+
     if inbox is not None:
         await _read_inbox(admin, inbox, histories)
 
@@ -171,7 +155,7 @@ async def _gather(
                 await _compare_payloads(admin, histories, entries, terms, done)
             progress(seen)
 
-    await bulk(histories.size() or None, "comparing", walk)
+    await with_bar(histories.size() or None, "comparing", walk)
     return await _now(admin)
 
 
@@ -301,19 +285,15 @@ def _tell_limits(done: Comparison, terms: Terms) -> None:
     """What the figures do not say, or may only seem to say."""
     if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
         since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
-        _note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
+        note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
     if not done.counts["events"]:
         return
     if not done.counts["keyed"]:
-        _note(f"no event of {terms.destination} has an ordering key, so order was not compared")
+        note(f"no event of {terms.destination} has an ordering key, so order was not compared")
     if not done.has_payloads:
-        _note("no payload was recorded, so none was compared")
+        note("no payload was recorded, so none was compared")
     elif not done.counts["payloads"]:
-        _note("no payload that was recorded could be compared with a stored one")
-
-
-def _note(text: str) -> None:
-    typer.echo(plain(f"relaybox: {text}"), err=True)
+        note("no payload that was recorded could be compared with a stored one")
 
 
 def _verdict(done: Comparison, strict: bool) -> str:
