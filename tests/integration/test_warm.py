@@ -24,8 +24,7 @@ COLD = {
     "database": ("migrate", 0),
     "config": ("config check", 0),
     "actions": ("send-test console", 0),
-    "drain": ("drain", 0),
-    "prune": ("prune", 0),
+    "relay": ("drain", 0),
     "status": ("status", 0),
     "events": ("events list", 0),
     "failures": ("failures", 0),
@@ -35,7 +34,6 @@ COLD = {
     "backfill": ("backfill --destination console", 2),
     "reconcile": ("reconcile --destination console", 2),
     "reindex": ("reindex --destination console", 2),
-    "relay": ("relay --help", 0),
     "web": ("web --help", 0),
     "demo": ("demo --help", 0),
 }
