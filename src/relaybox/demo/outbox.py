@@ -8,7 +8,7 @@ from typing import Any
 from relaybox.app import Outbox
 from relaybox.config import Destination, Route
 from relaybox.demo.journal import Change, Journal, Receipt
-from relaybox.demo.place import FLAKY, HANDLER, RECEIVERS, SECRET, WEBHOOK, Place
+from relaybox.demo.workspace import FLAKY, HANDLER, RECEIVERS, SECRET, WEBHOOK, Place
 from relaybox.event import Event
 
 LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0

@@ -11,7 +11,7 @@ from msgspec import Struct, json
 
 from relaybox.demo.journal import Change, Fault, Journal, Receipt
 from relaybox.demo.outbox import FLAKY_TIMEOUT
-from relaybox.demo.place import FLAKY, WEBHOOK, Place
+from relaybox.demo.workspace import FLAKY, WEBHOOK, Place
 from relaybox.signature import verify
 
 MOODS = {"well": 0.72, "slow": 0.12, "500": 0.07, "503": 0.06, "hangs": 0.03}

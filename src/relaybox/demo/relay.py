@@ -6,7 +6,7 @@ import logging
 
 from relaybox import parts
 from relaybox.demo.outbox import make_outbox
-from relaybox.demo.place import Place
+from relaybox.demo.workspace import Place
 
 
 def deliver(place: Place) -> None:

