@@ -135,7 +135,7 @@ def _tell_refused(done: Backfilled) -> None:
 
 
 def _payload(done: Backfilled) -> str | None:
-    """The first document as JSON, if it is any."""
+    """Return the first document as JSON, or None if it was refused."""
     from relaybox.codec import Limits, encode_payload
 
     assert done.example is not None

@@ -53,7 +53,7 @@ def doctor(
 
 
 def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
-    """Also of settings that cannot be read, of which there is no more to say."""
+    """Return the report; settings that cannot be read are its only finding."""
     import asyncio
     import warnings
 
@@ -76,7 +76,7 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What drivers and sinks log of their trouble is among the findings."""
+    """Hide what drivers and sinks log: it is among the findings."""
     import logging
 
     root, nowhere = logging.getLogger(), logging.NullHandler()

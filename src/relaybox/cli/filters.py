@@ -1,4 +1,4 @@
-"""The options that say which deliveries are meant, once for every command that takes them."""
+"""The options that choose deliveries, defined once for every command that takes them."""
 
 from __future__ import annotations
 

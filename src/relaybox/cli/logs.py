@@ -24,7 +24,7 @@ class TextFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it where there is one."""
+        """Return one line, and the traceback below it, if any."""
         level = _NAMES.get(record.levelno, "error")
         when = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}"[:-3]
         said = record.getMessage()
@@ -39,7 +39,7 @@ class JsonFormatter(logging.Formatter):
     """``{"time": …, "level": …, "logger": …, "message": …}`` and what the record says as values."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One object on one line."""
+        """Return one object on one line."""
         document: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": _NAMES.get(record.levelno, "error"),

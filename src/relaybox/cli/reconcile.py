@@ -105,7 +105,7 @@ def reconcile(
 
 
 def document(result: Reconciled) -> dict[str, Any]:
-    """What it came to, for programs."""
+    """Return the result for ``--json``."""
     from relaybox.indexing.reconciled import told
 
     examples = [
@@ -123,7 +123,7 @@ def document(result: Reconciled) -> dict[str, Any]:
 
 
 def show(result: Reconciled) -> None:
-    """Print what it came to, for people."""
+    """Print the result."""
     from relaybox.indexing.reconciled import told
 
     figures = told(result)
@@ -131,7 +131,7 @@ def show(result: Reconciled) -> None:
         if name in ALWAYS or figures[name]:
             typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")
     for one in result.examples:
-        typer.echo(plain(_told(one)))
+        typer.echo(plain(_described(one)))
     if result.blocked:
         typer.echo(
             f"{result.blocked:,} wait behind a failed event: {_look_at(result)}, then retry or discard it"
@@ -142,12 +142,12 @@ def show(result: Reconciled) -> None:
 
 
 def _look_at(result: Reconciled) -> str:
-    """What says why the event failed; which one, where only one is named."""
+    """Return the command that says why the event failed, with its id if only one is named."""
     known = {one.failed for one in result.examples if one.blocked}
     return command(f"why {known.pop() if len(known) == 1 else 'ID'}")
 
 
-def _told(one: Difference) -> str:
+def _described(one: Difference) -> str:
     text = f"{one.kind} {one.id}"
     if one.fields:
         text += f": {', '.join(one.fields)}"

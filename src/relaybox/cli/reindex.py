@@ -114,7 +114,7 @@ async def _again(
     pause: float,
     as_json: bool,
 ) -> None:
-    """Until it is interrupted; a failure is told, and the next one comes all the same.
+    """Rebuild again and again until interrupted; report a failure, and go on.
 
     A setting that is wrong from the beginning ends it.
     """
@@ -156,7 +156,7 @@ def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, a
 
 
 def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any]) -> tuple[str, int | None]:
-    """Which index, and of how many documents; where it cannot be built, the refusal of the real one."""
+    """Return the index and the number of its documents; fail as the real rebuild would."""
     from relaybox.cli.signals import run_interruptible
     from relaybox.indexing.failure import ReindexFailed
     from relaybox.indexing.reindex import alook
@@ -181,7 +181,7 @@ def _dry_run(outbox: Outbox, destination: str, source: Source, words: dict[str, 
 
 
 def _teller(as_json: bool) -> Any:
-    """Steps are told as they come; where the answer is JSON, on standard error."""
+    """Return what prints the steps as they come; on standard error if the answer is JSON."""
 
     def tell(text: str) -> None:
         typer.echo(plain(text), err=as_json)

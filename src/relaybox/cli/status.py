@@ -51,7 +51,7 @@ def _cells(counts: Counts) -> list[str]:
 
 
 def _state(one: DestinationStats) -> str:
-    """One word, the one that ``why`` would name first."""
+    """Return one word, the one that ``why`` would name first."""
     if one.place is not None and one.place.paused:
         return "paused"
     if one.place is not None and one.place.circuit != "closed":

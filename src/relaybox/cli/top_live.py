@@ -37,9 +37,9 @@ class LiveScreen:
         self._changed = asyncio.Event()
         self._left = False
         self._doing: asyncio.Task[None] | None = None
-        """What the operator asked for; one thing at a time."""
+        """The action that the operator asked for; one at a time."""
         self._asked: tuple[str, bool] | None = None
-        """Of which destination the question is, and whether to resume it: whatever is chosen by then."""
+        """The destination of the question, and True to resume it; the selection may change meanwhile."""
 
     async def run(self) -> None:
         """Show it until q, the end of the terminal, SIGTERM, or a cancellation."""

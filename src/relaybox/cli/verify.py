@@ -105,19 +105,19 @@ def verify(
 
 
 async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
-    """The destination, and the database's time before anything is read."""
+    """Return the destination, and the database's time before anything is read."""
     configured = await admin.destination(name)
     return configured, await _now(admin)
 
 
 async def _now(admin: Admin) -> datetime:
-    """The database's time; where it has no row to tell it with, that of this machine."""
+    """Return the database's time, or that of this machine if the database has no row."""
     page = await admin.events(limit=1, windows=1)
     return page.entries[0].seen_at if page.entries else datetime.now(UTC)
 
 
 def _kept_since(configured: Destination | None, end: datetime) -> datetime | None:
-    """Rows of events that were emitted since are there; those before may have been pruned until ``end``."""
+    """Return the time since which no row was pruned, at ``end``."""
     if configured is None:
         return None
     # By an emitter's clock, which may be ahead, an event may be younger than what pruned it says.
@@ -136,7 +136,7 @@ def _read(path: str, histories: Histories) -> None:
 async def _gather(
     admin: Admin, inbox: str | None, histories: Histories, terms: Terms, now: datetime, done: Comparison
 ) -> datetime:
-    """Take what the database has: of the inbox, if it is that, and then the rows; its time after that."""
+    """Read the inbox, if one is given, and then the rows; return the database's time after that."""
     from relaybox.cli.progress import with_bar
 
     if inbox is not None:
@@ -173,7 +173,7 @@ async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None
 
 
 def _filter(terms: Terms) -> Filter:
-    """Somewhat more than is compared, so that no record near the edge is taken for one without a row."""
+    """Return a filter of somewhat more than is compared, so that each record near the edge finds its row."""
     from relaybox.ledger import Filter
 
     return Filter(
@@ -184,7 +184,7 @@ def _filter(terms: Terms) -> Filter:
 
 
 def _is_sent(entry: Entry, now: datetime) -> bool:
-    """Whether it was delivered before what was recorded was read."""
+    """Return True if it was delivered before what was recorded was read."""
     return entry.status == "delivered" and (entry.delivered_at is None or entry.delivered_at < now)
 
 
@@ -215,7 +215,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 def _digest(content: Any) -> bytes | None:
-    """Of a stored payload: None where it cannot be compared, empty where it is no JSON."""
+    """Return the digest of a stored payload: None if it cannot be compared, empty if it is not JSON."""
     from relaybox.cli.verify_records import digest, loads
     from relaybox.codec import BINARY
 
@@ -282,7 +282,7 @@ def _tell_findings(done: Comparison) -> None:
 
 
 def _tell_limits(done: Comparison, terms: Terms) -> None:
-    """What the figures do not say, or may only seem to say."""
+    """Print what the figures do not show."""
     if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
         since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
         note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
@@ -297,7 +297,7 @@ def _tell_limits(done: Comparison, terms: Terms) -> None:
 
 
 def _verdict(done: Comparison, strict: bool) -> str:
-    """The last line."""
+    """Return the last line."""
     if not done.counts["events"]:
         return f"nothing was compared: {_why_nothing(done)}"
     differences, again = done.differences(strict=strict), done.counts["duplicate"]
@@ -306,7 +306,7 @@ def _verdict(done: Comparison, strict: bool) -> str:
 
 
 def _why_nothing(done: Comparison) -> str:
-    """Where everything that was recorded belongs, if not to an event that was compared."""
+    """Describe what was recorded, if nothing of it was compared."""
     places = {
         "outside": "outside --since and --until",
         "pruned": "older than what is kept (retention)",

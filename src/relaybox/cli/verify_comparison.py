@@ -162,7 +162,7 @@ class Terms:
     kept_since: datetime | None
     """What was emitted before may be pruned; None: nothing is."""
     place: Callable[[int], str]
-    """The words for a place among the records."""
+    """Describes a place among the records."""
 
     def covers(self, moment: datetime) -> bool:
         """Return True if an event of that moment is compared."""

@@ -1,4 +1,4 @@
-"""What a consumer recorded, as a file has it: one delivery a line, in order of arrival."""
+"""The records of a consumer in a file: one delivery a line, in order of arrival."""
 
 from __future__ import annotations
 
