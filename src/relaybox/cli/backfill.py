@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.options import DocumentRate, Json, Options, actor, options, parse_document_rate
+from relaybox.cli.options import (
+    DocumentRate,
+    Json,
+    LogFormat,
+    LogLevel,
+    Options,
+    actor,
+    options,
+    parse_document_rate,
+)
 from relaybox.cli.output import complain, note, plain, print_json
 
 if TYPE_CHECKING:
@@ -66,7 +75,6 @@ def _run(
 ) -> Backfilled:
     from relaybox.cli import logs
     from relaybox.cli.application import check_tables
-    from relaybox.cli.options import LogFormat, LogLevel
     from relaybox.cli.progress import backfill_progress
     from relaybox.cli.signals import stop_requested
     from relaybox.indexing.backfill import abackfill

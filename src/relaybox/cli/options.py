@@ -57,10 +57,10 @@ Since: TypeAlias = Annotated[
 Until: TypeAlias = Annotated[
     str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
 ]
-AtLevel: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
-InFormat: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
+LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
+LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
 
-# Of the commands about search indexes.
+# For reindex, reconcile and backfill.
 SearchDestination: TypeAlias = Annotated[
     str, typer.Option("--destination", metavar="NAME", help="A destination that is a search index.")
 ]
@@ -71,7 +71,7 @@ IndexName: TypeAlias = Annotated[
 DocumentRate: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NUMBER[/s]", help="No more than so many documents a second.")
 ]
-DOCUMENTS: Any = typer.Option(
+DOCUMENT_SOURCE: Any = typer.Option(
     "--source", metavar="MODULE:NAME", help="A Source, select, QuerySet, iterable, or a function of one."
 )
 """Where the documents of an index come from."""

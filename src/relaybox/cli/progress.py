@@ -130,15 +130,15 @@ class _BackfillLines:
     """Write a line when the backfill begins to wait, and from time to time."""
 
     def __init__(self) -> None:
-        self._told_at = time.monotonic()
+        self._written_at = time.monotonic()
         self._waited = False
 
     def __call__(self, progress: Progress) -> None:
         waits = progress.waiting is not None
         now = time.monotonic()
-        if now - self._told_at < LINE_SECONDS and not (waits and not self._waited):
+        if now - self._written_at < LINE_SECONDS and not (waits and not self._waited):
             return
-        self._told_at, self._waited = now, waits
+        self._written_at, self._waited = now, waits
         total = "" if progress.total is None else f" of about {progress.total:,}"
         typer.echo(f"{_backfill_state(progress)}: {progress.done + progress.skipped:,}{total}", err=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relaybox.cli.options import (
-    DOCUMENTS,
+    DOCUMENT_SOURCE,
     DocumentRate,
     IndexName,
     Json,
@@ -43,7 +43,7 @@ ALWAYS = ("documents", "matched", "missing", "stale", "orphaned")
 def reconcile(
     context: typer.Context,
     destination: SearchDestination,
-    source: Annotated[str, DOCUMENTS],
+    source: Annotated[str, DOCUMENT_SOURCE],
     index: IndexName = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Emit an event for each difference, through the outbox.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relaybox.cli.options import (
-    DOCUMENTS,
+    DOCUMENT_SOURCE,
     DocumentRate,
     IndexName,
     Json,
@@ -33,7 +33,7 @@ on standard error says why; 2 wrong usage, a wrong setting, or the database refu
 def reindex(
     context: typer.Context,
     destination: SearchDestination,
-    source: Annotated[str | None, DOCUMENTS] = None,
+    source: Annotated[str | None, DOCUMENT_SOURCE] = None,
     index: IndexName = None,
     like: Annotated[
         str | None,

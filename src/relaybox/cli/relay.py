@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from relaybox.cli.options import AtLevel, InFormat, Json, LogFormat, LogLevel, Options, options
+from relaybox.cli.options import Json, LogFormat, LogFormatOption, LogLevel, LogLevelOption, Options, options
 from relaybox.cli.output import plain, print_json, print_table
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def relay(
             help="Serve /metrics, /livez and /readyz there, on the loopback unless HOST says otherwise.",
         ),
     ] = None,
-    log_level: AtLevel = LogLevel.info,
-    log_format: InFormat = LogFormat.text,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Deliver what is committed, until SIGTERM or Ctrl-C. Any number of relays may run.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relaybox.cli.options import AtLevel, InFormat, LogFormat, LogLevel, options
+from relaybox.cli.options import LogFormat, LogFormatOption, LogLevel, LogLevelOption, options
 
 
 def web(
@@ -21,8 +21,8 @@ def web(
     require_users: Annotated[
         bool, typer.Option("--require-users", help="Refuse to start without users: behind any proxy.")
     ] = False,
-    log_level: AtLevel = LogLevel.info,
-    log_format: InFormat = LogFormat.text,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
