@@ -27,9 +27,10 @@ from tests.servers import base
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
-    *("relaybox.__main__", "relaybox.cli.database", "relaybox.demo", "relaybox.doctor", "relaybox.indexing"),
-    *("relaybox.relay.relay", "relaybox.stores.postgres", "relaybox.stores.mysql", "relaybox.stores.sqlite"),
-    *("relaybox.sinks.http", "aiohttp", "aiosqlite", "asyncmy", "psycopg", "rich.table", "uvloop"),
+    *("relaybox.__main__", "relaybox.cli.application", "relaybox.demo", "relaybox.doctor"),
+    *("relaybox.indexing", "relaybox.relay.relay", "relaybox.sinks.http"),
+    *("relaybox.stores.postgres", "relaybox.stores.mysql", "relaybox.stores.sqlite"),
+    *("aiohttp", "aiosqlite", "asyncmy", "psycopg", "rich.table", "uvloop"),
 )
 _LARGEST = 1 << 20
 _one_at_a_time = threading.Lock()

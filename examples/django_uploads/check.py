@@ -9,7 +9,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 from stage import Stage
 
-from relaybox.demo.process import Broken
+from relaybox.demo.processes import Broken
 
 SECONDS = 60.0
 TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(.*?)"')

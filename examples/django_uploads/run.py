@@ -9,7 +9,7 @@ from select import select
 from check import check
 from stage import Stage, staged
 
-from relaybox.demo.process import Broken
+from relaybox.demo.processes import Broken
 
 
 def main() -> int:

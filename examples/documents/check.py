@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 from stage import Stage
 
-from relaybox.demo.process import Broken
+from relaybox.demo.processes import Broken
 
 SECONDS = 90.0
 Document = dict[str, Any]

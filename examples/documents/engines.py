@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from relaybox import Destination
-from relaybox.demo.process import Broken
+from relaybox.demo.processes import Broken
 from relaybox.errors import ConfigError
 from relaybox.outcome import Unavailable
 from relaybox.parts import open_engine

@@ -11,7 +11,7 @@ from check import check
 from engines import ENGINES
 from stage import Stage, staged
 
-from relaybox.demo.process import Broken
+from relaybox.demo.processes import Broken
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from engines import Engine, started
 
-from relaybox.demo.process import Broken, end, free_ports, last_line
-from relaybox.demo.server import postgres
+from relaybox.demo.postgres import postgres
+from relaybox.demo.processes import Broken, end, free_ports, last_line
 
 HERE = Path(__file__).parent
 READY = "running on"

@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from relaybox.demo.process import Broken
+from relaybox.demo.processes import Broken
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "order-events"

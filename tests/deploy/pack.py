@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from relaybox.cli import app
-from relaybox.cli.group import Group, global_first
+from relaybox.cli.commands import Group, global_first
 from tests.docs.failures import ROOT, line_at
 
 DEPLOY = ROOT / "deploy"

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
-from relaybox.cli.group import global_first
+from relaybox.cli.commands import global_first
 from relaybox.grants import grants
 from relaybox.migrations import DialectName, current_version, migrate
 from relaybox.schema import VERSION

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from relaybox.demo.check import Outage, Verdict, compare, milliseconds
-from relaybox.demo.journal import Change, Journal, Reader, Receipt
+from relaybox.demo.verdict import Outage, Verdict, compare, milliseconds
+from relaybox.demo.workspace import Change, Journal, Reader, Receipt
 from tests.waiting import wait_for
 
 SECONDS = 5

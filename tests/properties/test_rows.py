@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
 from relaybox.admin import Admin
-from relaybox.cli import documents
+from relaybox.cli import output
 from relaybox.cli.events import _described, _line
 from relaybox.ledger import Filter
 from relaybox.observe import Observer
@@ -201,9 +201,9 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
     store = open_store(edited.outbox.settings.database, edited.outbox.tables, connections=1)
     admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
     try:
-        assert documents.stats_document(await admin.stats())
+        assert output.stats_document(await admin.stats())
         failures = await admin.failures()
-        assert len(documents.failures_document(failures)["failures"]) == len(failures.groups)
+        assert len(output.failures_document(failures)["failures"]) == len(failures.groups)
         for group in failures.groups[:3]:
             wanted = Filter(destination=group.destination, fingerprint=group.fingerprint)
             assert (await admin.count("retry", wanted)).count == group.count
@@ -212,13 +212,13 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
         for name in ("", *ROUTED, *await samples.names()):
             assert (await samples.measure(name, 100)).pending >= 0
         page = await admin.events(limit=100)
-        assert len(documents.page_document(page)["events"]) == len(page.entries)
+        assert len(output.page_document(page)["events"]) == len(page.entries)
         for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:
             for detail in await admin.event(id_):
-                assert documents.detail_document(detail)["destination"] == detail.entry.destination
+                assert output.detail_document(detail)["destination"] == detail.entry.destination
                 assert _described(detail, shared=True)
                 assert _line(detail.entry)
             for reason in await admin.why(id_):
-                assert documents.reason_document(reason)["text"]
+                assert output.reason_document(reason)["text"]
     finally:
         await store.close()

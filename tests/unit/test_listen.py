@@ -11,8 +11,7 @@ import pytest
 from relaybox import Destination, Outbox
 from relaybox.admin import Admin
 from relaybox.cli import listen as module
-from relaybox.cli.listen import Reply, listen, serving
-from relaybox.cli.monitor import Monitor
+from relaybox.cli.listen import Monitor, Reply, listen, serving
 from relaybox.errors import ConfigError
 from relaybox.health import Problem
 from relaybox.relay.relay import Relay

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relaybox.cli.levels import LogFormat, LogLevel
 from relaybox.cli.logs import JsonFormatter, TextFormatter, colours, configure
+from relaybox.cli.options import LogFormat, LogLevel
 from relaybox.errors import StoreError
 from relaybox.observers.count import Count, Counter
 from relaybox.observers.log import FAILURES, LogObserver

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relaybox import Destination, Outbox, Route
-from relaybox.cli.effective import effective
+from relaybox.cli.config import effective_settings
 from relaybox.cli.options import Options
 from relaybox.errors import ConfigError, UnknownSetting
 from relaybox.setting import parse_table
@@ -144,7 +144,7 @@ def test_the_command_shows_the_names_of_options(tmp_path: Path) -> None:
         sink = "memory:"
         options = { token = "geheim", maxlen = 10 }
     """)
-    tables = effective(Options("sqlite:///shop.db", str(file)))
+    tables = effective_settings(Options("sqlite:///shop.db", str(file)))
     assert tables["destinations.shop"]["options"] == ("{ token = …, maxlen = … }", str(file))
     assert tables["destinations.plain"]["options"] == ("{}", "default")
     options = parse_table({"token": "geheim"}, "options")

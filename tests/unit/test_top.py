@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from relaybox.admin import DestinationStats, Point, Series, Stats
-from relaybox.cli.frame import Frame, View, draw, spark
-from relaybox.cli.watch import DOWN, UP, Watch, _split
+from relaybox.cli.top_layout import Frame, View, draw, spark
+from relaybox.cli.top_live import DOWN, UP, LiveScreen, _split
 from relaybox.errors import StoreError
 from relaybox.ledger import Counts, Entry, Place, Relay
 from tests.unit.deliveries import entry
@@ -145,7 +145,7 @@ async def test_yes_answers_what_was_asked_though_the_screen_changed(
     now: tuple[DestinationStats, ...],
 ) -> None:
     operator = Operator()
-    watch = Watch(operator, "x", Console(file=StringIO()), 1.0)  # type: ignore[arg-type]
+    watch = LiveScreen(operator, "x", Console(file=StringIO()), 1.0)  # type: ignore[arg-type]
     watch._view.frame = frame(RUNNER, PAUSED)
     watch._choose(0)
     watch._press("p")

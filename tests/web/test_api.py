@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from relaybox.cli.documents import entry_document
+from relaybox.cli.output import entry_document
 from relaybox.ledger import Counted
 from tests.waiting import await_for
 from tests.web.stage import Stage

@@ -10,16 +10,12 @@ from typing import Annotated
 
 import typer
 
-from relaybox.cli.commands import EXIT_STATUS, add_commands, make_app
+from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
+from relaybox.cli.database import migrate, sql
 from relaybox.cli.demo import demo
-from relaybox.cli.drain import drain
-from relaybox.cli.group import Group
 from relaybox.cli.init import init
-from relaybox.cli.migrate import migrate
 from relaybox.cli.options import Options
-from relaybox.cli.prune import prune
-from relaybox.cli.relay import relay
-from relaybox.cli.sql import sql
+from relaybox.cli.relay import drain, prune, relay
 from relaybox.cli.web import web
 
 GLOBAL_OPTIONS = "Every command also takes --app, --config and --database: see relaybox --help."

@@ -1,27 +1,37 @@
-"""The outbox that a command works with: the application's own, or one made of the settings."""
+"""The outbox that a command works with, its database, and the operators' service on it."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import sqlalchemy as sa
+
+from relaybox.admin import Admin
 from relaybox.app import Outbox
 from relaybox.cli.options import Options
 from relaybox.config import Settings
-from relaybox.errors import ConfigError
+from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.load import load, told_where
+from relaybox.migrations import check
+from relaybox.parts import open_store
+from relaybox.schema import make_tables
 from relaybox.setting import reveal_database
+from relaybox.stores.ledger import SqlLedger
+
+T = TypeVar("T")
 
 FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox"
 
 
 def load_outbox(given: Options) -> Outbox:
-    """The outbox of ``--app``, else of ``app`` in the file; without either, one made of the settings."""
+    """Return the outbox of ``--app`` or of ``app`` in the file; without either, one made of the settings."""
     path = given.app
     if path is None:
         settings = given.read()
@@ -40,9 +50,42 @@ def load_outbox(given: Options) -> Outbox:
     return outbox
 
 
+def open_outbox(given: Options) -> Outbox:
+    """Return the outbox of the options; raise if its tables are missing or too old."""
+    outbox = given.outbox()
+    check_tables(outbox.settings, given)
+    return outbox
+
+
+def check_tables(settings: Settings, given: Options) -> None:
+    """Raise if the database cannot be reached, or its tables are missing or too old; the error names it."""
+    try:
+        check(settings.database, schema=settings.schema, prefix=settings.prefix)
+    except SchemaError as error:
+        raise SchemaError(f"{given.shown_database(settings)}: {error}") from None
+    except StoreError as error:
+        raise StoreError(f"{error}; {given.no_server}") from error
+
+
+def ask(given: Options, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
+    settings = given.settings()
+    check_tables(settings, given)
+    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
+
+    async def start() -> T:
+        store = open_store(settings.database, tables, connections=1)
+        try:
+            return await work(Admin(SqlLedger(store), settings.destinations, actor))
+        finally:
+            await store.close()
+
+    return asyncio.run(start())
+
+
 def _application(path: str, given: Options) -> Outbox:
     _search_here()
-    with _told(given):
+    with _flags_in_environment(given):
         found = load(path, f"app = {path!r}", FIX)
         if not isinstance(found, Outbox) and callable(found):
             found = _called(found, path)
@@ -78,8 +121,8 @@ def _search_here() -> None:
 
 
 @contextmanager
-def _told(given: Options) -> Iterator[None]:
-    """While the application is imported, an ``Outbox()`` in it sees what the flags say."""
+def _flags_in_environment(given: Options) -> Iterator[None]:
+    """Set what the flags say in the environment, for an ``Outbox()`` of the application being imported."""
     flags = {"RELAYBOX_DATABASE": given.database, "RELAYBOX_CONFIG": given.config}
     before = dict(os.environ)
     os.environ.update({name: flag for name, flag in flags.items() if flag is not None})

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.indexed import Rate, rate_of
-from relaybox.cli.options import Json, Options, options
+from relaybox.cli.options import (
+    DocumentRate,
+    Json,
+    LogFormat,
+    LogLevel,
+    Options,
+    actor,
+    options,
+    parse_document_rate,
+)
+from relaybox.cli.output import complain, note, plain, print_json
 
 if TYPE_CHECKING:
-    from relaybox.indexing.backfilled import Backfilled, Progress
+    from relaybox.indexing.backfilled import Backfilled
     from relaybox.indexing.source import Source
 
 EXIT_STATUS = """Exit status: 0 all documents are emitted; 1 it was interrupted, and the same command goes on
 from there, or some documents were refused, or with --dry-run would be; 2 wrong usage, a wrong setting,
 another process is at it, or the database refused: one line on standard error says why."""
-
-EVERY = 10.0
-"""Seconds between two lines that say how far it is, where there is no terminal."""
 
 
 def backfill(
@@ -31,7 +34,7 @@ def backfill(
     source: Annotated[
         str, typer.Option(metavar="MODULE:NAME", help="A Source, a select, a QuerySet, an iterable.")
     ],
-    rate: Rate = None,
+    rate: DocumentRate = None,
     batch: Annotated[int, typer.Option(min=1, help="Documents in one transaction.")] = 500,
     max_pending: Annotated[
         int, typer.Option(min=0, help="Wait while more deliveries than that wait there; 0: never.")
@@ -49,7 +52,7 @@ def backfill(
     """
     given = options(context)
     how: dict[str, Any] = {
-        "rate": rate_of(rate),
+        "rate": parse_document_rate(rate),
         "batch": batch,
         "max_pending": max_pending or None,
         "dry_run": dry_run,
@@ -62,8 +65,6 @@ def backfill(
         _tell(destination, done, dry_run)
     _tell_refused(done)
     if done.stopped:
-        from relaybox.cli.operate import complain
-
         complain(f"stopped after {_count(done)}; the same command goes on from there, --restart begins anew")
     if done.refused:
         raise typer.Exit(1)
@@ -73,9 +74,9 @@ def _run(
     given: Options, destination: str, name: str, types: dict[str, str | None], how: dict[str, Any]
 ) -> Backfilled:
     from relaybox.cli import logs
-    from relaybox.cli.database import check_tables
-    from relaybox.cli.levels import LogFormat, LogLevel
-    from relaybox.cli.operate import actor
+    from relaybox.cli.application import check_tables
+    from relaybox.cli.progress import backfill_progress
+    from relaybox.cli.signals import stop_requested
     from relaybox.indexing.backfill import abackfill
     from relaybox.parts import run
 
@@ -85,7 +86,7 @@ def _run(
     logs.configure(LogLevel.warning, LogFormat.text)
 
     async def work() -> Backfilled:
-        with _signals() as stop, _shown() as progress:
+        with stop_requested() as stop, backfill_progress() as progress:
             return await abackfill(
                 outbox, destination, source, progress=progress, stop=stop, actor=actor(), **how
             )
@@ -98,82 +99,6 @@ def _source(name: str, types: dict[str, str | None]) -> Source:
 
     given = {field: value for field, value in types.items() if value is not None}
     return replace(load_source(name), **given)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-    """Whether to stop: after the first SIGINT or SIGTERM. The second ends the process at once."""
-    import asyncio
-    import os
-    import signal
-    import threading
-
-    asked: list[int] = []
-    loop = asyncio.get_running_loop()
-
-    def ask(number: signal.Signals) -> None:
-        if asked:
-            os._exit(128 + number)
-        asked.append(number)
-
-    # Only the main thread can listen to signals.
-    listens = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGINT) if listens else ()
-    for number in numbers:
-        loop.add_signal_handler(number, ask, number)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[Progress], None]]:
-    """How far it is: a bar on a terminal, else a line from time to time."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("backfill", total=None)
-
-        def update(progress: Progress) -> None:
-            completed = progress.done + progress.skipped
-            # It was counted at the beginning; there may be more by now.
-            total = None if progress.total is None else max(progress.total, completed)
-            bars.update(task, completed=completed, total=total, description=_state(progress))
-
-        yield update
-
-
-class _Lines:
-    """Writes a line when it waits, and from time to time."""
-
-    def __init__(self) -> None:
-        self._told_at = time.monotonic()
-        self._waited = False
-
-    def __call__(self, progress: Progress) -> None:
-        waits = progress.waiting is not None
-        now = time.monotonic()
-        if now - self._told_at < EVERY and not (waits and not self._waited):
-            return
-        self._told_at, self._waited = now, waits
-        total = "" if progress.total is None else f" of about {progress.total:,}"
-        typer.echo(f"{_state(progress)}: {progress.done + progress.skipped:,}{total}", err=True)
-
-
-def _state(progress: Progress) -> str:
-    if progress.waiting is None:
-        return "backfill"
-    return f"waits, {progress.waiting - 1:,} deliveries or more are pending: does a relay run?"
 
 
 def _count(done: Backfilled) -> str:
@@ -193,8 +118,6 @@ def _tell(destination: str, done: Backfilled, dry_run: bool) -> None:
         return
     _tell_rest(destination, done)
     if done.example is not None:
-        from relaybox.cli.operate import plain
-
         call = done.example
         typer.echo(plain(f"first: {call.event_type} of {call.aggregate_type} {call.aggregate_id}"))
         if (payload := _payload(done)) is not None:
@@ -212,17 +135,15 @@ def _tell_rest(destination: str, done: Backfilled) -> None:
 
 
 def _tell_refused(done: Backfilled) -> None:
-    from relaybox.cli.operate import plain
-
     for one in done.refused:
         what = "would be refused by the destination" if one.at_destination else "cannot be an event"
-        typer.echo(plain(f"relaybox: the document {one.id} {what}: {one.reason}"), err=True)
+        note(f"the document {one.id} {what}: {one.reason}")
     if done.refusals > len(done.refused):
-        typer.echo(f"relaybox: and {done.refusals - len(done.refused):,} more", err=True)
+        note(f"and {done.refusals - len(done.refused):,} more")
 
 
 def _payload(done: Backfilled) -> str | None:
-    """The first document as JSON, if it is any."""
+    """Return the first document as JSON, or None if it was refused."""
     from relaybox.codec import Limits, encode_payload
 
     assert done.example is not None
@@ -234,8 +155,6 @@ def _payload(done: Backfilled) -> str | None:
 
 def _print_document(destination: str, source: str, done: Backfilled, dry_run: bool) -> None:
     import json
-
-    from relaybox.cli.operate import print_json
 
     call = done.example
     example: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Everything that must be right before a relay starts, each thing by itself."""
+"""The checks of what a relay needs: of ``config check``, and before a relay starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from relaybox.app import Outbox
-from relaybox.cli.database import check_tables
+from relaybox.cli.application import check_tables
 from relaybox.cli.options import Options
 from relaybox.config import Destination, Settings
 from relaybox.connect import in_memory
@@ -21,14 +21,14 @@ from relaybox.setting import mask_url
 
 
 class Check(NamedTuple):
-    """One thing to look at; ``run`` says what was found, or raises a ``RelayboxError``."""
+    """One check; ``run`` returns what was found, or raises a ``RelayboxError``."""
 
     what: str
     run: Callable[[], str]
 
 
 def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Check]:
-    """The destinations, each with its secrets and what it needs, the web, and the database."""
+    """Yield the checks of each destination with its secrets and packages, of the web and of the database."""
     if not outbox.settings.destinations:
         yield Check("destinations", lambda: _no_destinations(given))
     for destination in outbox.settings.destinations:
@@ -39,7 +39,7 @@ def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Chec
 
 
 def check_all(given: Options) -> Outbox:
-    """Raise the first thing that a relay could not work with; else the outbox that the options lead to."""
+    """Return the outbox of the options; raise on the first thing that a relay cannot work with."""
     outbox = given.outbox()
     # A relay needs none of the web's secrets, and should not be given them.
     for one in checks(outbox, given, web=False):
@@ -48,7 +48,7 @@ def check_all(given: Options) -> Outbox:
 
 
 def sink_name(destination: Destination, outbox: Outbox) -> str:
-    """The destination's sink as it may be shown: without credentials, a function by its name."""
+    """Return the destination's sink as it may be shown: without credentials, a function by its name."""
     function = outbox.handlers.get(destination.name)
     if function is None:
         return mask_url(destination.sink)
@@ -73,18 +73,18 @@ def _destination(destination: Destination, outbox: Outbox) -> str:
 
 
 def _unread(destination: Destination, settings: Settings) -> str:
-    """What keeps Debezium from reading, which is no reason not to send to the others."""
+    """Describe what Debezium lacks; a relay can send to the other destinations without it."""
     try:
         lacking = missing(settings, destination)
     except StoreError:
-        # Told of the database itself.
+        # The check of the database itself reports it.
         return ""
     fix = command(f"debezium {shlex.quote(destination.name)} --sql")
     return f" (the server has no {' and no '.join(lacking)} for it; run {fix})" if lacking else ""
 
 
 def check_secrets(destination: Destination) -> None:
-    """Raise where a secret is missing in this process."""
+    """Raise if a secret is missing in this process."""
     for setting in ("secret", "auth"):
         secret = getattr(destination, setting)
         try:
@@ -95,7 +95,7 @@ def check_secrets(destination: Destination) -> None:
 
 
 def check_sink(destination: Destination, handlers: Handlers) -> None:
-    """Raise where the sink, or a package that it needs, cannot be had."""
+    """Raise if the sink, or a package that it needs, is not available."""
     try:
         open_sink(destination, handlers)
     except MissingExtra as error:

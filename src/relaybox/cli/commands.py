@@ -1,20 +1,25 @@
-"""The commands that every face of the command line has, whatever it is called there."""
+"""How the command line is put together: its commands, its global options, and how errors are shown."""
 
 from __future__ import annotations
 
-import typer
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
-from relaybox.cli.act import discard, move, pause, replay, resume, retry, send_test
+import typer
+from typer.core import TyperGroup
+
+from relaybox.cli.actions import discard, move, pause, replay, resume, retry, send_test
 from relaybox.cli.backfill import EXIT_STATUS as BACKFILL_STATUS
 from relaybox.cli.backfill import backfill
 from relaybox.cli.config import check
 from relaybox.cli.config import show as show_config
-from relaybox.cli.debezium import debezium
+from relaybox.cli.database import debezium
 from relaybox.cli.doctor import EXIT_STATUS as DOCTOR_STATUS
 from relaybox.cli.doctor import doctor
-from relaybox.cli.events import list_events, show, tail
+from relaybox.cli.events import list_events, show, tail, why
 from relaybox.cli.failures import audit, dead_letters, failures
-from relaybox.cli.group import Group
 from relaybox.cli.reconcile import EXIT_STATUS as RECONCILE_STATUS
 from relaybox.cli.reconcile import reconcile
 from relaybox.cli.reindex import EXIT_STATUS as REINDEX_STATUS
@@ -23,7 +28,7 @@ from relaybox.cli.status import status
 from relaybox.cli.top import top
 from relaybox.cli.verify import EXIT_STATUS as VERIFY_STATUS
 from relaybox.cli.verify import verify
-from relaybox.cli.why import why
+from relaybox.errors import RelayboxError
 
 EXIT_STATUS = """Exit status: 0 done; 1 stopped half-way (interrupted, or the output was closed), or an ID
 that is unknown or not in a state for it, or a fingerprint that is unknown, or verify found a difference or
@@ -31,8 +36,90 @@ nothing to compare, or doctor found an error; 2 wrong usage, a wrong setting, or
 line on standard error says why."""
 
 
+class Group(TyperGroup):
+    """Take the global options anywhere, and show errors of Relaybox in one line."""
+
+    anywhere: tuple[str, ...] = ("--database", "--config", "--app")
+    """Options of the group itself that may also be written after the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with the global options moved to the front."""
+        return super().parse_args(ctx, global_first(args, self.anywhere))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error of Relaybox is one line and the status 2."""
+        try:
+            with short_warnings():
+                return super().invoke(ctx)
+        except RelayboxError as error:
+            self.fail(" ".join(str(error).split()))
+        except Exception as error:
+            explain(error, self.anywhere)
+            raise
+
+    def fail(self, message: str) -> NoReturn:
+        """Show an error in one line; the status is 2."""
+        typer.echo(f"relaybox: {message}", err=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Show warnings about settings in one line, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        otherwise = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            from relaybox.config import ConfigWarning
+
+            if issubclass(category, ConfigWarning):
+                typer.echo(f"relaybox: warning: {message}", err=True)
+            else:
+                otherwise(message, category, *where, **options)
+
+        warnings.showwarning = show
+        yield
+
+
+def explain(error: Any, anywhere: Sequence[str]) -> None:
+    """Explain an unknown option that is, or looks like, a global one.
+
+    The error is recognised by its attributes: by version, its class is click's or typer's copy of that.
+    """
+    if not (hasattr(error, "option_name") and hasattr(error, "possibilities")):
+        return
+    if error.option_name in anywhere:
+        # With its value it would have been moved to the front.
+        error.message = f"Option {error.option_name!r} requires an argument."
+    else:
+        import difflib
+
+        close = difflib.get_close_matches(error.option_name, anywhere)
+        error.possibilities = [*(error.possibilities or ()), *close]
+
+
+def global_first(args: Sequence[str], anywhere: Sequence[str] = Group.anywhere) -> list[str]:
+    """Return the arguments with the global options and their values, as ``--database URL``, first.
+
+    One without its value stays where it is: in front it would take the command for its value.
+    """
+    first: list[str] = []
+    others: list[str] = []
+    rest = iter(args)
+    for argument in rest:
+        if argument == "--":
+            others += [argument, *rest]
+        elif argument in anywhere and (value := next(rest, None)) is not None:
+            first += [argument, value]
+        elif argument.startswith(tuple(f"{option}=" for option in anywhere)):
+            first.append(argument)
+        else:
+            others.append(argument)
+    return first + others
+
+
 def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
-    """An empty command line. Its help is plain: at hand in half the time of rich, and without colours."""
+    """Return an empty command line. Its help is plain: it takes half the time of rich, and has no colours."""
     return typer.Typer(
         cls=group,
         rich_markup_mode=None,
@@ -44,7 +131,7 @@ def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add what operators do."""
+    """Add the commands of operators, which every command line has."""
     config = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show or check the configuration.")
     config.command("show", epilog=EXIT_STATUS)(show_config)
     config.command("check", epilog=EXIT_STATUS)(check)

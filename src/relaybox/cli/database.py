@@ -1,46 +1,90 @@
-"""The database behind a command: whether its tables are there, and the operators' service on it."""
+"""``relaybox migrate``, ``sql`` and ``debezium``: what the database needs, done or printed."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
-import sqlalchemy as sa
+import typer
 
-from relaybox.admin import Admin
-from relaybox.cli.options import Options
-from relaybox.config import Settings
-from relaybox.errors import SchemaError, StoreError
-from relaybox.migrations import check
-from relaybox.parts import open_store
-from relaybox.schema import make_tables
-from relaybox.stores.ledger import SqlLedger
+from relaybox.cli.options import Json, Prefix, Schema, options
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from relaybox.migrations import DialectName
+
+DIALECT = """Else the configured database's. A MySQL URL may lead to MariaDB as well, so that server is
+asked; --dialect avoids that."""
 
 
-def check_tables(settings: Settings, given: Options) -> None:
-    """Raise where the database cannot be reached, or its tables are missing or too old; it is named."""
-    try:
-        check(settings.database, schema=settings.schema, prefix=settings.prefix)
-    except SchemaError as error:
-        raise SchemaError(f"{given.shown_database(settings)}: {error}") from None
-    except StoreError as error:
-        raise StoreError(f"{error}; {given.no_server}") from error
+class Dialect(StrEnum):
+    """The databases whose SQL can be printed."""
+
+    postgresql = "postgresql"
+    mysql = "mysql"
+    mariadb = "mariadb"
+    sqlite = "sqlite"
 
 
-def ask(given: Options, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Do the work with the service, on a connection of its own; ``actor`` is who the audit will name."""
-    settings = given.settings()
-    check_tables(settings, given)
-    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
+def migrate(
+    context: typer.Context, schema: Schema = None, prefix: Prefix = None, as_json: Json = False
+) -> None:
+    """Create the tables, or bring them up to date. Safe to repeat, and to run in several places at once."""
+    from relaybox import migrations
+    from relaybox.setting import mask_url
 
-    async def start() -> T:
-        store = open_store(settings.database, tables, connections=1)
-        try:
-            return await work(Admin(SqlLedger(store), settings.destinations, actor))
-        finally:
-            await store.close()
+    given = options(context)
+    settings = given.settings(schema=schema, prefix=prefix)
+    applied = migrations.migrate(settings.database, schema=settings.schema, prefix=settings.prefix)
+    version = migrations.current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
+    if as_json:
+        database = mask_url(settings.database)
+        typer.echo(json.dumps({"database": database, "applied": applied, "version": version}))
+        return
+    where = given.shown_database(settings)
+    for migration in migrations.MIGRATIONS:
+        if migration.number in applied:
+            typer.echo(f"{where}: applied {migration.number} ({migration.title})")
+    if not applied:
+        typer.echo(f"{where}: up to date (version {version})")
 
-    return asyncio.run(start())
+
+def sql(
+    context: typer.Context,
+    dialect: Annotated[Dialect | None, typer.Option(help=DIALECT)] = None,
+    grants: Annotated[bool, typer.Option("--grants", help="Print the roles instead.")] = False,
+    schema: Schema = None,
+    prefix: Prefix = None,
+) -> None:
+    """Print the SQL that makes the tables, or the roles, for review and for psql, mariadb or sqlite3."""
+    from relaybox.grants import grants as roles
+    from relaybox.migrations import ddl, server_dialect
+
+    settings = options(context).settings(schema=schema, prefix=prefix)
+    name: DialectName = dialect.value if dialect else server_dialect(settings.database)
+    for statement in (roles if grants else ddl)(name, schema=settings.schema, prefix=settings.prefix):
+        typer.echo(statement if statement.startswith("--") else f"{statement};")
+
+
+def debezium(
+    context: typer.Context,
+    destination: Annotated[
+        str | None, typer.Argument(help="One whose sink is debezium:; may be left out where it is the only.")
+    ] = None,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the role, the publication and the slot it reads instead.")
+    ] = False,
+) -> None:
+    """Print the configuration of the Debezium connector that sends a destination's events, as JSON.
+
+    Run the SQL of --sql before the first event: what is committed before the slot exists is not read.
+    """
+    from relaybox.debezium import connector, find, statements
+
+    settings = options(context).settings()
+    found = find(settings, destination)
+    if not sql:
+        typer.echo(json.dumps(connector(settings, found), indent=2))
+        return
+    for statement in statements(settings, found):
+        typer.echo(statement if statement.startswith("--") else f"{statement};")

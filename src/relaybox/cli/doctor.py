@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.operate import plain, print_json
 from relaybox.cli.options import Json, Options, options
+from relaybox.cli.output import plain, print_json
 
 if TYPE_CHECKING:
     from relaybox.doctor import Finding, Report
@@ -53,7 +53,7 @@ def doctor(
 
 
 def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
-    """Also of settings that cannot be read, of which there is no more to say."""
+    """Return the report; settings that cannot be read are its only finding."""
     import asyncio
     import warnings
 
@@ -76,7 +76,7 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What drivers and sinks log of their trouble is among the findings."""
+    """Hide what drivers and sinks log: it is among the findings."""
     import logging
 
     root, nowhere = logging.getLogger(), logging.NullHandler()

@@ -1,4 +1,4 @@
-"""``relaybox events list``, ``show`` and ``tail``."""
+"""``relaybox events list``, ``show`` and ``tail``, and ``relaybox why``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relaybox.cli.filters import filtered
-from relaybox.cli.operate import ago, complain, parse_id, plain, print_json, print_table, run
-from relaybox.cli.options import Json
+from relaybox.cli.options import Cursor, Json, Limit, parse_id, run
+from relaybox.cli.output import (
+    ago,
+    complain,
+    detail_document,
+    entry_document,
+    page_document,
+    plain,
+    print_json,
+    print_table,
+    reason_document,
+)
 from relaybox.program import command
 
 if TYPE_CHECKING:
@@ -17,6 +27,7 @@ if TYPE_CHECKING:
 
     from relaybox.admin import Admin, Detail
     from relaybox.ledger import Entry, Filter, Page
+    from relaybox.why import Reason
 
 INTERVAL = 1.0
 """Seconds between two looks for new events."""
@@ -29,13 +40,11 @@ AT_ONCE = 1_000
 def list_events(
     context: typer.Context,
     filter: Any,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(metavar="ID", help="Go on where the last page ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List deliveries, newest first."""
-    from relaybox.cli.documents import page_document
-
     start = None if cursor is None else parse_id(cursor)
     page = run(context, lambda admin: admin.events(filter, limit=limit, cursor=start))
     if as_json:
@@ -50,8 +59,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show everything about an event: its deliveries, payload, headers and failed attempts."""
-    from relaybox.cli.documents import detail_document
-
     wanted = parse_id(id_)
     details = run(context, lambda admin: admin.event(wanted))
     if as_json:
@@ -71,7 +78,6 @@ def tail(
     as_json: Json = False,
 ) -> None:
     """Print new deliveries as they are committed, one a line."""
-    from relaybox.cli.documents import entry_document
 
     def say(entry: Entry) -> None:
         if as_json:
@@ -83,6 +89,23 @@ def tail(
         run(context, lambda admin: _follow(admin, filter, limit, say))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+
+
+def why(
+    context: typer.Context,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")],
+    as_json: Json = False,
+) -> None:
+    """Say in one sentence where an event is, and why."""
+    wanted = parse_id(id_)
+    reasons = run(context, lambda admin: admin.why(wanted))
+    if as_json:
+        print_json([reason_document(reason) for reason in reasons])
+    if not reasons:
+        complain(f"no event and no delivery has the id {wanted}; it may have been pruned, or never committed")
+    if not as_json:
+        for reason in reasons:
+            typer.echo(_sentence(reason))
 
 
 async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable[[Entry], None]) -> None:
@@ -173,3 +196,9 @@ def _described(detail: Detail, *, shared: bool) -> str:
         lines += [("payload", size if content.payload is None else content.payload)]
         lines += [("headers", content.headers)]
     return "\n".join(f"{name:<13}{plain(value)}" for name, value in lines if value is not None)
+
+
+def _sentence(reason: Reason) -> str:
+    entry = reason.entry
+    where = f" for {entry.destination}" if entry.destination else ""
+    return plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}.")

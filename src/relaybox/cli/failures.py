@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.operate import parse_id, plain, print_json, print_table, run
-from relaybox.cli.options import Json
+from relaybox.cli.options import Cursor, Json, Limit, parse_id, run
+from relaybox.cli.output import (
+    audits_document,
+    dead_letters_document,
+    failures_document,
+    plain,
+    print_json,
+    print_table,
+)
 from relaybox.program import command
 
 if TYPE_CHECKING:
     from relaybox.admin import Audits, DeadLetters, Failures
-
-Limit: TypeAlias = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
 
 
 def failures(
@@ -24,8 +29,6 @@ def failures(
     as_json: Json = False,
 ) -> None:
     """Show failed deliveries by what went wrong; `retry --fingerprint` and `discard` take one of them."""
-    from relaybox.cli.documents import failures_document
-
     found = run(context, lambda admin: admin.failures(destination, limit=limit))
     if as_json:
         print_json(failures_document(found))
@@ -36,12 +39,10 @@ def failures(
 def dead_letters(
     context: typer.Context,
     limit: Limit = 50,
-    cursor: Annotated[str | None, typer.Option(metavar="ID", help="Go on where the last page ended.")] = None,
+    cursor: Cursor = None,
     as_json: Json = False,
 ) -> None:
     """List what destinations gave up and left to their dead-letter destination, newest first, with why."""
-    from relaybox.cli.documents import dead_letters_document
-
     start = None if cursor is None else parse_id(cursor)
     found = run(context, lambda admin: admin.dead_letters(limit, start))
     if as_json:
@@ -59,8 +60,6 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """List what operators did, newest first."""
-    from relaybox.cli.documents import audits_document
-
     found = run(context, lambda admin: admin.audits(limit, cursor))
     if as_json:
         print_json(audits_document(found))

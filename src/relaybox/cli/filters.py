@@ -1,4 +1,4 @@
-"""The options that say which deliveries are meant, once for every command that takes them."""
+"""The options that choose deliveries, defined once for every command that takes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from relaybox.cli.operate import parse_id, parse_moment
+from relaybox.cli.options import Since, Until, parse_id, parse_moment
 
 if TYPE_CHECKING:
     from relaybox.ledger import Filter
@@ -45,12 +45,8 @@ def criteria(
     aggregate_id: Annotated[str | None, typer.Option(metavar="ID", help="Of this aggregate.")] = None,
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="Of this ordering key.")] = None,
     event: Annotated[str | None, typer.Option(metavar="ID", help="Of this event.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     error: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Whose last error holds this text.")
     ] = None,
@@ -58,7 +54,7 @@ def criteria(
         str | None, typer.Option(metavar="TEXT", help="That failed so, as `failures` names it.")
     ] = None,
 ) -> Filter:
-    """The filter that these options make."""
+    """Return the filter that these options describe."""
     from relaybox.ledger import Filter
 
     return Filter(

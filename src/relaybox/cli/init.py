@@ -68,7 +68,7 @@ def init(
 
 
 def _database(given: str | None) -> str:
-    """What the file shall say: a reference is kept as it is, and need not lead anywhere yet."""
+    """Return what the file says; a reference is kept as it is, and its value may not exist yet."""
     import os
 
     from relaybox.config import DEFAULT_DATABASE, normalize_url
@@ -104,7 +104,7 @@ def _write(path: Path, text: str, force: bool) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's is one, but for what it leaves unescaped."""
+    """Return a TOML string: JSON's, with the one character escaped that JSON leaves as it is."""
     import json
 
     return json.dumps(text).replace("\x7f", "\\u007f")

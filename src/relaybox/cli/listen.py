@@ -1,4 +1,7 @@
-"""A small HTTP server for a relay's own pages: it knows GET, reads no body, and answers once a connection."""
+"""What ``relay --listen`` serves: metrics, and if the relay lives and deliveries flow.
+
+The HTTP server is a small one: it knows GET, reads no body, and answers once a connection.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,28 @@ import asyncio
 import errno
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from relaybox.errors import ConfigError
+from msgspec import json
+
+from relaybox.admin import Admin
+from relaybox.app import Outbox
+from relaybox.errors import ConfigError, MissingExtra
+from relaybox.health import Health, Problem
+from relaybox.metrics import CONTENT_TYPE, Gauges, Latest, MetricsObserver
+from relaybox.observe import Observer
+from relaybox.observers.flow import Flow
+from relaybox.relay.relay import Relay
 from relaybox.web.settings import is_loopback
+
+try:
+    from prometheus_client import ProcessCollector, generate_latest
+except ImportError:
+    raise MissingExtra("prometheus-client", "metrics") from None
 
 LOOPBACK = "127.0.0.1"
 HEAD = 16_384
@@ -20,6 +39,10 @@ AT_ONCE = 50
 """Connections that are served at the same time; others are closed."""
 SLOWEST = 5.0
 """Seconds that a client has for its request, and for taking the answer."""
+SILENT = 30.0
+"""Seconds without an answer of the database after which a relay is not ready."""
+STALLED = 45.0
+"""Seconds for which work is due and nothing settles: together with a look now and then, within a minute."""
 
 _PHRASES = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
@@ -43,7 +66,7 @@ Page: TypeAlias = Callable[[], Awaitable[Reply]]
 
 
 def listen(address: str) -> socket.socket:
-    """A socket at ``HOST:PORT``, or at a port of the loopback; raises ``ConfigError`` where it cannot be."""
+    """Return a socket at ``HOST:PORT``, or at a port of the loopback; raise ``ConfigError`` on failure."""
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match["port"]) > 65_535:
         raise ConfigError(f"--listen = {address!r}: write HOST:PORT, such as 127.0.0.1:9464")
@@ -126,10 +149,89 @@ async def _reply(head: bytes, pages: Mapping[str, Page], local: bool) -> tuple[b
 
 
 def _of_this_host(head: bytes) -> bool:
-    """Whether it is asked by a name of this host, or by none, as no browser does."""
+    """Return True if the request names this host, or no host, as no browser does."""
     names = [name.decode("latin-1").strip("[] \t") for name in _HOST.findall(head)]
     return len(names) == len(_HOSTS.findall(head)) and all(map(is_loopback, names))
 
 
 def _plain(status: int, text: str) -> Reply:
     return Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+
+
+class Monitor:
+    """Observe a relay, and serve pages that show its work."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        namespace = outbox.settings.namespace
+        self._metrics = MetricsObserver(namespace=namespace)
+        self._gauges = Gauges(namespace)
+        self._flow = Flow()
+        self._health: Latest[Health] = Latest(stale=SILENT)
+        self._metrics.registry.register(self._gauges)
+        ProcessCollector(registry=self._metrics.registry)
+
+    @property
+    def observers(self) -> list[Observer]:
+        """Return the observers for ``outbox.relay``."""
+        return [self._metrics, self._flow]
+
+    @asynccontextmanager
+    async def serving(self, listening: socket.socket, relay: Relay) -> AsyncIterator[None]:
+        """Serve the pages of the relay beside the block, with one more connection to the database."""
+        async with self._outbox.admin("relay", connections=1) as admin:
+            pages: dict[str, Page] = {
+                "/metrics": partial(self._exposed, admin),
+                "/livez": _alive,
+                "/readyz": partial(self._ready, admin, relay),
+            }
+            try:
+                async with serving(listening, pages):
+                    yield
+            finally:
+                await self._gauges.close()
+                await self._health.close()
+
+    async def _exposed(self, admin: Admin) -> Reply:
+        await self._gauges.refresh(admin)
+        return Reply(200, CONTENT_TYPE, generate_latest(self._metrics.registry))
+
+    async def _ready(self, admin: Admin, relay: Relay) -> Reply:
+        problems = [problem async for problem in self._problems(admin, relay)]
+        shown = [asdict(problem) | {"reason": _shown(problem.reason)} for problem in problems]
+        document = {"ready": not problems, "problems": shown}
+        return Reply(503 if problems else 200, "application/json", json.encode(document) + b"\n")
+
+    async def _problems(self, admin: Admin, relay: Relay) -> AsyncIterator[Problem]:
+        health = await self._health.look(lambda: admin.health(STALLED))
+        silent = health is None or self._health.age > SILENT
+        if silent:
+            since = None if health is None else self._health.age
+            yield Problem(None, "the database has not answered", since)
+        known = {problem.destination for problem in health.problems} if health else set()
+        for problem in health.problems if health else ():
+            yield problem
+        for problem in self._own(relay, circuits=silent):
+            if problem.destination is None or problem.destination not in known:
+                yield problem
+
+    def _own(self, relay: Relay, *, circuits: bool) -> Iterator[Problem]:
+        """Yield what the relay knows itself; the database knows more about ``circuits``, while it answers."""
+        for stop in self._flow.stops(circuits=circuits):
+            yield Problem(*stop)
+        canary = relay.canary
+        if canary is not None and canary.refused is not None:
+            yield Problem(
+                canary.destination, f"its test event was refused: {canary.refused}", canary.unproven
+            )
+        elif canary is not None and (seconds := canary.overdue) is not None:
+            yield Problem(canary.destination, "its test event was not acknowledged", seconds)
+
+
+def _shown(reason: str) -> str:
+    """Return what anybody may know: after the colon come addresses and what others said."""
+    return reason.partition(":")[0]
+
+
+async def _alive() -> Reply:
+    return Reply(200, "application/json", b'{"alive":true}\n')

@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from relaybox.cli.levels import LogFormat, LogLevel
+from relaybox.cli.options import LogFormat, LogLevel
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 _COLOURS = {"debug": _DIM, "info": "\x1b[32m", "warning": "\x1b[33m", "error": "\x1b[31m"}
@@ -24,7 +24,7 @@ class TextFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it where there is one."""
+        """Return one line, and the traceback below it, if any."""
         level = _NAMES.get(record.levelno, "error")
         when = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}"[:-3]
         said = record.getMessage()
@@ -39,7 +39,7 @@ class JsonFormatter(logging.Formatter):
     """``{"time": …, "level": …, "logger": …, "message": …}`` and what the record says as values."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One object on one line."""
+        """Return one object on one line."""
         document: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": _NAMES.get(record.levelno, "error"),
@@ -73,5 +73,5 @@ def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) ->
 
 
 def colours(stream: TextIO) -> bool:
-    """Whether to write in colours: on a terminal, unless NO_COLOR says no."""
+    """Return True if the stream is a terminal that shows colours, and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,21 +1,44 @@
-"""Options that several commands take, and the settings they lead to."""
+"""Options that several commands take, how their values are read, and the settings they lead to."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import typer
 
+from relaybox.errors import ConfigError
+from relaybox.program import command
+
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
+    from uuid import UUID
 
     from relaybox.admin import Admin
     from relaybox.app import Outbox
     from relaybox.config import Settings
 
 T = TypeVar("T")
+
+
+class LogLevel(StrEnum):
+    """The least important messages that are written."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+class LogFormat(StrEnum):
+    """The form of each message."""
+
+    text = "text"
+    json = "json"
+
 
 Schema: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="The tables' schema. Else the configuration's.")
@@ -24,11 +47,39 @@ Prefix: TypeAlias = Annotated[
     str | None, typer.Option(metavar="TEXT", help="What table names begin with. Else the configuration's.")
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")]
+Limit: TypeAlias = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
+Cursor: TypeAlias = Annotated[str | None, typer.Option(metavar="ID", help="Go on where the last page ended.")]
+Since: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
+]
+Until: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
+]
+LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
+LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
+
+# For reindex, reconcile and backfill.
+SearchDestination: TypeAlias = Annotated[
+    str, typer.Option("--destination", metavar="NAME", help="A destination that is a search index.")
+]
+IndexName: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--index", metavar="NAME", help="Which index, where the destination has several."),
+]
+DocumentRate: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NUMBER[/s]", help="No more than so many documents a second.")
+]
+DOCUMENT_SOURCE: Any = typer.Option(
+    "--source", metavar="MODULE:NAME", help="A Source, select, QuerySet, iterable, or a function of one."
+)
+"""Where the documents of an index come from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The global options as they were given. A framework that wraps the command has others, and derives."""
+    """The global options as they were given. A framework with other options derives its own class."""
 
     database: str | None
     config: str | None
@@ -43,20 +94,20 @@ class Options:
     )
 
     def outbox(self) -> Outbox:
-        """The application's outbox where one is named, else one made of the settings."""
+        """Return the application's outbox if one is named, else one made of the settings."""
         from relaybox.cli.application import load_outbox
 
         return load_outbox(self)
 
     def settings(self, **flags: str | None) -> Settings:
-        """The settings: the application's where one is named, and the flags before all others."""
+        """Return the settings, the application's if one is named; the flags override them."""
         if self.app is not None or (settings := self.read()).app is not None:
             settings = self.outbox().settings
         given: dict[str, Any] = {name: flag for name, flag in flags.items() if flag is not None}
         return replace(settings, **given)
 
     def read(self) -> Settings:
-        """The settings without the application: of the flag, the environment and the file."""
+        """Return the settings of the flag, the environment and the file, without the application's."""
         import os
 
         from relaybox.config import Settings
@@ -64,19 +115,19 @@ class Options:
         return Settings.load(self.path(), os.environ, self.database)
 
     def name_database(self) -> bool:
-        """Whether anything says which database it is, so that it is not the default one."""
+        """Return True if the database was chosen, and False if it is the default one."""
         from relaybox.config import DEFAULT_DATABASE
 
         return self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
 
     def path(self) -> Path | None:
-        """The file that was given."""
+        """Return the file that was given."""
         from pathlib import Path
 
         return None if self.config is None else Path(self.config)
 
     def file(self) -> Path | None:
-        """The file that is read, if any."""
+        """Return the file that is read, if any."""
         import os
 
         from relaybox.config import find_file
@@ -84,7 +135,7 @@ class Options:
         return find_file(self.path(), os.environ)
 
     def database_source(self) -> str | None:
-        """What says which database it is; ``None``: nothing but perhaps the application does."""
+        """Return what names the database, or ``None`` if only the application may."""
         import os
 
         from relaybox.config import database_source
@@ -92,11 +143,11 @@ class Options:
         return database_source(self.path(), os.environ, self.database)
 
     def origin(self, settings: Settings) -> str:
-        """Where settings come from that are not in the file."""
+        """Return the source of settings that are not in the file."""
         return f"app {self.app or self.read().app}"
 
     def sources(self, outbox: Outbox) -> str:
-        """Everything that was read, in words, and the file that an application leaves unread."""
+        """Describe everything that was read, and the file that an application leaves unread."""
         file = self.file()
         app = self.app or self.read().app
         if app and file and outbox.file is None:
@@ -104,21 +155,78 @@ class Options:
         return ", ".join([str(file) if file else "no file, the defaults", *([f"app {app}"] if app else [])])
 
     def shown_database(self, settings: Settings) -> str:
-        """The database without what is secret, and whether it is only the default one."""
+        """Describe the database without its secrets, and say if it is only the default one."""
         from relaybox.setting import mask_url
 
         shown = mask_url(settings.database)
         return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the service that the settings lead to."""
-        from relaybox.cli.database import ask
+        """Do the work with the operators' service on the database of the settings."""
+        from relaybox.cli.application import ask
 
         return ask(self, actor, work)
 
 
 def options(context: typer.Context) -> Options:
-    """The global options of the command that is running."""
+    """Return the global options of the command that is running."""
     found = context.find_object(Options)
     assert found is not None
     return found
+
+
+def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Do the work with the operators' service on the database of the settings."""
+    return options(context).ask(actor(), work)
+
+
+def actor() -> str:
+    """Return who is at the keyboard, for the audit."""
+    import getpass
+    import os
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"[:200]
+
+
+def parse_id(text: str) -> UUID:
+    """Return the id that was typed."""
+    from uuid import UUID
+
+    try:
+        return UUID(text)
+    except ValueError:
+        fix = f"write the UUID of an event or a delivery, as {command('events list')} prints it"
+        raise ConfigError(f"{text!r} is no id: {fix}") from None
+
+
+def parse_moment(text: str, setting: str, direction: int) -> datetime:
+    """Read a time, or a duration from now: into the past with -1, into the future with 1."""
+    from datetime import UTC, datetime, timedelta
+
+    from relaybox.setting import parse_duration
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    try:
+        if moment is None:
+            return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ConfigError, OverflowError):
+        fix = "write a duration such as '30m', '1h' or '7d', or a time such as '2026-01-31T12:00:00Z'"
+        raise ConfigError(f"{setting} = {text!r}: {fix}") from None
+
+
+def parse_document_rate(text: str | None) -> float | None:
+    """Return documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
+    from relaybox.setting import parse_rate
+
+    if text is None:
+        return None
+    return parse_rate(f"{text}/s" if text.replace(".", "", 1).isdecimal() else text, "--rate")

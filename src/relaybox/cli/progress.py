@@ -1,22 +1,70 @@
-"""How far a drain has come, on one line of a terminal."""
+"""How far a command has come: a bar or a line on a terminal, else a line from time to time."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from uuid import UUID
+
+import typer
 
 from relaybox.observers.count import Counter
 from relaybox.store import Settlement
 
-EVERY = 0.1
+if TYPE_CHECKING:
+    from relaybox.indexing.backfilled import Progress
+
+T = TypeVar("T")
+
+REDRAW_SECONDS = 0.1
+"""Between two changes of the line on a terminal."""
+
+LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal."""
+
 _CLEAR = "\r\x1b[K"
 
 
-class Progress(Counter):
-    """Counts, and shows the count where standard error is a terminal."""
+def with_bar(
+    total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]
+) -> Awaitable[T]:
+    """Do the work, with a bar on a terminal; the work calls its argument with the number done so far."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return work(lambda count: None)
+    return _with_shown_bar(console, total, label, work)
+
+
+async def _with_shown_bar(
+    console: Any, total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]
+) -> T:
+    from rich.progress import Progress as Bars
+
+    with Bars(console=console, transient=True) as bars:
+        task = bars.add_task(label, total=total)
+        return await work(lambda count: bars.update(task, completed=count))
+
+
+def reading_bar(stream: BinaryIO) -> Any:
+    """Return the stream, with a bar on a terminal that says how much of it is read."""
+    from rich.console import Console
+    from rich.progress import wrap_file
+
+    console = Console(stderr=True)
+    size = os.fstat(stream.fileno()).st_size if console.is_terminal else 0
+    if not size:
+        return nullcontext(stream)
+    return wrap_file(stream, size, description="reading", console=console, transient=True)
+
+
+class DrainProgress(Counter):
+    """Count what a drain does, and show the count on one line of a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,22 +76,22 @@ class Progress(Counter):
         """Count, and show it from time to time."""
         super().settled(destination, settlements, lost)
         now = time.monotonic()
-        if not self._shows or now - self._shown < EVERY:
+        if not self._shows or now - self._shown < REDRAW_SECONDS:
             return
         self._shown = now
         total = self.total
-        rate = total.delivered / max(now - self._began, EVERY)
+        rate = total.delivered / max(now - self._began, REDRAW_SECONDS)
         text = f"delivered {total.delivered:,} ({rate:,.0f}/s)"
         if total.retried or total.failed:
             text += f", retried {total.retried:,}, failed {total.failed:,}"
         self._write(f"{_CLEAR}{text}")
 
     def stopped(self) -> None:
-        """Leave nothing behind."""
+        """Clear the line."""
         self.make_room()
 
     def make_room(self, _: Any = None) -> bool:
-        """Take the line away; always true, so that it can be the filter of a log."""
+        """Clear the line; return True, so that this can be the filter of a log."""
         if self._shows:
             self._write(_CLEAR)
         return True
@@ -51,3 +99,51 @@ class Progress(Counter):
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+@contextmanager
+def backfill_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield what shows the progress of a backfill: a bar on a terminal, else a line from time to time."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _BackfillLines()
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("backfill", total=None)
+
+        def update(progress: Progress) -> None:
+            completed = progress.done + progress.skipped
+            # It was counted at the beginning; there may be more by now.
+            total = None if progress.total is None else max(progress.total, completed)
+            bars.update(task, completed=completed, total=total, description=_backfill_state(progress))
+
+        yield update
+
+
+class _BackfillLines:
+    """Write a line when the backfill begins to wait, and from time to time."""
+
+    def __init__(self) -> None:
+        self._written_at = time.monotonic()
+        self._waited = False
+
+    def __call__(self, progress: Progress) -> None:
+        waits = progress.waiting is not None
+        now = time.monotonic()
+        if now - self._written_at < LINE_SECONDS and not (waits and not self._waited):
+            return
+        self._written_at, self._waited = now, waits
+        total = "" if progress.total is None else f" of about {progress.total:,}"
+        typer.echo(f"{_backfill_state(progress)}: {progress.done + progress.skipped:,}{total}", err=True)
+
+
+def _backfill_state(progress: Progress) -> str:
+    if progress.waiting is None:
+        return "backfill"
+    return f"waits, {progress.waiting - 1:,} deliveries or more are pending: does a relay run?"

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.indexed import (
-    DestinationName,
+from relaybox.cli.options import (
+    DOCUMENT_SOURCE,
+    DocumentRate,
     IndexName,
-    Rate,
-    SourceName,
-    interruptible,
-    open_outbox,
-    rate_of,
-    source_of,
+    Json,
+    SearchDestination,
+    actor,
+    options,
+    parse_document_rate,
 )
-from relaybox.cli.operate import actor, bulk, plain, print_json
-from relaybox.cli.options import Json, options
+from relaybox.cli.output import plain, print_json
 from relaybox.program import command
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ ALWAYS = ("documents", "matched", "missing", "stale", "orphaned")
 
 def reconcile(
     context: typer.Context,
-    destination: DestinationName,
-    source: SourceName,
+    destination: SearchDestination,
+    source: Annotated[str, DOCUMENT_SOURCE],
     index: IndexName = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Emit an event for each difference, through the outbox.")
     ] = False,
-    rate: Rate = None,
+    rate: DocumentRate = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --repair: only say how many there are.")
     ] = False,
@@ -66,10 +65,14 @@ def reconcile(
     Documents whose events are under way are told apart, and no difference counts that is gone at a second
     look, so that it can run beside live traffic.
     """
+    from relaybox.cli.application import open_outbox
+    from relaybox.cli.progress import with_bar
+    from relaybox.cli.signals import run_interruptible
     from relaybox.indexing.reconcile import areconcile
+    from relaybox.indexing.source import load_source
 
     outbox = open_outbox(options(context))
-    documents = source_of(source)
+    documents = load_source(source)
 
     async def work() -> Reconciled:
         def compare(progress: Any) -> Any:
@@ -81,16 +84,16 @@ def reconcile(
                 repair=repair,
                 allow_empty=yes,
                 dry_run=dry_run,
-                rate=rate_of(rate),
+                rate=parse_document_rate(rate),
                 examples=limit,
                 actor=actor(),
                 progress=progress,
             )
 
-        result: Reconciled = await bulk(None, "compare", compare)
+        result: Reconciled = await with_bar(None, "compare", compare)
         return result
 
-    result = interruptible(work)
+    result = run_interruptible(work)
     if as_json:
         print_json(document(result))
     else:
@@ -102,7 +105,7 @@ def reconcile(
 
 
 def document(result: Reconciled) -> dict[str, Any]:
-    """What it came to, for programs."""
+    """Return the result for ``--json``."""
     from relaybox.indexing.reconciled import told
 
     examples = [
@@ -120,7 +123,7 @@ def document(result: Reconciled) -> dict[str, Any]:
 
 
 def show(result: Reconciled) -> None:
-    """Print what it came to, for people."""
+    """Print the result."""
     from relaybox.indexing.reconciled import told
 
     figures = told(result)
@@ -128,7 +131,7 @@ def show(result: Reconciled) -> None:
         if name in ALWAYS or figures[name]:
             typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")
     for one in result.examples:
-        typer.echo(plain(_told(one)))
+        typer.echo(plain(_described(one)))
     if result.blocked:
         typer.echo(
             f"{result.blocked:,} wait behind a failed event: {_look_at(result)}, then retry or discard it"
@@ -139,12 +142,12 @@ def show(result: Reconciled) -> None:
 
 
 def _look_at(result: Reconciled) -> str:
-    """What says why the event failed; which one, where only one is named."""
+    """Return the command that says why the event failed, with its id if only one is named."""
     known = {one.failed for one in result.examples if one.blocked}
     return command(f"why {known.pop() if len(known) == 1 else 'ID'}")
 
 
-def _told(one: Difference) -> str:
+def _described(one: Difference) -> str:
     text = f"{one.kind} {one.id}"
     if one.fields:
         text += f": {', '.join(one.fields)}"

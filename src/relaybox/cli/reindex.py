@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.indexed import (
-    DestinationName,
+from relaybox.cli.options import (
+    DOCUMENT_SOURCE,
+    DocumentRate,
     IndexName,
-    Rate,
-    interruptible,
-    open_outbox,
-    rate_of,
-    source_of,
+    Json,
+    SearchDestination,
+    Yes,
+    actor,
+    options,
+    parse_document_rate,
 )
-from relaybox.cli.operate import Yes, actor, complain, confirm, plain, print_json
-from relaybox.cli.options import Json, options
+from relaybox.cli.output import complain, confirm, note, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,21 +32,14 @@ on standard error says why; 2 wrong usage, a wrong setting, or the database refu
 
 def reindex(
     context: typer.Context,
-    destination: DestinationName,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--source",
-            metavar="MODULE:NAME",
-            help="A Source, select, QuerySet, iterable, or a function of one.",
-        ),
-    ] = None,
+    destination: SearchDestination,
+    source: Annotated[str | None, DOCUMENT_SOURCE] = None,
     index: IndexName = None,
     like: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="An index whose settings the new one gets; else those of the old."),
     ] = None,
-    rate: Rate = None,
+    rate: DocumentRate = None,
     batch: Annotated[int, typer.Option(min=1, help="Documents in one transaction.")] = 500,
     patience: Annotated[
         str, typer.Option(metavar="DURATION", help="Give up when nothing has arrived for so long.")
@@ -67,6 +61,9 @@ def reindex(
 
     A relay has to run. Whatever fails, the old index goes on serving.
     """
+    from relaybox.cli.application import open_outbox
+    from relaybox.cli.signals import run_interruptible
+    from relaybox.indexing.source import load_source
     from relaybox.setting import parse_duration
 
     outbox = open_outbox(options(context))
@@ -75,15 +72,20 @@ def reindex(
         return
     if source is None:
         raise ConfigError("--source: say where the documents are, such as --source shop.search:documents")
-    documents = source_of(source)
-    words: dict[str, Any] = {"index": index, "rate": rate_of(rate), "batch": batch, "tell": _teller(as_json)}
+    documents = load_source(source)
+    words: dict[str, Any] = {
+        "index": index,
+        "rate": parse_document_rate(rate),
+        "batch": batch,
+        "tell": _teller(as_json),
+    }
     words |= {"patience": parse_duration(patience, "--patience"), "like": like, "actor": actor()}
     if dry_run:
         _dry_run(outbox, destination, documents, {"index": index, "like": like}, as_json)
         return
     if every is not None:
         pause = parse_duration(every, "--every")
-        interruptible(lambda: _again(outbox, destination, documents, words, pause, as_json))
+        run_interruptible(lambda: _again(outbox, destination, documents, words, pause, as_json))
         return
     if not yes:
         name, many = _look(outbox, destination, documents, {"index": index, "like": like})
@@ -92,11 +94,12 @@ def reindex(
 
 
 def _once(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
+    from relaybox.cli.signals import run_interruptible
     from relaybox.indexing.failure import ReindexFailed
     from relaybox.indexing.reindex import areindex
 
     try:
-        done = interruptible(lambda: areindex(outbox, destination, source, **words))
+        done = run_interruptible(lambda: areindex(outbox, destination, source, **words))
     except ReindexFailed as error:
         complain(plain(" ".join(str(error).split())))
     else:
@@ -111,7 +114,7 @@ async def _again(
     pause: float,
     as_json: bool,
 ) -> None:
-    """Until it is interrupted; a failure is told, and the next one comes all the same.
+    """Rebuild again and again until interrupted; report a failure, and go on.
 
     A setting that is wrong from the beginning ends it.
     """
@@ -129,17 +132,18 @@ async def _again(
         except RelayboxError as error:
             if turn == 0 and isinstance(error, ConfigError | UnknownDestination):
                 raise
-            typer.echo(plain(f"relaybox: {' '.join(str(error).split())}"), err=True)
+            note(" ".join(str(error).split()))
         await asyncio.sleep(max(0.0, began + pause - time.monotonic()))
 
 
 def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, as_json: bool) -> None:
+    from relaybox.cli.signals import run_interruptible
     from relaybox.indexing.failure import ReindexFailed
     from relaybox.indexing.reindex import aabort
 
     words: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
     try:
-        ended = interruptible(lambda: aabort(outbox, destination, **words))
+        ended = run_interruptible(lambda: aabort(outbox, destination, **words))
     except ReindexFailed as error:
         complain(plain(str(error)))
     else:
@@ -152,12 +156,13 @@ def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, a
 
 
 def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any]) -> tuple[str, int | None]:
-    """Which index, and of how many documents; where it cannot be built, the refusal of the real one."""
+    """Return the index and the number of its documents; fail as the real rebuild would."""
+    from relaybox.cli.signals import run_interruptible
     from relaybox.indexing.failure import ReindexFailed
     from relaybox.indexing.reindex import alook
 
     try:
-        return interruptible(lambda: alook(outbox, destination, source, **words))
+        return run_interruptible(lambda: alook(outbox, destination, source, **words))
     except ReindexFailed as error:
         complain(plain(" ".join(str(error).split())))
         raise
@@ -176,7 +181,7 @@ def _dry_run(outbox: Outbox, destination: str, source: Source, words: dict[str, 
 
 
 def _teller(as_json: bool) -> Any:
-    """Steps are told as they come; where the answer is JSON, on standard error."""
+    """Return what prints the steps as they come; on standard error if the answer is JSON."""
 
     def tell(text: str) -> None:
         typer.echo(plain(text), err=as_json)

@@ -1,16 +1,18 @@
-"""``relaybox relay``."""
+"""``relaybox relay``, ``drain`` and ``prune``: the commands that run a relay in their own process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from relaybox.cli.levels import LogFormat, LogLevel
-from relaybox.cli.options import options
+from relaybox.cli.options import Json, LogFormat, LogFormatOption, LogLevel, LogLevelOption, Options, options
+from relaybox.cli.output import plain, print_json, print_table
 
 if TYPE_CHECKING:
     from relaybox.app import Outbox
+    from relaybox.observers.count import Counter
     from relaybox.relay.relay import Relay
 
 Patience = Annotated[
@@ -31,8 +33,8 @@ def relay(
             help="Serve /metrics, /livez and /readyz there, on the loopback unless HOST says otherwise.",
         ),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="The least important messages.")] = LogLevel.info,
-    log_format: Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")] = LogFormat.text,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Deliver what is committed, until SIGTERM or Ctrl-C. Any number of relays may run.
 
@@ -42,7 +44,7 @@ def relay(
     """
     from relaybox.cli import logs
     from relaybox.cli.checks import check_all
-    from relaybox.cli.running import run_relay
+    from relaybox.cli.signals import run_relay
     from relaybox.errors import ConfigError
     from relaybox.setting import parse_duration
 
@@ -53,7 +55,7 @@ def relay(
     monitored = None if listen is None else _Monitored(outbox, listen)
     logs.configure(log_level, log_format)
     started = outbox.relay(patience=seconds, observers=monitored.observers if monitored else ())
-    _tell_start(outbox, started)
+    _log_start(outbox, started)
     if monitored is not None:
         run_relay(started, lambda: monitored.run(started), seconds)
     else:
@@ -61,11 +63,10 @@ def relay(
 
 
 class _Monitored:
-    """A relay that tells of itself over HTTP; what keeps it from doing so is found before it starts."""
+    """A relay that serves its metrics over HTTP; raises before it starts if it cannot."""
 
     def __init__(self, outbox: Outbox, address: str) -> None:
-        from relaybox.cli.listen import listen
-        from relaybox.cli.monitor import Monitor
+        from relaybox.cli.listen import Monitor, listen
 
         self._monitor = Monitor(outbox)
         self._socket = listen(address)
@@ -85,7 +86,7 @@ class _Monitored:
             await relay.run(signals=False)
 
 
-def _tell_start(outbox: Outbox, relay: Relay) -> None:
+def _log_start(outbox: Outbox, relay: Relay) -> None:
     import logging
     from importlib.metadata import version
 
@@ -103,3 +104,109 @@ def _tell_start(outbox: Outbox, relay: Relay) -> None:
         relay.name,
         extra={"relay": {"event": "started", **about}},
     )
+
+
+class Drained(NamedTuple):
+    """What a drain did, for which destinations, and True if a signal ended it."""
+
+    counter: Counter
+    names: list[str]
+    stopped: bool
+
+
+def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = False) -> None:
+    """Deliver what is due now, then leave: for cron, deployments and tests.
+
+    What failed and is to be tried again later stays for later. Failures are told on standard error.
+    """
+    drained = run_drain(options(context), patience)
+    if as_json:
+        print_json(drained_document(drained))
+    else:
+        show_drained(drained)
+    if drained.stopped:
+        raise typer.Exit(1)
+
+
+def run_drain(given: Options, patience: str) -> Drained:
+    """Deliver what is due, and make due what waits without a reason."""
+    from relaybox.cli import logs
+    from relaybox.cli.checks import check_all
+    from relaybox.cli.progress import DrainProgress
+    from relaybox.cli.signals import run_relay
+    from relaybox.setting import parse_duration
+
+    seconds = parse_duration(patience, "--patience")
+    outbox = check_all(given)
+    progress = DrainProgress()
+    logs.configure(LogLevel.warning, LogFormat.text).addFilter(progress.make_room)
+    relay = outbox.relay(patience=seconds, observers=[progress])
+    _, stopped = run_relay(relay, lambda: relay.drain(sweep=True), seconds)
+    return Drained(progress, [one.name for one in outbox.settings.destinations], stopped)
+
+
+def drained_document(drained: Drained) -> dict[str, Any]:
+    """Return what a drain did, for ``--json``."""
+    counts = _drained_counts(drained)
+    held = drained.counter.held
+    about = {
+        name: {**count, "held": held[name].why if name in held else None} for name, count in counts.items()
+    }
+    return {**asdict(drained.counter.total), "destinations": about}
+
+
+def show_drained(drained: Drained) -> None:
+    """Print what a drain did."""
+    counts = _drained_counts(drained)
+    rows = [[name, *(f"{number:,}" for number in count.values())] for name, count in counts.items()]
+    print_table(["DESTINATION", "DELIVERED", "RETRIED", "FAILED"], rows, range(4))
+    for name, why in drained.counter.held.items():
+        if name in counts:
+            state = "paused" if why.why == "paused" else "circuit open"
+            typer.echo(plain(f"{name}: {state}{': ' + why.reason if why.reason else ''}"))
+
+
+def _drained_counts(drained: Drained) -> dict[str, dict[str, int]]:
+    return {name: asdict(drained.counter.counts[name]) for name in drained.names}
+
+
+def prune(context: typer.Context, as_json: Json = False) -> None:
+    """Remove what was kept long enough: for cron, where no relay runs all the time to see to it.
+
+    Delivered and discarded rows go by their destination's retention, marks of the inbox by its window, and
+    with them old idempotency keys, records of attempts, statistics and audits. While a relay leads, there is
+    nothing to do.
+    """
+    show_removed({"": run_prune(options(context))}, as_json)
+
+
+def run_prune(given: Options) -> int | None:
+    """Remove it; return the number of rows, or None if a relay leads and does so itself."""
+    from functools import partial
+
+    from relaybox.cli.checks import check_all
+    from relaybox.cli.signals import run_relay
+
+    outbox = check_all(given)
+    removed = 0
+    while True:
+        relay = outbox.relay()
+        chores, stopped = run_relay(relay, partial(relay.upkeep, sweep=False), 0)
+        if chores.pruned is None:
+            return removed or None
+        removed += chores.pruned.changed
+        if stopped:
+            raise typer.Exit(1)
+        if chores.pruned.done:
+            return removed
+
+
+def show_removed(removed: dict[str, int | None], as_json: bool) -> None:
+    """Print how many rows were removed, by database if there are several."""
+    if as_json:
+        print_json({"removed": sum(filter(None, removed.values()))})
+        return
+    for name, count in removed.items():
+        where = f"{name}: " if len(removed) > 1 else ""
+        done = "a relay leads, and sees to it" if count is None else f"removed {count:,}"
+        typer.echo(f"{where}{done}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from relaybox.cli.operate import ago, plain, print_json, print_table, run
-from relaybox.cli.options import Json
+from relaybox.cli.options import Json, run
+from relaybox.cli.output import ago, plain, print_json, print_table, stats_document
 from relaybox.program import command
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show how many deliveries wait, are sent and failed, for each destination, and what holds it up."""
-    from relaybox.cli.documents import stats_document
-
     stats = run(context, lambda admin: admin.stats())
     if as_json:
         print_json(stats_document(stats))
@@ -53,7 +51,7 @@ def _cells(counts: Counts) -> list[str]:
 
 
 def _state(one: DestinationStats) -> str:
-    """One word, the one that ``why`` would name first."""
+    """Return one word, the one that ``why`` would name first."""
     if one.place is not None and one.place.paused:
         return "paused"
     if one.place is not None and one.place.circuit != "closed":

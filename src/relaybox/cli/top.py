@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.operate import actor
-from relaybox.cli.options import options
+from relaybox.cli.options import actor, options
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,9 +47,9 @@ def top(
 
     async def work(admin: Admin) -> None:
         if watching:
-            from relaybox.cli.watch import Watch
+            from relaybox.cli.top_live import LiveScreen
 
-            await Watch(admin, where, console, seconds).run()
+            await LiveScreen(admin, where, console, seconds).run()
         else:
             await _print_frame(admin, where, console)
 
@@ -71,7 +70,7 @@ def _console() -> Console:
 
 
 async def _print_frame(admin: Admin, where: str, console: Console) -> None:
-    from relaybox.cli.frame import View, collect, draw
+    from relaybox.cli.top_layout import View, collect, draw
 
     view = View(where=where, frame=await collect(admin))
     console.print(draw(view, console.width, None))

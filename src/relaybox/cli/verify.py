@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.operate import bulk, parse_moment, plain, print_json, run
-from relaybox.cli.options import Json
+from relaybox.cli.options import Json, Since, Until, parse_moment, run
+from relaybox.cli.output import note, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from relaybox.admin import Admin
-    from relaybox.cli.comparison import Comparison, Difference, Terms
-    from relaybox.cli.scratch import Scratch
+    from relaybox.cli.verify_comparison import Comparison, Difference, Histories, Terms
     from relaybox.config import Destination
     from relaybox.ledger import Entry, Filter
 
@@ -68,12 +66,8 @@ def verify(
         str | None,
         typer.Option(metavar="CONSUMER", help="Instead of a file: what this consumer has in inbox_message."),
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     strict: Annotated[bool, typer.Option("--strict", help="Duplicates count as differences.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many of each kind.")] = 20,
     as_json: Json = False,
@@ -82,8 +76,7 @@ def verify(
 
     RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
     """
-    from relaybox.cli.comparison import Comparison, Terms, compare
-    from relaybox.cli.scratch import scratch
+    from relaybox.cli.verify_comparison import Comparison, Terms, compare, open_histories
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
@@ -99,68 +92,57 @@ def verify(
         _at_line if inbox is None else _at_time,
     )
     done = Comparison(limit)
-    with scratch() as room:
+    with open_histories() as histories:
         if recorded is not None:
-            _read(recorded, room)
-        end = run(context, lambda admin: _gather(admin, inbox, room, terms, now, done))
+            _read(recorded, histories)
+        end = run(context, lambda admin: _gather(admin, inbox, histories, terms, now, done))
         terms = replace(terms, kept_since=_kept_since(configured, end))
-        done.counts["records"], done.has_payloads = room.size(), room.has_payloads()
-        compare(room, terms, done)
+        done.counts["records"], done.has_payloads = histories.size(), histories.has_payloads()
+        compare(histories, terms, done)
     _tell(done, terms, strict, as_json)
     if not _is_ok(done, strict):
         raise typer.Exit(1)
 
 
 async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
-    """The destination, and the database's time before anything is read."""
+    """Return the destination, and the database's time before anything is read."""
     configured = await admin.destination(name)
     return configured, await _now(admin)
 
 
 async def _now(admin: Admin) -> datetime:
-    """The database's time; where it has no row to tell it with, that of this machine."""
+    """Return the database's time, or that of this machine if the database has no row."""
     page = await admin.events(limit=1, windows=1)
     return page.entries[0].seen_at if page.entries else datetime.now(UTC)
 
 
 def _kept_since(configured: Destination | None, end: datetime) -> datetime | None:
-    """Rows of events that were emitted since are there; those before may have been pruned until ``end``."""
+    """Return the time since which no row was pruned, at ``end``."""
     if configured is None:
         return None
     # By an emitter's clock, which may be ahead, an event may be younger than what pruned it says.
     return end - timedelta(seconds=configured.retention) + MARGIN
 
 
-def _read(path: str, room: Scratch) -> None:
-    from relaybox.cli.recorded import opened, read_records
+def _read(path: str, histories: Histories) -> None:
+    from relaybox.cli.progress import reading_bar
+    from relaybox.cli.verify_records import opened, read_records
 
     name = "standard input" if path == "-" else path
-    with opened(path) as stream, _with_bar(stream) as lines:
-        room.record(read_records(lines, name))
-
-
-def _with_bar(stream: BinaryIO) -> Any:
-    """The same stream, with a bar that says how much of it is read, where there is a terminal to see it."""
-    from contextlib import nullcontext
-
-    from rich.console import Console
-    from rich.progress import wrap_file
-
-    console = Console(stderr=True)
-    size = os.fstat(stream.fileno()).st_size if console.is_terminal else 0
-    if not size:
-        return nullcontext(stream)
-    return wrap_file(stream, size, description="reading", console=console, transient=True)
+    with opened(path) as stream, reading_bar(stream) as lines:
+        histories.record(read_records(lines, name))
 
 
 async def _gather(
-    admin: Admin, inbox: str | None, room: Scratch, terms: Terms, now: datetime, done: Comparison
+    admin: Admin, inbox: str | None, histories: Histories, terms: Terms, now: datetime, done: Comparison
 ) -> datetime:
-    """Take what the database has: of the inbox, if it is that, and then the rows; its time after that."""
-    if inbox is not None:
-        await _read_inbox(admin, inbox, room)
+    """Read the inbox, if one is given, and then the rows; return the database's time after that."""
+    from relaybox.cli.progress import with_bar
 
-    has_payloads = room.has_payloads()
+    if inbox is not None:
+        await _read_inbox(admin, inbox, histories)
+
+    has_payloads = histories.has_payloads()
 
     async def walk(progress: Any) -> None:
         seen = 0
@@ -168,30 +150,30 @@ async def _gather(
             seen += len(entries)
             shadowed = await admin.shadowed(entries)
             sent = {entry.id for entry in entries if entry.id not in shadowed and _is_sent(entry, now)}
-            room.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
+            histories.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
             if has_payloads:
-                await _compare_payloads(admin, room, entries, terms, done)
+                await _compare_payloads(admin, histories, entries, terms, done)
             progress(seen)
 
-    await bulk(room.size() or None, "comparing", walk)
+    await with_bar(histories.size() or None, "comparing", walk)
     return await _now(admin)
 
 
-async def _read_inbox(admin: Admin, consumer: str, room: Scratch) -> None:
-    from relaybox.cli.scratch import microseconds
+async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None:
+    from relaybox.cli.verify_comparison import microseconds
 
     async for marks in admin.inbox(consumer):
-        room.record(
+        histories.record(
             (microseconds(mark.processed_at), event, None)
             for mark in marks
             if (event := _uuid(mark.message_id)) is not None
         )
-    if not room.size():
+    if not histories.size():
         raise ConfigError(f"--inbox {consumer!r}: inbox_message has no event of this consumer")
 
 
 def _filter(terms: Terms) -> Filter:
-    """Somewhat more than is compared, so that no record near the edge is taken for one without a row."""
+    """Return a filter of somewhat more than is compared, so that each record near the edge finds its row."""
     from relaybox.ledger import Filter
 
     return Filter(
@@ -202,15 +184,17 @@ def _filter(terms: Terms) -> Filter:
 
 
 def _is_sent(entry: Entry, now: datetime) -> bool:
-    """Whether it was delivered before what was recorded was read."""
+    """Return True if it was delivered before what was recorded was read."""
     return entry.status == "delivered" and (entry.delivered_at is None or entry.delivered_at < now)
 
 
 async def _compare_payloads(
-    admin: Admin, room: Scratch, entries: Sequence[Entry], terms: Terms, done: Comparison
+    admin: Admin, histories: Histories, entries: Sequence[Entry], terms: Terms, done: Comparison
 ) -> None:
     """Compare the payload of each record that has one with the stored one, a few at a time."""
-    found = {entry.id: room.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)}
+    found = {
+        entry.id: histories.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)
+    }
     for part in _parts([entry for entry in entries if found.get(entry.id)]):
         contents = await admin.contents([entry.id for entry in part])
         for entry in part:
@@ -231,8 +215,8 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 def _digest(content: Any) -> bytes | None:
-    """Of a stored payload: None where it cannot be compared, empty where it is no JSON."""
-    from relaybox.cli.recorded import digest, loads
+    """Return the digest of a stored payload: None if it cannot be compared, empty if it is not JSON."""
+    from relaybox.cli.verify_records import digest, loads
     from relaybox.codec import BINARY
 
     if content is None or content.payload_encoding not in (None, BINARY):
@@ -259,7 +243,7 @@ def _at_line(place: int) -> str:
 
 
 def _at_time(place: int) -> str:
-    from relaybox.cli.scratch import EPOCH
+    from relaybox.cli.verify_comparison import EPOCH
 
     return (EPOCH + timedelta(microseconds=place)).isoformat()
 
@@ -298,26 +282,22 @@ def _tell_findings(done: Comparison) -> None:
 
 
 def _tell_limits(done: Comparison, terms: Terms) -> None:
-    """What the figures do not say, or may only seem to say."""
+    """Print what the figures do not show."""
     if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
         since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
-        _note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
+        note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
     if not done.counts["events"]:
         return
     if not done.counts["keyed"]:
-        _note(f"no event of {terms.destination} has an ordering key, so order was not compared")
+        note(f"no event of {terms.destination} has an ordering key, so order was not compared")
     if not done.has_payloads:
-        _note("no payload was recorded, so none was compared")
+        note("no payload was recorded, so none was compared")
     elif not done.counts["payloads"]:
-        _note("no payload that was recorded could be compared with a stored one")
-
-
-def _note(text: str) -> None:
-    typer.echo(plain(f"relaybox: {text}"), err=True)
+        note("no payload that was recorded could be compared with a stored one")
 
 
 def _verdict(done: Comparison, strict: bool) -> str:
-    """The last line."""
+    """Return the last line."""
     if not done.counts["events"]:
         return f"nothing was compared: {_why_nothing(done)}"
     differences, again = done.differences(strict=strict), done.counts["duplicate"]
@@ -326,7 +306,7 @@ def _verdict(done: Comparison, strict: bool) -> str:
 
 
 def _why_nothing(done: Comparison) -> str:
-    """Where everything that was recorded belongs, if not to an event that was compared."""
+    """Describe what was recorded, if nothing of it was compared."""
     places = {
         "outside": "outside --since and --until",
         "pruned": "older than what is kept (retention)",

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relaybox.cli.levels import LogFormat, LogLevel
-from relaybox.cli.options import options
+from relaybox.cli.options import LogFormat, LogFormatOption, LogLevel, LogLevelOption, options
 
 
 def web(
@@ -22,8 +21,8 @@ def web(
     require_users: Annotated[
         bool, typer.Option("--require-users", help="Refuse to start without users: behind any proxy.")
     ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="The least important messages.")] = LogLevel.info,
-    log_format: Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")] = LogFormat.text,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
@@ -31,8 +30,8 @@ def web(
     is printed; the log goes to standard error.
     """
     from relaybox.cli import logs
-    from relaybox.cli.database import check_tables
-    from relaybox.cli.serving import listen, serve
+    from relaybox.cli.application import check_tables
+    from relaybox.cli.web_server import listen, serve
     from relaybox.web import dashboard
 
     given = options(context)
@@ -48,7 +47,7 @@ def web(
 
 
 def _address(host: str, port: int) -> str:
-    """Where a browser finds it; an address that means every one is no place to go to."""
+    """Return where a browser finds it; an address that stands for all becomes the loopback."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     name = everywhere.get(host, host)
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/"

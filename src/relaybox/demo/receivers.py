@@ -1,4 +1,4 @@
-"""What takes the webhooks, the flaky one too; each to be run in a process of its own."""
+"""The receivers of webhooks, the flaky one too; each runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import time
 from aiohttp import web
 from msgspec import Struct, json
 
-from relaybox.demo.journal import Change, Fault, Journal, Receipt
-from relaybox.demo.outbox import FLAKY_TIMEOUT
-from relaybox.demo.place import FLAKY, WEBHOOK, Place
+from relaybox.demo.shop import FLAKY_TIMEOUT
+from relaybox.demo.workspace import FLAKY, WEBHOOK, Change, Fault, Journal, Receipt, Workspace
 from relaybox.signature import verify
 
 MOODS = {"well": 0.72, "slow": 0.12, "500": 0.07, "503": 0.06, "hangs": 0.03}
@@ -35,13 +34,13 @@ class Body(Struct):
 
 
 class Receiver:
-    """Acknowledges what is signed, after it was written down; in a bad mood it does not."""
+    """Acknowledge what is signed, after writing it down; a flaky receiver sometimes does not."""
 
-    def __init__(self, place: Place, name: str) -> None:
-        self._secret = place.secret()
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        self._secret = workspace.secret()
         self._moody = name == FLAKY
-        self._received = Journal(place.received(name))
-        self._refused = Journal(place.refused(name))
+        self._received = Journal(workspace.received(name))
+        self._refused = Journal(workspace.refused(name))
 
     async def receive(self, request: web.Request) -> web.Response:
         """Answer one request."""
@@ -66,26 +65,26 @@ class Receiver:
 
 
 def change_of(body: bytes) -> Change:
-    """The change that an event tells of."""
+    """Return the change that an event is about."""
     event = json.decode(body, type=Body)
     return Change(event.data.ref, int(event.aggregate_id), event.data.number, event.type)
 
 
-def receive_webhooks(place: Place) -> None:
+def receive_webhooks(workspace: Workspace) -> None:
     """Receive until killed."""
-    asyncio.run(_serve(place, WEBHOOK))
+    asyncio.run(_serve(workspace, WEBHOOK))
 
 
-def receive_flaky(place: Place) -> None:
-    """Receive until killed, as well as one can."""
-    asyncio.run(_serve(place, FLAKY))
+def receive_flaky(workspace: Workspace) -> None:
+    """Receive until killed, with errors, delays and timeouts."""
+    asyncio.run(_serve(workspace, FLAKY))
 
 
-async def _serve(place: Place, name: str) -> None:
+async def _serve(workspace: Workspace, name: str) -> None:
     application = web.Application()
-    application.router.add_post("/events", Receiver(place, name).receive)
+    application.router.add_post("/events", Receiver(workspace, name).receive)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", place.ports[name]).start()
-    place.ready()
+    await web.TCPSite(runner, "127.0.0.1", workspace.ports[name]).start()
+    workspace.ready()
     await asyncio.Event().wait()

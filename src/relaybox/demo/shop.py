@@ -1,25 +1,49 @@
-"""The application, to be run in a process of its own: it places orders, each change with its event.
+"""The application: its outbox, a shop that places orders, and a relay, each in a process of its own.
 
-Several clerks work at once on the same orders, each change in one transaction. Some change their mind and
-roll back, some roll back only a savepoint: then neither the change nor its event ever happened.
+Several clerks work at once on the same orders, each change in one transaction with its event. Some change
+their mind and roll back, some roll back only a savepoint: then neither the change nor its event happened.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from relaybox import parts
 from relaybox.app import Outbox
-from relaybox.demo.journal import Change, Journal, Placed
-from relaybox.demo.outbox import make_outbox
-from relaybox.demo.place import Place
+from relaybox.config import Destination, Route
+from relaybox.demo.workspace import (
+    FLAKY,
+    HANDLER,
+    RECEIVERS,
+    SECRET,
+    WEBHOOK,
+    Change,
+    Journal,
+    Placed,
+    Receipt,
+    Workspace,
+)
+from relaybox.event import Event
 
+LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0
+"""Seconds. Far below the defaults, so that a killed relay's work is taken over while one watches."""
+POLICY: dict[str, Any] = {
+    "ordered": True,
+    "lease": LEASE,
+    "timeout": TIMEOUT,
+    "poll_interval": "100ms",
+    "backoff": {"base": "100ms", "cap": "1s"},
+    "max_attempts": 25,
+}
 CLERKS = 3
 OPEN_ORDERS = 40
 PAUSE_SECONDS = 0.025
@@ -46,19 +70,41 @@ changes = sa.Table(
 )
 
 
+def make_outbox(workspace: Workspace) -> Outbox:
+    """Return an outbox with three ordered destinations, and every event for all of them."""
+    http: dict[str, Any] = {**POLICY, "secret": f"file:{workspace.path(SECRET)}", "allow": ["127.0.0.0/8"]}
+    outbox = Outbox(
+        workspace.database,
+        destinations=[
+            Destination(WEBHOOK, workspace.url(WEBHOOK), **http),
+            Destination(FLAKY, workspace.url(FLAKY), **{**http, "timeout": FLAKY_TIMEOUT}),
+        ],
+        routes=[Route("order.*", to=RECEIVERS)],
+    )
+    journal = Journal(workspace.received(HANDLER))
+
+    @outbox.handler("order.*", name=HANDLER, **POLICY)
+    def book(event: Event) -> None:
+        number, ref = event.payload["number"], event.payload["ref"]
+        change = Change(ref, int(event.aggregate_id), number, event.type)
+        journal.write(Receipt(change, time.monotonic()))
+
+    return outbox
+
+
 class ChangedMind(Exception):
     """The transaction, or the savepoint, is not to be."""
 
 
 def read_changes(connection: sa.Connection) -> list[Change]:
-    """What the database really holds."""
+    """Return what the database really holds."""
     columns = changes.c
     query = sa.select(columns.ref, columns.order_id, columns.number, columns.type)
     return [Change(*row) for row in connection.execute(query)]
 
 
 class Clerk:
-    """Places and changes orders; safe in several threads at once."""
+    """Workspace and change orders; safe in several threads at once."""
 
     def __init__(self, outbox: Outbox, engine: sa.Engine, journal: Journal) -> None:
         self._outbox = outbox
@@ -67,7 +113,7 @@ class Clerk:
         self._open: list[int] = []
 
     def work(self, until: float) -> None:
-        """One transaction after the other, with little pauses."""
+        """Make one transaction after the other, with little pauses."""
         while time.monotonic() < until:
             time.sleep(random.expovariate(1 / PAUSE_SECONDS))
             with Session(self._engine) as session:
@@ -90,7 +136,7 @@ class Clerk:
             self._open.append(order)
 
     def _advance(self, session: Session) -> tuple[int, int]:
-        """The next step of an order: its number, and a lock on the order until the transaction ends."""
+        """Return an order and the number of its next step; it is locked until the transaction ends."""
         order = random.choice(tuple(self._open)) if len(self._open) >= OPEN_ORDERS else None
         if order is None:
             insert = orders.insert().values(changes=1, total=random.randint(10, 900))
@@ -113,7 +159,7 @@ class Clerk:
         self._journal.write(Placed(ref, time.monotonic(), "savepoint"))
 
     def _change(self, session: Session, change: Change) -> None:
-        """The change and its event: both or neither."""
+        """Write the change and its event: both or neither."""
         session.execute(
             changes.insert().values(
                 ref=change.ref, order_id=change.order, number=change.number, type=change.type
@@ -123,14 +169,26 @@ class Clerk:
         self._outbox.emit(session, "Order", change.order, change.type, payload)
 
 
-def trade(place: Place) -> None:
-    """Keep all clerks busy for as long as the place says."""
-    outbox = make_outbox(place)
-    engine = sa.create_engine(sa.make_url(place.database).set(drivername="postgresql+psycopg"))
+def trade(workspace: Workspace) -> None:
+    """Keep all clerks busy for as long as the workspace says."""
+    outbox = make_outbox(workspace)
+    engine = sa.create_engine(sa.make_url(workspace.database).set(drivername="postgresql+psycopg"))
     engine.connect().close()
-    place.ready()
-    until = time.monotonic() + place.seconds
-    clerk = Clerk(outbox, engine, Journal(place.path("shop.placed")))
+    workspace.ready()
+    until = time.monotonic() + workspace.seconds
+    clerk = Clerk(outbox, engine, Journal(workspace.path("shop.placed")))
     with ThreadPoolExecutor(CLERKS) as clerks:
         list(clerks.map(clerk.work, [until] * CLERKS))
     engine.dispose()
+
+
+def deliver(workspace: Workspace) -> None:
+    """Deliver until stopped or killed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    parts.run(_deliver(workspace))
+
+
+async def _deliver(workspace: Workspace) -> None:
+    relay = make_outbox(workspace).relay(patience=3.0)
+    workspace.ready()
+    await relay.run()

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject
-from relaybox.cli.monitor import Monitor
+from relaybox.cli.listen import Monitor
 from relaybox.event import TEST_TYPE
 from relaybox.ledger import Filter
 from relaybox.maintenance.canary import Rows

@@ -217,9 +217,9 @@ def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
         with (tmp_path / "recorded").open("a") as file:
             file.write(f"{id_}\n")
 
-    def late(path: str, room: Any) -> None:
+    def late(path: str, histories: Any) -> None:
         on(url, traffic)
-        read(path, room)
+        read(path, histories)
 
     monkeypatch.setattr(module, "_read", late)
     document = verify("mail", kept, status=1)

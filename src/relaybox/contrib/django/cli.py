@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn, TypeVar
 import typer
 from django.core.management.base import CommandError
 
-from relaybox.cli.commands import EXIT_STATUS, add_commands, make_app
-from relaybox.cli.drain import Drained, document, run_drain, show
-from relaybox.cli.group import Group
-from relaybox.cli.operate import print_json
+from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
+from relaybox.cli.database import DIALECT, Dialect
+from relaybox.cli.database import sql as print_sql
 from relaybox.cli.options import Json, Options, options
-from relaybox.cli.prune import run_prune
-from relaybox.cli.prune import tell as tell_removed
-from relaybox.cli.relay import Patience, relay
-from relaybox.cli.sql import DIALECT, Dialect
-from relaybox.cli.sql import sql as print_sql
+from relaybox.cli.output import print_json
+from relaybox.cli.relay import Drained, Patience, relay, run_drain, run_prune
+from relaybox.cli.relay import drained_document as document
+from relaybox.cli.relay import show_drained as show
+from relaybox.cli.relay import show_removed as tell_removed
 from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.outbox import ask, get_outbox

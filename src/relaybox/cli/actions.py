@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from relaybox.cli.filters import filtered
-from relaybox.cli.operate import DryRun, Yes, bulk, confirm, parse_id, parse_moment, plain, print_json, run
-from relaybox.cli.options import Json
+from relaybox.cli.options import DryRun, Json, Yes, parse_id, parse_moment, run
+from relaybox.cli.output import confirm, note, plain, print_json
 from relaybox.errors import ConfigError
 from relaybox.program import command
 
@@ -137,8 +137,8 @@ def pause(
     end = None if until is None else parse_moment(until, "--until", 1)
     run(context, lambda admin: admin.pause(destination, reason, end))
     if as_json:
-        told = None if end is None else end.astimezone(UTC).isoformat()
-        print_json({"destination": destination, "paused": True, "reason": reason, "until": told})
+        last = None if end is None else end.astimezone(UTC).isoformat()
+        print_json({"destination": destination, "paused": True, "reason": reason, "until": last})
     else:
         typer.echo(f"paused {destination}" + ("" if end is None else f" until {at(end)}"))
 
@@ -163,7 +163,7 @@ def send_test(context: typer.Context, destination: Name, as_json: Json = False) 
 
 
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
-    """What is meant: a filter, or ids, which ``--destination`` may narrow."""
+    """Return what was chosen: a filter, or ids, which ``--destination`` may narrow."""
     from dataclasses import replace
 
     from relaybox.admin import Named
@@ -178,7 +178,7 @@ def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How an action is to be done."""
+    """The options of an action."""
 
     dry_run: bool
     yes: bool
@@ -186,8 +186,9 @@ class _How:
 
 
 async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: bool = False) -> Done:
-    """Ids are done at once unless one names several; whatever else there may be many of is counted first."""
+    """Act on ids at once, unless one names several deliveries; count what a filter finds, and ask first."""
     from relaybox.admin import Named
+    from relaybox.cli.progress import with_bar
 
     if how.dry_run:
         return await action(what, dry_run=True)
@@ -205,11 +206,11 @@ async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: boo
             return found
         expected = found.affected
         confirm(f"{verb} {_deliveries(expected)}?")
-    return await bulk(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
+    return await with_bar(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
 
 
 def _confirm_shared(verb: str, done: Done) -> None:
-    """Ask where an id names several deliveries: one of them may be all that is meant."""
+    """Ask if an id names several deliveries: only one of them may be meant."""
     if not done.shared:
         return
     names = ", ".join(name or "(unrouted)" for name in done.destinations)
@@ -224,10 +225,7 @@ def _deliveries(count: int) -> str:
 
 
 def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_not: str) -> None:
-    """What became of it; the status is 1 where an id is unknown, or nothing could be done for it.
-
-    So it is where a fingerprint is unknown.
-    """
+    """Print what was done; exit with 1 if an id or a fingerprint is unknown, or nothing could be done."""
     unknown = [str(id_) for id_ in done.unknown]
     unmet = _unmet(what, done)
     if as_json:
@@ -237,18 +235,18 @@ def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_no
     if unknown:
         destination = getattr(what, "destination", None)
         where = "" if destination is None else f" for {destination}"
-        _note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
+        note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
     if done.skipped:
         idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
-        _note(f"{done.skipped:,} left as they are: {why_not}{idle}")
+        note(f"{done.skipped:,} left as they are: {why_not}{idle}")
     if unmet:
-        _note(unmet)
+        note(unmet)
     if unknown or done.idle or unmet:
         raise typer.Exit(1)
 
 
 def _unmet(what: Any, done: Done) -> str | None:
-    """What to say of a fingerprint that nothing has."""
+    """Return a note if no delivery has the fingerprint."""
     from dataclasses import replace
 
     from relaybox.ledger import EVERYTHING
@@ -258,7 +256,3 @@ def _unmet(what: Any, done: Done) -> str | None:
         return None
     rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
     return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
-
-
-def _note(message: str) -> None:
-    typer.echo(plain(f"relaybox: {message}"), err=True)

@@ -1,4 +1,4 @@
-"""What a consumer recorded, as a file has it: one delivery a line, in order of arrival."""
+"""The records of a consumer in a file: one delivery a line, in order of arrival."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """The file, or standard input for ``-``."""
+    """Open the file, or standard input for ``-``."""
     import sys
 
     if path == "-":
@@ -40,7 +40,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        # Closed below; only its opening may fail with what is told here.
+        # Closed below; only errors of opening it are translated here.
         stream = open(path, "rb")  # noqa: SIM115
     except OSError as error:
         fix = "name a file of what the consumer recorded, or - for standard input"
@@ -50,7 +50,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
-    """Each line; raises on the first that is none, and if there is none at all."""
+    """Yield each line; raise on the first malformed line, or if the file is empty."""
     empty = True
     for number in count(1):
         raw = stream.readline(LONGEST + 1)
@@ -68,7 +68,7 @@ def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
 
 
 def _record(number: int, raw: bytes) -> Record | None:
-    """The record of a line, None of a blank one; raises ``ValueError`` with what is wrong."""
+    """Return the record of a line, or None of a blank one; raise ``ValueError`` if the line is malformed."""
     if len(raw) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} bytes")
     try:
@@ -95,7 +95,7 @@ def _of_object(number: int, value: dict[str, Any]) -> Record:
 
 
 def _digest_of(value: dict[str, Any]) -> bytes | None:
-    """Of the payload: as an envelope has it, or under the name ``payload``."""
+    """Return the digest of the payload: as an envelope has it, or under the name ``payload``."""
     if "data_base64" in value:
         try:
             return digest(base64.b64decode(value["data_base64"], validate=True))
@@ -126,7 +126,7 @@ _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def digest(value: Any) -> bytes:
-    """The same for the same JSON value, whatever its spaces and the order of its names; or of bytes."""
+    """Return a digest that is the same for equal JSON values, or for equal bytes."""
     if isinstance(value, bytes):
         return blake2b(value, digest_size=16, person=b"bytes").digest()
     return blake2b(_dumps(value).encode(), digest_size=16, person=b"json").digest()

@@ -1,4 +1,4 @@
-"""A web server in the process of a command: one socket, one application, until a signal."""
+"""The server of ``relaybox web``: one socket, one application, until a signal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOWEST_HEAD = 10.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
+    """Return a socket that listens there."""
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(web: Web, listener: socket.socket) -> None:
     """Serve it until SIGTERM or SIGINT, and return."""
-    # Whom a proxy asks for is believed only of proxies that are named, as uvicorn has it.
+    # The client's address is taken only from proxies that are named, as in uvicorn.
     proxies = os.environ.get("FORWARDED_ALLOW_IPS")
     config = uvicorn.Config(
         web,
@@ -60,7 +60,7 @@ def serve(web: Web, listener: socket.socket) -> None:
 
 
 class Protocol(H11Protocol):
-    """Closes connections whose requests do not arrive: the server itself would hold them without end."""
+    """Close connections whose requests do not arrive: uvicorn itself would hold them forever."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -92,7 +92,7 @@ class Protocol(H11Protocol):
             self._wait()
 
     def _incomplete(self) -> bool:
-        """Whether a head is to come, or the rest of a body that nobody reads any more."""
+        """Return True if a head is to come, or the rest of a body that nobody reads any more."""
         answered = self.cycle is not None and self.cycle.response_complete
         return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
 
@@ -107,7 +107,7 @@ class Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends what streams when it is told to stop, and leaves with the status 0."""
+    """End streams when the server stops, and leave with the status 0."""
 
     def __init__(self, config: uvicorn.Config, web: Web) -> None:
         super().__init__(config)

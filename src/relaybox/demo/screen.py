@@ -1,4 +1,4 @@
-"""What one sees of the demo: live on a terminal, in plain lines elsewhere, and a table at the end."""
+"""The screen of the demo: live on a terminal, plain lines elsewhere, and tables at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from relaybox.demo.check import Verdict, milliseconds
+from relaybox.demo.verdict import Verdict, milliseconds
 
 PLAIN_WIDTH = 100
 LINE_EVERY = 2.0
@@ -56,11 +56,11 @@ class Screen(Protocol):
     """Where the demo is shown."""
 
     def say(self, elapsed: float, text: str, mood: str = "") -> None:
-        """Something happened."""
+        """Show what happened."""
         ...
 
     def update(self, view: View) -> None:
-        """This is how things are."""
+        """Show how things are."""
         ...
 
 
@@ -72,11 +72,11 @@ class Lines:
         self._next = 0.0
 
     def say(self, elapsed: float, text: str, mood: str = "") -> None:
-        """One line."""
+        """Print one line."""
         self._console.print(f"{elapsed:5.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, view: View) -> None:
-        """A line from time to time."""
+        """Print a line from time to time."""
         if view.elapsed < self._next:
             return
         self._next = view.elapsed + LINE_EVERY
@@ -89,34 +89,34 @@ class Dashboard:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._story: list[Text] = []
+        self._happened: list[Text] = []
         self._picture: RenderableType = ""
 
     def say(self, elapsed: float, text: str, mood: str = "") -> None:
-        """One more line under the picture."""
-        self._story.append(Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (text, STYLES.get(mood, ""))))
+        """Add a line under the picture."""
+        self._happened.append(Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (text, STYLES.get(mood, ""))))
         self._draw()
 
     def update(self, view: View) -> None:
-        """Draw it."""
+        """Draw the picture."""
         title = Text.assemble(("relaybox demo", "bold"), f" · {view.doing} · {view.elapsed:.1f} s")
         parts = Group(_lines(view.lines), _bars(view.bars, view.committed))
         self._picture = Panel(parts, title=title, title_align="left", padding=(0, 1))
         self._draw()
 
     def _draw(self) -> None:
-        self._live.update(Group(self._picture, *self._story), refresh=True)
+        self._live.update(Group(self._picture, *self._happened), refresh=True)
 
 
-def console() -> Console:
-    """Standard output, wide enough also where it is no terminal."""
+def make_console() -> Console:
+    """Return standard output, wide enough also if it is not a terminal."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 @contextmanager
-def screen(console: Console) -> Iterator[Screen]:
-    """The kind of screen that fits the console."""
+def open_screen(console: Console) -> Iterator[Screen]:
+    """Yield the kind of screen that fits the console."""
     if not console.is_terminal:
         yield Lines(console)
         return
@@ -153,7 +153,7 @@ def _bars(bars: Sequence[Bar], committed: int) -> Table:
 
 
 def result_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
-    """What arrived, a line for each destination."""
+    """Return what arrived, a line for each destination."""
     table = _table("What arrived, compared with what the database holds")
     for name in ("committed", "delivered", "lost", "phantom", "out of\norder", "duplicates"):
         table.add_column(name, justify="right")
@@ -171,7 +171,7 @@ def result_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
 
 
 def latency_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
-    """How long it took, and which part of that was an outage's doing."""
+    """Return how long it took, in an outage and outside."""
     table = _table("Milliseconds from commit to acknowledgement")
     for name in ("p50", "p99", "outside\noutages", "\np50", "\np99", "in an\noutage", "\np50", "\np99"):
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""One frame of ``relaybox top``: what is shown, and how it looks in so many columns."""
+"""The layout of ``relaybox top``: what a frame shows, and how it fits the columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relaybox.admin import Admin, DestinationStats, Series, Stats
-from relaybox.cli.operate import ago, plain
+from relaybox.cli.output import ago, plain
 from relaybox.ledger import Counts, Entry, Filter, Relay
 from relaybox.why import is_alive
 
@@ -48,10 +48,10 @@ class View:
     question: str | None = None
     notice: str | None = None
     keys: bool = False
-    """Whether keys can be pressed."""
+    """True if there is a keyboard."""
 
     def destinations(self) -> Sequence[DestinationStats]:
-        """Those that are shown, by name."""
+        """Return those that are shown, by name."""
         return () if self.frame is None else self.frame.stats.destinations[:DESTINATIONS]
 
 
@@ -68,7 +68,7 @@ async def collect(admin: Admin) -> Frame:
 
 
 def draw(view: View, width: int, height: int | None) -> RenderableType:
-    """The whole screen; without a height as long as it is."""
+    """Draw the whole screen; without a height, all of it."""
     parts: list[RenderableType] = [_header(view, width)]
     if view.trouble is not None:
         parts.append(_line(f"no answer from the database: {view.trouble}; trying again", "bold red", width))
@@ -122,7 +122,7 @@ def _totals(frame: Frame, width: int) -> Text:
 
 
 def spark(values: Sequence[float]) -> str:
-    """Bars of the values, the highest as high as a line."""
+    """Return bars of the values, the highest as high as a line."""
     highest = max(values, default=0.0)
     if not highest:
         return BARS[0] * len(values)
@@ -131,7 +131,7 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _rate(series: Series | None, now: datetime) -> str:
-    """Deliveries a second since the beginning of the last minute that is over."""
+    """Return deliveries a second since the beginning of the last whole minute."""
     if series is None or len(series.points) < 2:
         return "-"
     over, going_on = series.points[-2:]
@@ -150,7 +150,7 @@ def _oldest(counts: Counts) -> str:
 
 
 def _lag(series: Series | None) -> str:
-    """p50 and p99 of the last minute in which something was delivered."""
+    """Return p50 and p99 of the last minute in which something was delivered."""
     for point in reversed(series.points if series else ()):
         if point.p50 is not None and point.p99 is not None:
             return f"{_span(point.p50)} / {_span(point.p99)}"
@@ -204,7 +204,7 @@ def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
 
 
 def _window(rows: Sequence[DestinationStats], chosen: int, room: int | None) -> Sequence[DestinationStats]:
-    """As many as there is room for, the chosen one among them."""
+    """Return as many as there is room for, with the chosen one."""
     if room is None or len(rows) <= room:
         return rows
     start = max(0, chosen - max(room, 1) + 1)

