@@ -173,6 +173,24 @@ def test_what_is_being_sent_is_begun_and_neither_answered_nor_lost() -> None:
     assert held.sending() == 0
 
 
+def test_what_is_behind_a_failed_one_is_looked_for_once_for_each_key() -> None:
+    batch = run_of("failing", count=4)
+    first, second, third, fourth = batch.deliveries
+    batch.answered.add(third.position)
+    assert batch.after(first) == [second, fourth]
+    assert batch.after(second) == [], "all of them are known"
+
+
+def test_a_lost_or_repeated_answer_gives_back_the_rest_of_its_key_once() -> None:
+    lane = make(MemoryStore(), ordered=True)
+    batch = run_of("failing")
+    first, second, third = batch.deliveries
+    del batch.unsettled[first.position]
+    for one in (first, second, second):
+        lane.answer(batch, one, Retry("busy"))
+    assert [settlement.delivery for settlement in lane._settler._waiting] == [second, third]
+
+
 def test_rows_are_taken_to_be_light_until_they_do_not_fit() -> None:
     sizing = Sizing(Destination("runner", "handler:"))
     assert sizing.light

@@ -54,14 +54,17 @@ class Batch:
         self.until = until
 
     def after(self, delivery: Delivery) -> list[Delivery]:
-        """Return what is behind a delivery in its key and neither answered nor lost."""
+        """Return what is behind a delivery in its key and neither answered nor lost.
+
+        Once for each key: a sink may report many of them, one after the other.
+        """
         if self._of_keys is None:
             self._of_keys = defaultdict(list)
             for one in self.deliveries:
                 self._of_keys[one.ordering_key].append(one)
         return [
             one
-            for one in self._of_keys[delivery.ordering_key]
+            for one in self._of_keys.pop(delivery.ordering_key, ())
             if one.position > delivery.position
             and one.position in self.unsettled
             and one.position not in self.answered

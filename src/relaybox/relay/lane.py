@@ -416,16 +416,18 @@ class Lane:
         """Decide what becomes of a delivery, and have it settled."""
         reached("answered")
         position = delivery.position
+        if position in batch.answered:
+            return
         batch.answered.add(position)
         self._answered += 1
+        if delivery.ordering_key is not None and type(answer) is not Delivered:
+            self._leave_rest(batch, delivery)
         if position not in batch.unsettled:
             return
         if type(answer) is not Released:
             batch.tried = True
         outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
         self._settler.add(Settlement(delivery, outcome))
-        if delivery.ordering_key is not None and type(outcome) is not Delivered:
-            self._leave_rest(batch, delivery)
         if opening is None or self._opening is not None:
             return
         self._opening = opening
