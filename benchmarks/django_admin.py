@@ -18,7 +18,7 @@ from django.test import Client
 
 from benchmarks.harness import Sample, report, run, take_turns
 from benchmarks.many import refill
-from relaybox.ledger import CAP
+from relaybox.stores.ledger import CAP
 
 ALLOWED_MS = 300.0
 ROUNDS = 5

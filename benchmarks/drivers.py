@@ -28,11 +28,11 @@ import psycopg
 import sqlalchemy as sa
 
 from benchmarks.harness import Sample, fill, interleave, outbox, report, run, server
-from relaybox.schema import Tables
-from relaybox.stores.dialects import POSTGRESQL
-from relaybox.stores.pipeline import Pipeline
-from relaybox.stores.postgres import BEGIN, COMMIT
-from relaybox.stores.statements import Query, Statements
+from relaybox.database.dialects import POSTGRESQL
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Query, Statements
+from relaybox.stores.sql.pipeline import Pipeline
+from relaybox.stores.sql.postgres import BEGIN, COMMIT
 
 Transaction: TypeAlias = Sequence[Query]
 ID, KEY = 0, 9

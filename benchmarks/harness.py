@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import psycopg
 import sqlalchemy as sa
 
-from relaybox.schema import Tables, make_tables
+from relaybox.database.schema import Tables, make_tables
 from tests.servers import fresh, postgres15, postgres18
 
 Take: TypeAlias = Callable[[], Awaitable[float]]

@@ -21,12 +21,12 @@ from benchmarks.limiting import Busy
 from benchmarks.peers.base import Arrivals, MeasuredPeer, check, lanes
 from benchmarks.process import PATIENCE, SLOWEST, apart, begin
 from relaybox import Event, Outbox
-from relaybox.observe import Observer
-from relaybox.parts import open_relay
-from relaybox.store import Claim, Settlement, Want
-from relaybox.stores.postgres import open_store
-from relaybox.stores.sql import SqlStore
-from relaybox.wakes.open import open_bell
+from relaybox.emit.wakes.open import open_bell
+from relaybox.operate.open_relay import open_relay
+from relaybox.relay.observer import Observer
+from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Claim, Settlement, Want
 
 KEYS = 1_000
 LOOK = 0.005
@@ -70,7 +70,7 @@ class Plan:
             _trace()
         if not self.metrics:
             return []
-        from relaybox.observers.metrics import MetricsObserver
+        from relaybox.operate.observers.metrics import MetricsObserver
 
         return [MetricsObserver()]
 

@@ -27,7 +27,7 @@ from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, Take, interleave, outbox, run, server, settle_down
 from benchmarks.process import PATIENCE, SLOWEST, apart, begin
 from relaybox import Destination, Outbox, Route
-from relaybox.indexing import Source, abackfill
+from relaybox.search import Source, abackfill
 from tests.servers import meilisearch, opensearch
 
 BAR = 0.6

@@ -27,9 +27,9 @@ from tests.servers import base
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
-    *("relaybox.__main__", "relaybox.cli.application", "relaybox.demo", "relaybox.doctor"),
-    *("relaybox.indexing", "relaybox.relay.relay", "relaybox.sinks.http"),
-    *("relaybox.stores.postgres", "relaybox.stores.mysql", "relaybox.stores.sqlite"),
+    *("relaybox.__main__", "relaybox.cli.application", "relaybox.demo", "relaybox.operate.doctor"),
+    *("relaybox.search", "relaybox.relay.relay", "relaybox.sinks.http.sink"),
+    *("relaybox.stores.sql.postgres", "relaybox.stores.sql.mysql", "relaybox.stores.sql.sqlite"),
     *("aiohttp", "aiosqlite", "asyncmy", "psycopg", "rich.table", "uvloop"),
 )
 _LARGEST = 1 << 20

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from benchmarks.findings import Facts, Findings, Options, percentile
 from benchmarks.harness import Sample, outbox, run
 from relaybox import Call, Event, Outbox
-from relaybox.metrics import exposition
+from relaybox.operate.metrics import exposition
 from tests.waiting import await_for
 
 DESTINATIONS = 50

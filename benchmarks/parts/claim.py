@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, Take, insert, interleave, outbox, run
-from relaybox.outcome import Delivered
-from relaybox.schema import Tables
-from relaybox.store import Settlement, Want
-from relaybox.stores.postgres import open_store
+from relaybox.core.outcome import Delivered
+from relaybox.database.schema import Tables
+from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.store import Settlement, Want
 
 LIMIT = 100
 CLAIMS = 10

@@ -20,10 +20,10 @@ from benchmarks.harness import Sample, Take, fill, interleave, outbox, run
 from benchmarks.process import PATIENCE, SLOWEST, Loop, Work, apart, begin
 from benchmarks.receiver import counting_receiver
 from relaybox import Destination, Outbox, Route
-from relaybox.envelope import packer
-from relaybox.schema import Tables
-from relaybox.store import Want
-from relaybox.stores.postgres import open_store
+from relaybox.database.schema import Tables
+from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.store import Want
+from relaybox.wire.envelope import packer
 
 AT_ONCE = 100
 MOST_ROWS = 10_000

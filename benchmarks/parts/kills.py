@@ -44,7 +44,12 @@ its relays are killed take longer than the bar by themselves: 65 of them, 3.3 s.
 """
 LATEST = 90.0
 """Seconds after the last kill at which what is not delivered is missing."""
-WARM = ("benchmarks.parts.kills", "relaybox.relay.relay", "relaybox.stores.postgres", "relaybox.stores.mysql")
+WARM = (
+    "benchmarks.parts.kills",
+    "relaybox.relay.relay",
+    "relaybox.stores.sql.postgres",
+    "relaybox.stores.sql.mysql",
+)
 
 
 class Number(NamedTuple):

@@ -14,11 +14,11 @@ from typing import Any
 from benchmarks.drivers import DESTINATION, Loop, PsycopgLoop, drain
 from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, Take, fill, interleave, outbox, run
-from relaybox.outcome import Delivered
-from relaybox.schema import Tables
-from relaybox.store import Settlement, Want
-from relaybox.stores.postgres import open_store
-from relaybox.stores.sql import SqlStore
+from relaybox.core.outcome import Delivered
+from relaybox.database.schema import Tables
+from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Settlement, Want
 
 REQUIRED_SHARE = 0.85
 ALLOWED_COST = 3.0

@@ -19,7 +19,7 @@ from benchmarks.harness import server_cpu
 from benchmarks.peers import PEERS, PROMPT, Peer
 from benchmarks.peers.base import MeasuredPeer, check
 from benchmarks.process import Loop, apart, begin
-from relaybox.schema import make_tables
+from relaybox.database.schema import make_tables
 from tests.databases import engine
 
 ROWS = 200

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from relaybox.signature import verify
+from relaybox.wire.signature import verify
 
 SECRET, TOKEN = os.environ["RUNNER_SECRET"], os.environ["RUNNER_TOKEN"]
 DATABASE = os.environ["RUNNER_DATABASE"]

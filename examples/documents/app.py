@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from state import Engine, Sync, engine_state, syncs, why_text
 
 from relaybox import Destination, Outbox, Route
-from relaybox.admin import Admin
+from relaybox.operate.admin import Admin
 
 STATIC = Path(__file__).parent / "static"
 LATEST = 100

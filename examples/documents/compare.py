@@ -6,8 +6,8 @@ from pydantic import BaseModel
 from search import Down
 
 from relaybox import Outbox
-from relaybox.indexing import Source, areconcile
-from relaybox.outcome import Unavailable
+from relaybox.core.outcome import Unavailable
+from relaybox.search import Source, areconcile
 
 documents = Source(sa.select(Document))
 """What the index is to hold; ``relaybox backfill``, ``reconcile`` and ``reindex`` take it as well."""

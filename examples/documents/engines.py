@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from relaybox import Destination
+from relaybox.core.outcome import Unavailable
 from relaybox.demo.processes import Broken
 from relaybox.errors import ConfigError
-from relaybox.outcome import Unavailable
-from relaybox.parts import open_engine
+from relaybox.operate.open_relay import open_engine
 
 ROOT = Path(__file__).parents[2]
 INDEX = "documents"

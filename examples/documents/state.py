@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from relaybox.admin import Admin
-from relaybox.schema import Tables
+from relaybox.database.schema import Tables
+from relaybox.operate.admin import Admin
 
 
 class Sync(BaseModel):

@@ -6,7 +6,7 @@ from database import Sessions, Shipment
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from relaybox import Event, Inbox
-from relaybox.consumers.kafka import KafkaConsumer
+from relaybox.receive.consumers.kafka import KafkaConsumer
 
 consumer = KafkaConsumer(
     os.environ["KAFKA"],

@@ -7,7 +7,7 @@ from database import Order, Shipment
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from relaybox.schema import Tables
+from relaybox.database.schema import Tables
 
 LATEST = 100
 

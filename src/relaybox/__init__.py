@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relaybox.app import Outbox
-    from relaybox.config import Destination, Route
+    from relaybox.core.event import Emitted, Event
+    from relaybox.core.outcome import Reject, Retry, Unavailable
+    from relaybox.core.settings import Destination, Route
+    from relaybox.database.schema import make_tables
     from relaybox.emit.event_source import EventSource
     from relaybox.emit.row import Call
     from relaybox.errors import RelayboxError
-    from relaybox.event import Emitted, Event
-    from relaybox.inboxes.sql import Inbox
-    from relaybox.outcome import Reject, Retry, Unavailable
-    from relaybox.schema import make_tables
+    from relaybox.outbox import Outbox
+    from relaybox.receive.inbox import Inbox
 
     __version__: str
 
@@ -40,18 +40,18 @@ __all__ = [
 
 _HOMES = {
     "Call": "emit.row",
-    "Destination": "config",
-    "Emitted": "event",
-    "Event": "event",
+    "Destination": "core.settings",
+    "Emitted": "core.event",
+    "Event": "core.event",
     "EventSource": "emit.event_source",
-    "Inbox": "inboxes.sql",
-    "Outbox": "app",
-    "Reject": "outcome",
+    "Inbox": "receive.inbox",
+    "Outbox": "outbox",
+    "Reject": "core.outcome",
     "RelayboxError": "errors",
-    "Retry": "outcome",
-    "Route": "config",
-    "Unavailable": "outcome",
-    "make_tables": "schema",
+    "Retry": "core.outcome",
+    "Route": "core.settings",
+    "Unavailable": "core.outcome",
+    "make_tables": "database.schema",
 }
 
 

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
-from relaybox import Destination, Outbox, parts, sink
-from relaybox.event import Delivery
-from relaybox.outcome import Unavailable
-from relaybox.signature import parse_keys, sign
-from relaybox.sink import DELIVERED, REGARDLESS, Answer, Progress
-from relaybox.sinks import http
+from relaybox import Destination, Outbox
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Unavailable
+from relaybox.operate import open_relay as parts
+from relaybox.sinks import sink
+from relaybox.sinks.http import sink as http
+from relaybox.sinks.sink import DELIVERED, REGARDLESS, Answer, Progress
+from relaybox.wire.signature import parse_keys, sign
 from tests.chaos.drivers import engine
 from tests.chaos.workload import BROKER
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from relaybox.cli import main
-from relaybox.event import Delivery
-from relaybox.sinks import search
-from relaybox.sinks.meilisearch_tasks import Task, Tasks
-from relaybox.sinks.search_change import Action, Changes
-from relaybox.sinks.search_units import Targets, Unit
-from relaybox.sinks.search_units import units_of as _units_of
+from relaybox.core.event import Delivery
+from relaybox.search import sink as search
+from relaybox.search.change import Action, Changes
+from relaybox.search.meilisearch.tasks import Task, Tasks
+from relaybox.search.units import Targets, Unit
+from relaybox.search.units import units_of as _units_of
 
 _action_of = Changes.action_of
 

@@ -20,10 +20,10 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from relaybox.admin import Admin
-from relaybox.crashpoint import CRASH_POINTS
-from relaybox.parts import open_store
-from relaybox.stores.ledger import SqlLedger
+from relaybox.operate.admin import Admin
+from relaybox.operate.open_relay import open_store
+from relaybox.relay.crashpoint import CRASH_POINTS
+from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.testing.checker import Received
 from tests.chaos import receiver, workload
 from tests.chaos.brokers.base import Broker, Harm

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from relaybox.ordering import ALONE
+from relaybox.core.ordering import ALONE
 
 TABLE = """CREATE TABLE chaos_history (
     seq bigint {identity} PRIMARY KEY, connection bigint, id {uuid}, owner varchar(200),

@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from relaybox import Destination, Outbox, Route, parts
+from relaybox import Destination, Outbox, Route
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.emit.row import Call
 from relaybox.errors import StoreError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.store import OnFailed, Settlement, Store, Want
+from relaybox.operate import open_relay as parts
+from relaybox.stores.store import OnFailed, Settlement, Store, Want
 from tests.databases import engine
 
 DESTINATION = "chaos"

@@ -6,7 +6,7 @@ import signal
 from random import Random
 from typing import NamedTuple
 
-from relaybox.crashpoint import CRASH_POINTS
+from relaybox.relay.crashpoint import CRASH_POINTS
 from tests.chaos.fleet import BEYOND_A_LEASE, Doom
 from tests.chaos.receiver import Mood
 from tests.chaos.workload import LOOSE, ORDERED

@@ -21,17 +21,18 @@ from typing import Any
 
 import msgspec
 
-from relaybox import Outbox, circuit, crashpoint
-from relaybox.relay import decide, lane
-from relaybox.sinks import http
+from relaybox import Outbox
+from relaybox.core import circuit
+from relaybox.relay import crashpoint, decide, lane
+from relaybox.sinks.http import sink as http
 from tests.chaos import broken, workload
 from tests.chaos.nursery import Change, Nursery
 from tests.chaos.workload import Place, Rows
 from tests.integration.shop import MEMBERSHIP, SOON
 
 WARM = (
-    *("relaybox.parts", "relaybox.stores.upkeep", "relaybox.wakes.postgres"),
-    *("relaybox.stores.postgres", "relaybox.stores.mysql", "relaybox.stores.sqlite"),
+    *("relaybox.operate.open_relay", "relaybox.stores.sql.upkeep", "relaybox.emit.wakes.postgres"),
+    *("relaybox.stores.sql.postgres", "relaybox.stores.sql.mysql", "relaybox.stores.sql.sqlite"),
 )
 """What a relay would import when it begins is there before it is forked."""
 for name in WARM:

@@ -20,12 +20,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from relaybox import Destination, Event, Outbox, Route, parts
-from relaybox.envelope import event_of
-from relaybox.event import Delivery
+from relaybox import Destination, Event, Outbox, Route
+from relaybox.core.event import Delivery
+from relaybox.operate import open_relay as parts
 from relaybox.sinks.handler import HandlerSink
-from relaybox.store import Claim, Settlement, Want
-from relaybox.stores.steps import Steps
+from relaybox.stores.sql.steps import Steps
+from relaybox.stores.store import Claim, Settlement, Want
+from relaybox.wire.envelope import event_of
 from tests.commit import ROOT
 from tests.integration.shop import MEMBERSHIP, SOON
 

@@ -19,8 +19,8 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from relaybox.signature import verify
 from relaybox.testing.checker import Committed, Excuses, Received, Report, check
+from relaybox.wire.signature import verify
 from tests.chaos import receiver, workload
 from tests.chaos.cluster import Ground
 from tests.chaos.drivers import DRIVERS, ERRORS

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relaybox import parts
-from relaybox.store import Want
+from relaybox.operate import open_relay as parts
+from relaybox.stores.store import Want
 from tests.chaos.mortal_relay import Plan, process
 from tests.chaos.scene import KEYS, OPTIONS, Scene, repeated
 from tests.conftest import available

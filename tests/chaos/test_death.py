@@ -15,13 +15,13 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Outbox
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.database.dialects import POSTGRESQL
+from relaybox.database.statements.delivery import Query, Statements
 from relaybox.emit.row import Call
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Outcome, Retried
-from relaybox.store import Settlement, Want
-from relaybox.stores.dialects import POSTGRESQL
-from relaybox.stores.statements import Query, Statements
-from relaybox.stores.steps import OneStatement, Settled, Steps, StoreSteps
+from relaybox.stores.sql.steps import OneStatement, Settled, Steps, StoreSteps
+from relaybox.stores.store import Settlement, Want
 from tests.chaos.crew import DESTINATION, make_outbox, open_store
 from tests.chaos.scene import stored
 from tests.databases import EVERY_KIND, KINDS, engine

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from relaybox.event import Delivery
-from relaybox.observe import Observer
-from relaybox.store import Claim, Settlement
+from relaybox.core.event import Delivery
+from relaybox.relay.observer import Observer
+from relaybox.stores.store import Claim, Settlement
 from tests.chaos.scene import KEYS, Scene
 from tests.conftest import available
 from tests.integration.shop import MEMBERSHIP, SOON

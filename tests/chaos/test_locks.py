@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Event
-from relaybox.observe import Observer
+from relaybox.relay.observer import Observer
 from tests.databases import SERVERS, engine
 from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop
 from tests.waiting import await_for

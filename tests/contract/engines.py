@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relaybox.engine import Change
-from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import Answer
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.search.engine import Change
+from relaybox.sinks.sink import Answer
 
 
 @dataclass(frozen=True, slots=True)

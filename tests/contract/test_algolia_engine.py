@@ -10,13 +10,13 @@ from uuid import uuid4
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.engine import Change
+from relaybox.core.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
-from relaybox.sink import Answer
-from relaybox.sinks.algolia import open_engine
-from relaybox.sinks.algolia_place import place_of
+from relaybox.search.algolia.engine import open_engine
+from relaybox.search.algolia.place import place_of
+from relaybox.search.engine import Change
+from relaybox.sinks.sink import Answer
 from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import algolia
 from tests.servers.algolia import Server
@@ -142,7 +142,7 @@ async def test_a_body_too_large_is_split(place: Place, server: Server) -> None:
 async def test_batches_are_not_larger_than_algolia_advises(
     place: Place, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.sinks.algolia.LARGEST_BODY", 1_000)
+    monkeypatch.setattr("relaybox.search.algolia.engine.LARGEST_BODY", 1_000)
     sizes = [400, 400, 5_000, 400, 400]
     assert delivered(await place.write([indexed(str(at), text="x" * size) for at, size in enumerate(sizes)]))
     assert await place.count() == 5

@@ -20,17 +20,18 @@ from pamqp.commands import Basic
 from redis.asyncio import Connection as RedisConnection
 from redis.asyncio import Redis
 
-from relaybox.config import Destination
-from relaybox.event import Delivery
-from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import Answer
-from relaybox.sinks import kafka_line, sqs
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
 from relaybox.sinks.celery import CelerySink
-from relaybox.sinks.kafka import KafkaSink
-from relaybox.sinks.nats import NatsSink
-from relaybox.sinks.nats_connection import Broken, Connection
-from relaybox.sinks.rabbitmq import RabbitMqSink
+from relaybox.sinks.kafka import line as kafka_line
+from relaybox.sinks.kafka.sink import KafkaSink
+from relaybox.sinks.nats.connection import Broken, Connection
+from relaybox.sinks.nats.sink import NatsSink
+from relaybox.sinks.rabbitmq.sink import RabbitMqSink
 from relaybox.sinks.redis import Command, RedisSink
+from relaybox.sinks.sink import Answer
+from relaybox.sinks.sqs import sink as sqs
 from relaybox.testing.sink_contract import SinkContract, Trouble
 from tests.contract.test_sinks import Script, opened, serving, shop
 from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401

@@ -12,14 +12,15 @@ from uuid import uuid4
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.engine import Change
+from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.sink import Answer
-from relaybox.sinks import meilisearch_piece, meilisearch_tasks
-from relaybox.sinks.meilisearch import MeilisearchEngine, open_engine
-from relaybox.sinks.meilisearch_tasks import Task
+from relaybox.search.engine import Change
+from relaybox.search.meilisearch import piece as meilisearch_piece
+from relaybox.search.meilisearch import tasks as meilisearch_tasks
+from relaybox.search.meilisearch.engine import MeilisearchEngine, open_engine
+from relaybox.search.meilisearch.tasks import Task
+from relaybox.sinks.sink import Answer
 from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import meilisearch

@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.engine import Change
-from relaybox.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.sinks import opensearch_bulk
-from relaybox.sinks.opensearch import PAGE, OpenSearchEngine, open_engine
+from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.search.engine import Change
+from relaybox.search.opensearch import bulk as opensearch_bulk
+from relaybox.search.opensearch.engine import PAGE, OpenSearchEngine, open_engine
 from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import opensearch, restart

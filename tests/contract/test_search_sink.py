@@ -9,12 +9,12 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from relaybox.config import Destination
-from relaybox.engine import Change
-from relaybox.event import Delivery
-from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import REGARDLESS, Answer, Progress
-from relaybox.sinks.search import SearchSink
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.search.engine import Change
+from relaybox.search.sink import SearchSink
+from relaybox.sinks.sink import REGARDLESS, Answer, Progress
 from relaybox.testing.sink_contract import SinkContract, Trouble
 from tests.unit.searching import Double
 

@@ -14,14 +14,14 @@ from uuid import UUID
 import pytest
 from aiohttp import web
 
-from relaybox.config import Destination
-from relaybox.event import Delivery, Event
-from relaybox.outcome import Delivered, Reject, Retry, Unavailable
-from relaybox.sink import AT_A_STRETCH, Answer, Regardless, Sink
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Delivered, Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
 from relaybox.sinks.console import ConsoleSink
 from relaybox.sinks.handler import HandlerSink
-from relaybox.sinks.http import HttpSink
+from relaybox.sinks.http.sink import HttpSink
 from relaybox.sinks.memory import MemorySink
+from relaybox.sinks.sink import AT_A_STRETCH, Answer, Regardless, Sink
 from relaybox.testing.sink_contract import SinkContract, Trouble, make_delivery
 from tests.waiting import PATIENCE, cancel
 

@@ -10,17 +10,17 @@ from uuid import UUID, uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination, Settings
+from relaybox.core.outcome import Delivered, Retried
+from relaybox.core.settings import Destination, Settings
+from relaybox.database.dialects import DIALECTS, Dialect
+from relaybox.database.migrations import migrate, server_dialect
+from relaybox.database.roles import grants
+from relaybox.database.schema import Tables, make_tables
+from relaybox.database.statements.delivery import Query, Statements
 from relaybox.emit.row import Call, RowBuilder
-from relaybox.grants import grants
-from relaybox.migrations import migrate, server_dialect
-from relaybox.outcome import Delivered, Retried
-from relaybox.schema import Tables, make_tables
-from relaybox.store import Settlement, Store
-from relaybox.stores import mysql, postgres, sqlite
-from relaybox.stores.dialects import DIALECTS, Dialect
 from relaybox.stores.memory import MemoryStore
-from relaybox.stores.statements import Query, Statements
+from relaybox.stores.sql import mysql, postgres, sqlite
+from relaybox.stores.store import Settlement, Store
 from relaybox.testing.contract import StoreContract
 from relaybox.testing.harness import LEASE, Seen, State, settle_all, want
 from tests.databases import sync_url

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from relaybox.config import Settings
-from relaybox.setting import parse_duration
+from relaybox.core.settings import Settings
+from relaybox.core.values import parse_duration
 from tests.conftest import give_up
 from tests.deploy.pack import DEPLOY, ROOT, check_command, manifests
 from tests.servers import base

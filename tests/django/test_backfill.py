@@ -22,10 +22,10 @@ from relaybox.contrib.django import emit_event, search
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
-from relaybox.indexing import Source, abackfill
-from relaybox.indexing.backfilled import Backfilled
-from relaybox.indexing.locks import Busy
-from relaybox.indexing.rows import open_rows
+from relaybox.search import Source, abackfill
+from relaybox.search.backfilled import Backfilled
+from relaybox.search.locks import Busy
+from relaybox.search.rows import open_rows
 from tests.django import steps
 from tests.django.shop.models import Order
 from tests.django.steps import orders

@@ -15,7 +15,6 @@ from django.test import override_settings
 from django.utils.translation import gettext_lazy
 
 from relaybox import Route
-from relaybox.config import Settings
 from relaybox.contrib.django import (
     aemit_event,
     conf,
@@ -25,6 +24,7 @@ from relaybox.contrib.django import (
     rollout,
     shadow,
 )
+from relaybox.core.settings import Settings
 from relaybox.emit.row import RowBuilder
 from relaybox.errors import (
     ConfigError,

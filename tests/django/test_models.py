@@ -20,9 +20,9 @@ from django.dispatch import Signal
 from relaybox import Destination, Outbox, Route
 from relaybox.contrib.django import models, signals
 from relaybox.contrib.django.models import DatabaseNow, OutboxEvent, OutboxEventQuerySet, OutboxQuerySet
-from relaybox.migrations import Outbox as Tables
-from relaybox.migrations import ddl
-from relaybox.schema import VERSION
+from relaybox.database.migrations import Outbox as Tables
+from relaybox.database.migrations import ddl
+from relaybox.database.schema import VERSION
 from tests.django.conftest import URLS
 from tests.django.orders import change
 from tests.django.steps import orders

@@ -13,7 +13,7 @@ import pytest
 from django.db import NotSupportedError
 
 from relaybox.contrib.django.tables import outbox_of
-from relaybox.migrations import Outbox, check, current_version, ddl, drop, migrate
+from relaybox.database.migrations import Outbox, check, current_version, ddl, drop, migrate
 from tests.databases import KINDS
 from tests.django import workers
 from tests.django.databases import database

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from relaybox.signature import parse_keys, sign
+from relaybox.wire.signature import parse_keys, sign
 from tests.examples.running import (
     EXAMPLES,
     PATIENCE,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.maintenance.agreement import Agreement
-from relaybox.maintenance.prune import Prune
-from relaybox.relay.clock import MonotonicClock
-from relaybox.stores import upkeep_statements
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.settings import Destination
+from relaybox.database.statements import upkeep as upkeep_statements
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.prune import Prune
 from tests.incidents.conftest import BOTH_WAYS, Case, variants
 from tests.integration.upkeep.bench import LONG_AGO, Bench, go_on, leading
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from relaybox import Event, Retry
-from relaybox.outcome import Retried
-from relaybox.store import Settlement, Want
-from relaybox.stores import statements
+from relaybox.core.outcome import Retried
+from relaybox.database.statements import delivery as statements
+from relaybox.stores.store import Settlement, Want
 from tests.incidents.conftest import BOTH_WAYS, Case, make_shop, variants
 from tests.integration.shop import QUICK, Shop
 

@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy as sa
 from asyncmy.errors import MySQLError
 
-from relaybox import parts
-from relaybox.stores.dialects import refusal
-from relaybox.stores.mysql import Asyncmy, _fetch
-from relaybox.stores.postgres import Psycopg
+from relaybox.database.dialects import refusal
+from relaybox.operate import open_relay as parts
+from relaybox.stores.sql.mysql import Asyncmy, _fetch
+from relaybox.stores.sql.postgres import Psycopg
 from tests.chaos.proxy import Proxy
 from tests.conftest import available
 from tests.databases import engine

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from relaybox import Event
 from relaybox.relay.lane import Lane
-from relaybox.store import Claim, Want
-from relaybox.stores.sql import SqlStore
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Claim, Want
 from tests.incidents.conftest import Case, variants
 from tests.integration.shop import QUICK, Shop
 from tests.waiting import await_for

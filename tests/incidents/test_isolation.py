@@ -11,13 +11,13 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Retry
-from relaybox.envelope import event_of
-from relaybox.outcome import Outcome
+from relaybox.core.outcome import Outcome
+from relaybox.database.statements import delivery as statements
 from relaybox.relay.batch import Batch
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.lane import Lane
 from relaybox.sinks.handler import HandlerSink
-from relaybox.stores import statements
+from relaybox.wire.envelope import event_of
 from tests.incidents.conftest import Case, variants
 from tests.integration.runner import Runner, running
 from tests.integration.shop import QUICK, Shop, shop_for
@@ -73,7 +73,7 @@ def every_time_counts(self: Policy, answer: Any, delivery: Any, *_: Any) -> tupl
 async def test_an_outage_burns_all_attempts(case: Case, runner: Runner) -> None:
     if case.broken:
         case.patch.setattr(Policy, "_unavailable", every_time_counts)
-    case.patch.setattr("relaybox.circuit.FIRST_PAUSE", 0.05)
+    case.patch.setattr("relaybox.core.circuit.FIRST_PAUSE", 0.05)
     place = Destination("runner", runner.url, allow=["127.0.0.0/8"], max_attempts=3, **QUICK)
     shop = shop_for(case.database("postgresql-18"), place)
     runner.down = "503"

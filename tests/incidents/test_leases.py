@@ -10,11 +10,12 @@ from uuid import UUID
 import pytest
 
 from relaybox import Event
-from relaybox.observe import Observer
-from relaybox.outcome import Delivered, Retried
-from relaybox.store import Settlement, Want
-from relaybox.stores import delivered, statements
-from relaybox.stores.steps import StoreSteps
+from relaybox.core.outcome import Delivered, Retried
+from relaybox.database.statements import delivery as statements
+from relaybox.relay.observer import Observer
+from relaybox.stores.sql import delivered
+from relaybox.stores.sql.steps import StoreSteps
+from relaybox.stores.store import Settlement, Want
 from tests.databases import SERVERS
 from tests.incidents.conftest import Case, done_or_waiting, make_shop, take_over, variants
 from tests.integration.shop import Shop, drive

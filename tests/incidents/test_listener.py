@@ -7,8 +7,8 @@ from typing import Any
 
 from psycopg import AsyncConnection, sql
 
-from relaybox.wakes import postgres
-from relaybox.wakes.postgres import ListeningWake, Notifier
+from relaybox.emit.wakes import postgres
+from relaybox.emit.wakes.postgres import ListeningWake, Notifier
 from tests.incidents.conftest import Case, variants
 from tests.integration.shop import end_sessions
 from tests.waiting import await_for

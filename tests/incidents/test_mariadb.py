@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 import sqlalchemy as sa
 
+from relaybox.database.statements import delivery as statements
 from relaybox.emit import row
 from relaybox.errors import InvalidField
-from relaybox.store import Want
-from relaybox.stores import statements
+from relaybox.stores.store import Want
 from tests.incidents.conftest import Case, make_shop, variants
 from tests.integration.shop import drive
 from tests.waiting import PATIENCE

@@ -9,10 +9,10 @@ import pytest
 from uuid_utils.compat import uuid7
 
 from relaybox import Event, Reject
-from relaybox.admin import Admin
-from relaybox.ledger import Filter
-from relaybox.stores import statements
-from relaybox.stores.ledger import SqlLedger
+from relaybox.database.statements import delivery as statements
+from relaybox.operate.admin import Admin
+from relaybox.stores.ledger import Filter
+from relaybox.stores.sql.ledger import SqlLedger
 from tests.databases import SERVERS
 from tests.incidents.conftest import BOTH_WAYS, Case, variants
 from tests.integration.shop import QUICK, Shop

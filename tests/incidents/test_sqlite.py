@@ -9,10 +9,10 @@ import time
 from typing import Any
 from unittest.mock import Mock
 
-from relaybox.store import Want
-from relaybox.stores import sqlite
-from relaybox.stores.sqlite import Sqlite3
-from relaybox.stores.statements import Query
+from relaybox.database.statements.delivery import Query
+from relaybox.stores.sql import sqlite
+from relaybox.stores.sql.sqlite import Sqlite3
+from relaybox.stores.store import Want
 from tests.incidents.conftest import Case, make_shop, variants
 from tests.integration.shop import Shop
 from tests.waiting import PATIENCE

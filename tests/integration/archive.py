@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
-from relaybox.indexing import Source, reconcile
-from relaybox.indexing.reconciled import Reconciled
+from relaybox.search import Source, reconcile
+from relaybox.search.reconciled import Reconciled
 from tests.chaos.drivers import engine
 from tests.integration.project import COMMAND, Project
 

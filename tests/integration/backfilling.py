@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from relaybox import Call, Destination, Outbox
-from relaybox.indexing import Source, abackfill
-from relaybox.indexing.backfilled import Backfilled
-from relaybox.indexing.rows import Item
+from relaybox.search import Source, abackfill
+from relaybox.search.backfilled import Backfilled
+from relaybox.search.rows import Item
 from tests.databases import engine
 from tests.integration.project import Project
 from tests.writing import writing
@@ -30,7 +30,7 @@ APP = """
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from relaybox import Call, Destination, Outbox
-from relaybox.indexing import Source
+from relaybox.search import Source
 
 outbox = Outbox(destinations=[Destination("search", "console:", ordered=True)])
 document = sa.table("document", sa.column("id", sa.Integer), sa.column("title", sa.String))

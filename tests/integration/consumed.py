@@ -14,10 +14,10 @@ import msgspec
 import sqlalchemy as sa
 
 from relaybox import Event, Outbox
-from relaybox.envelope import Envelope, packer
-from relaybox.event import Delivery
-from relaybox.signature import parse_keys, sign
+from relaybox.core.event import Delivery
 from relaybox.testing.sink_contract import make_delivery
+from relaybox.wire.envelope import Envelope, packer
+from relaybox.wire.signature import parse_keys, sign
 from tests.databases import sync_url
 
 SECRET = "whsec_" + "c2VjcmV0" * 4

@@ -20,11 +20,11 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
-from relaybox.consumer import Done
-from relaybox.consumers.loop import Loop
-from relaybox.envelope import JSON
-from relaybox.inboxes.sql import Inbox
+from relaybox.receive.consumer import Done
+from relaybox.receive.consumers.loop import Loop
+from relaybox.receive.inbox import Inbox
 from relaybox.sinks.broker import Messages
+from relaybox.wire.envelope import JSON
 from tests.databases import async_url
 from tests.integration.consumed import Ground, delivery, ground, insert
 from tests.waiting import PATIENCE, await_for
@@ -39,15 +39,15 @@ SETTINGS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 def make_consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
     """A consumer of a broker's topic, queue or stream, called ``books``."""
     if kind == "kafka":
-        from relaybox.consumers.kafka import KafkaConsumer
+        from relaybox.receive.consumers.kafka import KafkaConsumer
 
         given = {"group": f"books-{place}", "settings": SETTINGS, **options}
         return KafkaConsumer(url.removeprefix("kafka://"), place, **given)
     if kind == "rabbitmq":
-        from relaybox.consumers.rabbitmq import RabbitmqConsumer
+        from relaybox.receive.consumers.rabbitmq import RabbitmqConsumer
 
         return RabbitmqConsumer(url, place, **options)
-    from relaybox.consumers.nats import NatsConsumer
+    from relaybox.receive.consumers.nats import NatsConsumer
 
     return NatsConsumer(url, f"{place}.>", durable="books", **options)
 

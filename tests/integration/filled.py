@@ -6,9 +6,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relaybox.schema import Tables, make_tables
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.statements import INSERTED, Statements
+from relaybox.database.dialects import DIALECTS
+from relaybox.database.schema import Tables, make_tables
+from relaybox.database.statements.delivery import INSERTED, Statements
 from tests.databases import engine
 
 

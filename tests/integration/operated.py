@@ -12,20 +12,20 @@ from uuid import UUID
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from relaybox.admin import Admin
 from relaybox.cli import app
-from relaybox.config import Destination, Settings
+from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.core.settings import Destination, Settings
+from relaybox.database.dialects import DIALECTS
+from relaybox.database.migrations import migrate
+from relaybox.database.schema import Tables, make_tables
+from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
-from relaybox.journal import Operation
-from relaybox.migrations import migrate
-from relaybox.outcome import Delivered, Failed, Outcome, Retried
-from relaybox.parts import open_store
-from relaybox.schema import Tables, make_tables
-from relaybox.store import Claim, Settlement, Want
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.ledger import SqlLedger
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Statements
+from relaybox.operate.admin import Admin
+from relaybox.operate.open_relay import open_store
+from relaybox.stores.journal import Operation
+from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Claim, Settlement, Want
 from tests.databases import sync_url
 
 T = TypeVar("T")

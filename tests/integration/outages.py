@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relaybox import Destination, Route, circuit
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Retry, Unavailable, Unreachable
-from relaybox.sink import Answer, Sink
+from relaybox import Destination, Route
+from relaybox.core import circuit
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Retry, Unavailable, Unreachable
+from relaybox.sinks.sink import Answer, Sink
 from relaybox.testing.sink_contract import make_delivery
 from tests.integration.shop import Shop
 from tests.integration.sinking import PATIENT, check_refused, deliver, send, sink_to

@@ -12,11 +12,11 @@ import psycopg
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Outbox, Route
-from relaybox.maintenance.membership import Membership
-from relaybox.parts import open_store
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query
-from relaybox.stores.steps import Steps
+from relaybox.database.statements.delivery import Query
+from relaybox.operate.open_relay import open_store
+from relaybox.relay.upkeep.membership import Membership
+from relaybox.stores.sql.steps import Steps
+from relaybox.stores.sql.store import SqlStore
 from tests.databases import engine
 
 Databases = Callable[[str], str]

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from relaybox import Destination
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered
-from relaybox.parts import open_sink
-from relaybox.sink import Answer, Sink
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered
+from relaybox.operate.open_relay import open_sink
+from relaybox.sinks.sink import Answer, Sink
 from relaybox.testing.sink_contract import make_delivery
 from tests.waiting import PATIENCE, await_for
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from relaybox.config import Destination
+from relaybox.core.outcome import Delivered, Unavailable, Unreachable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.outcome import Delivered, Unavailable, Unreachable
-from relaybox.sink import Answer
-from relaybox.sinks.address import Guard
-from relaybox.sinks.http import HttpSink
+from relaybox.sinks.http.address import Guard
+from relaybox.sinks.http.sink import HttpSink
+from relaybox.sinks.sink import Answer
 from relaybox.testing.sink_contract import make_delivery
 from tests.integration.receivers import Receiver, answer, answering, read_request
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.engine import Change
-from relaybox.outcome import Reject, Throttled, Unavailable
-from relaybox.sink import Answer
-from relaybox.sinks.algolia import AlgoliaEngine, open_engine
-from relaybox.sinks.algolia_place import place_of
+from relaybox.core.outcome import Reject, Throttled, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.search.algolia.engine import AlgoliaEngine, open_engine
+from relaybox.search.algolia.place import place_of
+from relaybox.search.engine import Change
+from relaybox.sinks.sink import Answer
 from tests.integration.receivers import Receiver, answer, answering, listening, read_request
 
 KEY = "verysecret"

@@ -17,11 +17,11 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox.errors import ConfigError, StoreError
-from relaybox.indexing import Source, abackfill
-from relaybox.indexing.backfilled import Backfilled
-from relaybox.indexing.checkpoint import Lost
-from relaybox.indexing.rows import open_rows
-from relaybox.indexing.select_rows import SelectRows
+from relaybox.search import Source, abackfill
+from relaybox.search.backfilled import Backfilled
+from relaybox.search.checkpoint import Lost
+from relaybox.search.rows import open_rows
+from relaybox.search.select_rows import SelectRows
 from tests.databases import KINDS, SERVERS
 from tests.integration.backfilling import (
     DOCUMENTS,
@@ -209,7 +209,7 @@ async def test_one_taken_over_emits_nothing_more(archive: Archive, monkeypatch: 
     # Its next page comes before its next sign of life, and its last one long after the other has begun.
     async with under_way(archive, rate=10) as working:
         # As if it had been silent for long: another one takes it for dead.
-        monkeypatch.setattr("relaybox.indexing.checkpoint.STALLED", -1.0)
+        monkeypatch.setattr("relaybox.search.checkpoint.STALLED", -1.0)
         done = await abackfill(archive.outbox, "search", DOCUMENTS)
         with pytest.raises(Lost):
             await working
@@ -330,7 +330,7 @@ MEASURE = """
 import sys, tracemalloc
 import sqlalchemy as sa
 from relaybox import Destination, Outbox
-from relaybox.indexing import Source, backfill
+from relaybox.search import Source, backfill
 
 outbox = Outbox(sys.argv[1], destinations=[Destination("search", "console:")])
 document = sa.table("document", sa.column("id", sa.Integer), sa.column("title", sa.String))

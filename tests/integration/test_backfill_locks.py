@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox.errors import ConfigError, InvalidField
-from relaybox.indexing import Source, abackfill
-from relaybox.indexing.locks import Busy
-from relaybox.indexing.rows import open_rows
+from relaybox.search import Source, abackfill
+from relaybox.search.locks import Busy
+from relaybox.search.rows import open_rows
 from tests.databases import SERVERS
 from tests.integration.backfilling import DOCUMENTS, SECONDS, Archive, Document, repairs, run
 from tests.waiting import await_for

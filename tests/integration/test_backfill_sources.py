@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from relaybox.errors import ConfigError, RelayboxError, StoreError, UnknownDestination
-from relaybox.indexing import Source, abackfill
-from relaybox.indexing.select_rows import SelectRows
+from relaybox.search import Source, abackfill
+from relaybox.search.select_rows import SelectRows
 from tests.databases import KINDS
 from tests.integration.backfilling import DOCUMENTS, Archive, Author, Document, make_project, run, stop_after
 

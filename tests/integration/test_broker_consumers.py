@@ -15,14 +15,14 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from relaybox import Event, Reject, Retry
-from relaybox.consumers import rabbitmq as module
-from relaybox.consumers.kafka import KafkaConsumer
-from relaybox.consumers.loop import Loop
-from relaybox.consumers.nats import NatsConsumer
-from relaybox.consumers.rabbitmq import RabbitmqConsumer
-from relaybox.envelope import JSON
 from relaybox.errors import ConfigError
-from relaybox.inboxes.sql import Inbox
+from relaybox.receive.consumers import rabbitmq as module
+from relaybox.receive.consumers.kafka import KafkaConsumer
+from relaybox.receive.consumers.loop import Loop
+from relaybox.receive.consumers.nats import NatsConsumer
+from relaybox.receive.consumers.rabbitmq import RabbitmqConsumer
+from relaybox.receive.inbox import Inbox
+from relaybox.wire.envelope import JSON
 from tests.conftest import available
 from tests.integration.consumed import insert
 from tests.integration.consuming import SETTINGS, Bench, ConsumerContract, Line, Restarted, handling, running

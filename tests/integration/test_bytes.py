@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from relaybox import Event
-from relaybox.outcome import Delivered
+from relaybox.core.outcome import Delivered
 from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.sizing import BYTES_A_CLAIM, BYTES_IN_FLIGHT
-from relaybox.store import Settlement, Want
+from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.shop import Databases, Shop
 from tests.waiting import PATIENCE, await_for

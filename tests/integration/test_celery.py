@@ -22,10 +22,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from relaybox import Reject, Retry
 from relaybox.contrib.celery import inbox_task
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.event import Delivery
-from relaybox.inboxes.sql import Inbox
-from relaybox.outcome import Delivered, Unavailable, Unreachable
+from relaybox.receive.inbox import Inbox
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.consumed import EFFECT, Ground, ground, packed

@@ -15,10 +15,10 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox.cli.commands import global_first
-from relaybox.grants import grants
-from relaybox.migrations import DialectName, current_version, migrate
-from relaybox.schema import VERSION
-from relaybox.setting import mask_url
+from relaybox.core.values import mask_url
+from relaybox.database.migrations import DialectName, current_version, migrate
+from relaybox.database.roles import grants
+from relaybox.database.schema import VERSION
 from tests.databases import EVERY_KIND, POSTGRESQL
 from tests.integration.project import Project
 from tests.schema_snapshot import engine, run_script, snapshot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relaybox.migrations import NEWEST
+from relaybox.database.migrations import NEWEST
 from tests.integration.project import COMMAND, Project
 from tests.integration.shop import Shop
 

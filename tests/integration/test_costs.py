@@ -17,14 +17,14 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Event
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Query
 from relaybox.emit.row import Call
-from relaybox.event import Delivery
-from relaybox.ledger import CAP
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.schema import Tables
-from relaybox.store import Claim, DeadLetter, Settlement, Store, Want
-from relaybox.stores import mysql, postgres, sqlite
-from relaybox.stores.statements import Query
+from relaybox.stores.ledger import CAP
+from relaybox.stores.sql import mysql, postgres, sqlite
+from relaybox.stores.store import Claim, DeadLetter, Settlement, Store, Want
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 from tests.integration.operated import Operated

@@ -10,15 +10,15 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry
+from relaybox.emit.wakes.local import LocalWake
 from relaybox.errors import Locked, StoreError
-from relaybox.maintenance.round import Round
-from relaybox.observe import Observer
-from relaybox.parts import open_relay, open_store
+from relaybox.operate.open_relay import open_relay, open_store
+from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
-from relaybox.store import Claim, Want
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.wakes.local import LocalWake
+from relaybox.relay.upkeep.round import Round
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.store import Claim, Want
 from tests.databases import KINDS
 from tests.integration.receivers import doing
 from tests.integration.shop import Databases, Shop, shop_for

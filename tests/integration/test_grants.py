@@ -15,20 +15,20 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from relaybox.core.outcome import Delivered, Failed, Retried
+from relaybox.database.dialects import DIALECTS
+from relaybox.database.migrations import DialectName, check, migrate
+from relaybox.database.roles import grants
+from relaybox.database.schema import Tables, make_tables
+from relaybox.database.statements.delivery import Query, Statements
 from relaybox.errors import ConfigError, SchemaError, StoreError
-from relaybox.grants import grants
-from relaybox.migrations import DialectName, check, migrate
-from relaybox.outcome import Delivered, Failed, Retried
-from relaybox.parts import open_store
-from relaybox.schema import Tables, make_tables
-from relaybox.store import Settlement, Want
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.ledger import SqlLedger
-from relaybox.stores.samples import SqlSamples
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query, Statements
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Sample
+from relaybox.operate.open_relay import open_store
+from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.store import Settlement, Want
+from relaybox.stores.upkeep import Sample
 from tests.conftest import available
 from tests.databases import POSTGRESQL, engine
 from tests.schema_snapshot import run_script

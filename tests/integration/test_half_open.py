@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relaybox import parts
+from relaybox.database.statements.delivery import Query
 from relaybox.errors import StoreError
-from relaybox.store import Want
-from relaybox.stores import mysql, postgres
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query
-from relaybox.stores.steps import Steps
+from relaybox.operate import open_relay as parts
+from relaybox.stores.sql import mysql, postgres
+from relaybox.stores.sql.steps import Steps
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Want
 from tests.chaos.proxy import Proxy
 from tests.databases import SERVERS
 from tests.integration.shop import Databases, Shop

@@ -12,11 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Outbox, Route
-from relaybox.admin import Admin
 from relaybox.errors import ConfigError
-from relaybox.ledger import Filter
-from relaybox.parts import open_store
-from relaybox.stores.ledger import SqlLedger
+from relaybox.operate.admin import Admin
+from relaybox.operate.open_relay import open_store
+from relaybox.stores.ledger import Filter
+from relaybox.stores.sql.ledger import SqlLedger
 from tests.integration.project import Project
 from tests.integration.shop import Databases
 from tests.waiting import PATIENCE, await_for

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from relaybox.config import Destination
+from relaybox.core.event import Event
+from relaybox.core.outcome import Delivered, Reject, Retry, Unavailable, Unreachable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.event import Event
-from relaybox.outcome import Delivered, Reject, Retry, Unavailable, Unreachable
-from relaybox.sink import Answer
 from relaybox.sinks.handler import HandlerSink
+from relaybox.sinks.sink import Answer
 from relaybox.testing.sink_contract import deliveries, make_delivery
 from tests.waiting import PATIENCE
 
@@ -255,7 +255,7 @@ def test_one_sink_serves_a_loop_after_the_other() -> None:
 def test_a_handler_that_hangs_does_not_hold_up_the_exit_of_the_process() -> None:
     program = """
         import asyncio, threading
-        from relaybox.config import Destination
+        from relaybox.core.settings import Destination
         from relaybox.sinks import handler as handlers
         from relaybox.sinks.handler import HandlerSink
         from relaybox.testing.sink_contract import deliveries, make_delivery

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from relaybox import threads
-from relaybox.config import Destination
-from relaybox.event import Delivery, Event, Status
-from relaybox.observe import Observer
-from relaybox.outcome import Delivered, Reject, Retry, Unreachable
-from relaybox.sink import Answer, Regardless
+from relaybox.core.event import Delivery, Event, Status
+from relaybox.core.outcome import Delivered, Reject, Retry, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.relay.observer import Observer
 from relaybox.sinks import handler as handlers
+from relaybox.sinks import threads
 from relaybox.sinks.handler import HandlerSink, limit_of
+from relaybox.sinks.sink import Answer, Regardless
 from relaybox.stores.memory import MemoryStore
 from relaybox.testing.sink_contract import deliveries, make_delivery
 from tests.unit import lanes

@@ -19,11 +19,11 @@ import pytest
 from aiohttp import ServerDisconnectedError
 from yarl import URL
 
-from relaybox.config import Destination
-from relaybox.outcome import Delivered, Reject, Retry, Unavailable
-from relaybox.sinks.address import Guard, Resolver
-from relaybox.sinks.exchange import Exchange, release
-from relaybox.sinks.http import HttpSink
+from relaybox.core.outcome import Delivered, Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.sinks.http.address import Guard, Resolver
+from relaybox.sinks.http.exchange import Exchange, release
+from relaybox.sinks.http.sink import HttpSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.integration.receivers import Receiver, answer, answering, listening, read_request
 from tests.waiting import PATIENCE, await_for, cancel
@@ -36,7 +36,7 @@ LARGE = json.dumps("x" * 16_000_000)
 @pytest.fixture(autouse=True)
 def idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What closes nevertheless was given up."""
-    monkeypatch.setattr("relaybox.sinks.exchange._KEEPALIVE", 600.0)
+    monkeypatch.setattr("relaybox.sinks.http.exchange._KEEPALIVE", 600.0)
 
 
 @asynccontextmanager
@@ -288,8 +288,8 @@ async def test_an_answer_counts_that_comes_before_the_request_is_read() -> None:
 
 SEND = """
 import asyncio, sys
-from relaybox.config import Destination
-from relaybox.sinks.http import HttpSink
+from relaybox.core.settings import Destination
+from relaybox.sinks.http.sink import HttpSink
 from relaybox.testing.sink_contract import make_delivery
 
 async def main():

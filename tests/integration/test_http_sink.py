@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
-from relaybox.config import Destination
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Gone, Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Gone, Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.signature import verify
-from relaybox.sink import Answer
-from relaybox.sinks.http import HttpSink, retry_after
+from relaybox.sinks.http.sink import HttpSink, retry_after
+from relaybox.sinks.sink import Answer
 from relaybox.testing.sink_contract import deliveries, make_delivery
+from relaybox.wire.signature import verify
 from tests.integration.receivers import Receiver, answer, answering, doing, listening, read_request
 from tests.integration.test_http_exchange import certificate
 
@@ -489,9 +489,9 @@ def test_a_mistake_in_the_settings_is_an_error_at_the_start(settings: dict[str, 
 
 def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "relaybox.sinks.http")
+    monkeypatch.delitem(sys.modules, "relaybox.sinks.http.sink")
     with pytest.raises(MissingExtra, match=r"aiohttp is not installed: pip install 'relaybox\[http\]'"):
-        importlib.import_module("relaybox.sinks.http")
+        importlib.import_module("relaybox.sinks.http.sink")
 
 
 async def test_a_sink_that_is_closed_while_it_sends_answers() -> None:

@@ -29,7 +29,7 @@ from relaybox.errors import (
     TransactionFailed,
     UnsupportedConnection,
 )
-from relaybox.inboxes import sql
+from relaybox.receive import inbox as sql
 from tests import databases
 from tests.integration.emit.apis import THIN
 from tests.integration.emit.conftest import Place, only, place, prepared, reader  # noqa: F401
@@ -339,7 +339,7 @@ async def test_prune_removes_what_is_older_than_the_window_in_batches(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "BATCH", 3)
-    monkeypatch.setattr("relaybox.inboxes.mark.BATCH", 3)
+    monkeypatch.setattr("relaybox.receive.mark.BATCH", 3)
     inbox, table = consumer.inbox, consumer.place.outbox.tables.inbox
     now, name = datetime.now(UTC), uuid4().hex
     rows = [
@@ -462,7 +462,7 @@ def test_a_session_that_goes_on_after_its_own_commit_is_told(postgres: str) -> N
 def test_a_mark_that_cannot_be_taken_back_is_told_with_the_error(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.inboxes.once.forget", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("relaybox.receive.once.forget", lambda *_, **__: 1 / 0)
     with psycopg.connect(postgres) as connection:
         with pytest.raises(Failure) as raised, INBOX.once(connection, "m"):
             raise Failure

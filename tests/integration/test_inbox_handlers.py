@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relaybox import Destination, Event, Outbox, Reject
+from relaybox.emit.wakes.open import open_bell
 from relaybox.errors import ConfigError
-from relaybox.inboxes import handler
-from relaybox.parts import open_relay
+from relaybox.operate.open_relay import open_relay
+from relaybox.receive import once_handler as handler
 from relaybox.sinks import handler as handlers
-from relaybox.wakes.open import open_bell
 from tests.databases import EVERY_KIND
 from tests.integration.shop import Shop
 from tests.waiting import PATIENCE, await_for

@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination
-from relaybox.outcome import Delivered, Failed, Outcome, Retried
-from relaybox.store import Claim, DeadLetter, Settlement, Want
-from relaybox.stores.destinations import DestinationSteps
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.steps import Steps, StoreSteps
+from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.stores.sql.destinations import DestinationSteps
+from relaybox.stores.sql.steps import Steps, StoreSteps
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Claim, DeadLetter, Settlement, Want
 from tests.integration.shop import Databases, Shop, drive
 from tests.locks import waiters
 from tests.waiting import PATIENCE, await_for, cancel

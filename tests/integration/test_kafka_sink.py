@@ -15,10 +15,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from relaybox import Call
-from relaybox.config import Destination
-from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable, Unreachable
-from relaybox.sinks import kafka_line, kafka_settings
-from relaybox.sinks.kafka import KafkaSink
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.sinks.kafka import line as kafka_line
+from relaybox.sinks.kafka import settings as kafka_settings
+from relaybox.sinks.kafka.sink import KafkaSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.kafka_log import headers, make_topic, make_user, read

@@ -12,16 +12,16 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox import parts
+from relaybox.core.event import Delivery
+from relaybox.core.ordering import ALONE
+from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query
 from relaybox.errors import Locked, RowsLocked
-from relaybox.event import Delivery
-from relaybox.ordering import ALONE
-from relaybox.outcome import Delivered, Failed, Outcome, Retried
-from relaybox.store import Settlement, Want
-from relaybox.stores import postgres
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import LOCK_SECONDS, STATEMENT_SECONDS, Query
-from relaybox.stores.steps import lock_settles
+from relaybox.operate import open_relay as parts
+from relaybox.stores.sql import postgres
+from relaybox.stores.sql.steps import lock_settles
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL, SERVERS
 from tests.integration.filled import create_tables, emit
 from tests.integration.shop import Databases

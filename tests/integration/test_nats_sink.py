@@ -19,10 +19,10 @@ import pytest
 from nats.js.api import DiscardPolicy
 
 from relaybox import Destination
+from relaybox.core.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
-from relaybox.sinks import nats_connection
-from relaybox.sinks.nats import LONGEST_SUBJECT, NatsSink
+from relaybox.sinks.nats import connection as nats_connection
+from relaybox.sinks.nats.sink import LONGEST_SUBJECT, NatsSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration import outages

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.engine import Change
+from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.outcome import Delivered, Reject, Retry, Throttled, Unavailable
-from relaybox.sink import Answer
-from relaybox.sinks.opensearch import open_engine
+from relaybox.search.engine import Change
+from relaybox.search.opensearch.engine import open_engine
+from relaybox.sinks.sink import Answer
 from tests.integration.receivers import Receiver, answer, answering
 from tests.waiting import PATIENCE
 

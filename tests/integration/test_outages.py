@@ -14,9 +14,9 @@ from uuid import UUID
 import pytest
 
 from relaybox import Destination
-from relaybox.observe import Observer
-from relaybox.outcome import Delivered, Outcome, Released, Retried
-from relaybox.store import Settlement
+from relaybox.core.outcome import Delivered, Outcome, Released, Retried
+from relaybox.relay.observer import Observer
+from relaybox.stores.store import Settlement
 from tests.integration.receivers import answer
 from tests.integration.runner import Runner, running
 from tests.integration.shop import MEMBERSHIP, QUICK, SOON, Databases, Shop, in_order, shop_for
@@ -42,7 +42,7 @@ async def runner() -> AsyncIterator[Runner]:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """An open circuit is probed sooner, and a second relay begins to work at once."""
-    monkeypatch.setattr("relaybox.circuit.FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("relaybox.core.circuit.FIRST_PAUSE", 0.1)
     monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
 
 

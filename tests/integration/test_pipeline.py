@@ -15,16 +15,16 @@ import sqlalchemy as sa
 import uvloop
 from psycopg.errors import FeatureNotSupported
 
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Query
 from relaybox.errors import StoreError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered
-from relaybox.schema import Tables
-from relaybox.store import Settlement, Want
-from relaybox.stores import postgres
-from relaybox.stores.delivered import LEASES_APART
-from relaybox.stores.pipeline import Pipeline
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query
+from relaybox.stores.sql import postgres
+from relaybox.stores.sql.delivered import LEASES_APART
+from relaybox.stores.sql.pipeline import Pipeline
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 from tests.integration.shop import Databases, end_sessions

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox.maintenance import caretaker
-from relaybox.wakes.postgres import ListeningWake
+from relaybox.emit.wakes.postgres import ListeningWake
+from relaybox.relay.upkeep import caretaker
 from tests.databases import engine
 from tests.integration.shop import MEMBERSHIP, SOON, Databases, Shop, in_order
 from tests.servers import pgbouncer

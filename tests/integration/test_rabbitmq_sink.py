@@ -18,13 +18,13 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relaybox.admin import Admin
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Unavailable, Unreachable
-from relaybox.parts import open_store
-from relaybox.sink import Answer
-from relaybox.sinks.rabbitmq_connection import Link
-from relaybox.stores.ledger import SqlLedger
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Unavailable, Unreachable
+from relaybox.operate.admin import Admin
+from relaybox.operate.open_relay import open_store
+from relaybox.sinks.rabbitmq.connection import Link
+from relaybox.sinks.sink import Answer
+from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.outages import Entry, Place, RelayContract, checked, event_ids, shop_to

@@ -25,10 +25,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 
-from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable, webhook
+from relaybox import Destination, Event, Outbox, Reject, Retry, Route, Unavailable
 from relaybox.contrib.asgi import Receiver
 from relaybox.errors import ConfigError
-from relaybox.inboxes.sql import Inbox
+from relaybox.receive import webhook
+from relaybox.receive.inbox import Inbox
 from tests.databases import KINDS, async_url
 from tests.integration.consumed import OTHER_SECRET, SECRET, Ground, ground, insert, request, signed
 from tests.waiting import PATIENCE, await_for

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from relaybox import Event
 from relaybox.cli import app
 from relaybox.errors import ConfigError, UnknownDestination
-from relaybox.indexing.failure import EngineFailed
-from relaybox.indexing.reconcile import reconcile
-from relaybox.indexing.source import Source
-from relaybox.sinks.meilisearch import MeilisearchEngine
-from relaybox.stores.undelivered import Undelivered
+from relaybox.search._reconcile import reconcile
+from relaybox.search.failure import EngineFailed
+from relaybox.search.meilisearch.engine import MeilisearchEngine
+from relaybox.search.source import Source
+from relaybox.stores.sql.undelivered import Undelivered
 from tests.databases import KINDS
 from tests.integration.library import DOCUMENT, SOURCE, Command, Library, command_of, key_in_url
 from tests.servers import meilisearch

@@ -14,8 +14,8 @@ import pytest
 from redis.asyncio import Redis
 
 from relaybox import Destination
+from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.sinks.redis import BATCH, RedisSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available

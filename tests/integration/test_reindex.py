@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from relaybox.core.outcome import Unavailable
 from relaybox.errors import StoreError
-from relaybox.indexing.desk import open_desk
-from relaybox.indexing.failure import ReindexFailed
-from relaybox.indexing.leftovers import Leftovers
-from relaybox.indexing.reconcile import reconcile
-from relaybox.indexing.reindex import Reindexed, aabort, areindex
-from relaybox.outcome import Unavailable
-from relaybox.sinks.meilisearch import MeilisearchEngine
+from relaybox.search._reconcile import reconcile
+from relaybox.search._reindex import Reindexed, aabort, areindex
+from relaybox.search.desk import open_desk
+from relaybox.search.failure import ReindexFailed
+from relaybox.search.leftovers import Leftovers
+from relaybox.search.meilisearch.engine import MeilisearchEngine
 from tests.databases import KINDS
 from tests.integration.library import DOCUMENT, SOURCE, Library, key_in_url
 from tests.integration.project import Project

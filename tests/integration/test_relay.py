@@ -17,10 +17,10 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Unavailable
 from relaybox.errors import ConfigError, SchemaError, StoreError
-from relaybox.observe import Observer
-from relaybox.parts import died, this_process
+from relaybox.operate.open_relay import died, this_process
 from relaybox.relay.extend import LOOKS
-from relaybox.store import Want
+from relaybox.relay.observer import Observer
+from relaybox.stores.store import Want
 from tests.databases import KINDS, POSTGRESQL
 from tests.integration.receivers import answer, answering
 from tests.integration.shop import QUICK, Databases, Shop, in_order, shop_for

@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Outbox, Retry, Route
-from relaybox.ledger import Filter
-from relaybox.observers.metrics import MetricsObserver
-from relaybox.routing import bucket
+from relaybox.core.routing import bucket
+from relaybox.operate.observers.metrics import MetricsObserver
+from relaybox.stores.ledger import Filter
 from tests.databases import KINDS, sync_url
 from tests.integration.operated import relaybox
 from tests.integration.receivers import answer, answering

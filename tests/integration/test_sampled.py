@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox
-from relaybox.migrations import MIGRATIONS, migrate
+from relaybox.database.migrations import MIGRATIONS, migrate
 from tests.databases import KINDS, engine
 from tests.waiting import await_for
 
@@ -19,7 +19,7 @@ each_database = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.maintenance.caretaker.SAMPLE", 0.05)
+    monkeypatch.setattr("relaybox.relay.upkeep.caretaker.SAMPLE", 0.05)
 
 
 def outbox_of(url: str, taken: asyncio.Queue[Event]) -> Outbox:
@@ -60,7 +60,7 @@ async def test_on_the_tables_of_the_first_version_a_relay_delivers_and_says_what
 ) -> None:
     url = fresh_database(kind)
     with monkeypatch.context() as patch:
-        patch.setattr("relaybox.migrations.MIGRATIONS", MIGRATIONS[:1])
+        patch.setattr("relaybox.database.migrations.MIGRATIONS", MIGRATIONS[:1])
         assert migrate(url) == [1]
     taken: asyncio.Queue[Event] = asyncio.Queue()
     outbox = outbox_of(url, taken)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from relaybox.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.sinks.search_http import Client, Reply
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.search.http import Client, Reply
 from tests.waiting import PATIENCE, cancel
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

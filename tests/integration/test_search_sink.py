@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Route
-from relaybox.engine import Change, Engine
-from relaybox.outcome import Delivered, Reject, Unavailable, Unreachable
-from relaybox.parts import open_engine
-from relaybox.sinks.search_indexes import LOOK
+from relaybox.core.outcome import Delivered, Reject, Unavailable, Unreachable
+from relaybox.operate.open_relay import open_engine
+from relaybox.search.engine import Change, Engine
+from relaybox.search.indexes import LOOK
 from tests.conftest import available
 from tests.integration.shop import Shop
 from tests.integration.sinking import sink_to

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from relaybox import Call, Destination, Route
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.testing.sink_contract import make_delivery, type_of
 from tests.chaos.proxy import Proxy
 from tests.integration.amazon import Amazon, Received, amazon, sink_at  # noqa: F401

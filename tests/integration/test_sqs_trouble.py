@@ -15,12 +15,12 @@ from uuid import uuid4
 import pytest
 
 from relaybox import Destination
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.parts import open_sink
-from relaybox.sink import Answer
-from relaybox.sinks.sqs import SqsSink
+from relaybox.operate.open_relay import open_sink
+from relaybox.sinks.sink import Answer
+from relaybox.sinks.sqs.sink import SqsSink
 from relaybox.testing.sink_contract import make_delivery, type_of
 from tests.conftest import available
 from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from relaybox import Destination, Event, Retry
 from relaybox.contrib.asgi import Receiver
 from relaybox.contrib.celery import inbox_task
-from relaybox.inboxes.sql import Inbox
-from relaybox.outcome import Delivered
+from relaybox.core.outcome import Delivered
+from relaybox.receive.inbox import Inbox
 from relaybox.sinks.celery import CelerySink
 from tests.databases import async_url
 from tests.databases import engine as sync_engine

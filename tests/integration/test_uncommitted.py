@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 import sqlalchemy as sa
 
-from relaybox.outcome import Delivered, Released, Retried
-from relaybox.store import Settlement, Want
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Slice
+from relaybox.core.outcome import Delivered, Released, Retried
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.store import Settlement, Want
+from relaybox.stores.upkeep import Slice
 from tests.databases import SERVERS
 from tests.integration.shop import Databases, drive
 from tests.integration.test_interleavings import Scene, opened

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox.wakes.postgres import PROBE, ListeningWake, Notifier
+from relaybox.emit.wakes.postgres import PROBE, ListeningWake, Notifier
 from tests.chaos import proxy as chaos
 from tests.integration.shop import end_sessions
 from tests.integration.test_costs import Wire
@@ -156,7 +156,7 @@ async def test_another_relays_probe_wakes_nobody(database: str) -> None:
 def test_a_burst_is_coalesced_and_its_last_call_is_not_lost(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.wakes.postgres.GAP_SECONDS", 0.05)
+    monkeypatch.setattr("relaybox.emit.wakes.postgres.GAP_SECONDS", 0.05)
     with Ear(database) as ear, notifier(database) as caller:
         started = time.monotonic()
         for _ in range(1_000):
@@ -240,7 +240,7 @@ def test_a_server_that_does_not_answer_holds_up_no_other_thread(database: str) -
 def test_a_server_that_does_not_answer_in_time_is_left_for_a_new_connection(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.wakes.postgres.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("relaybox.emit.wakes.postgres.ANSWER_SECONDS", 1.0)
     with Ear(database) as ear, notifier(database) as caller:
         backend = ear.backend_of(caller)
         with stopped(backend):
@@ -276,7 +276,7 @@ def test_a_database_that_is_down_costs_the_caller_nothing_and_is_said_once(
         answers.wait(PATIENCE)
         raise psycopg.OperationalError("down")
 
-    monkeypatch.setattr("relaybox.wakes.postgres.psycopg.connect", connect)
+    monkeypatch.setattr("relaybox.emit.wakes.postgres.psycopg.connect", connect)
     with notifier(DEAD) as caller:
         for _ in range(200):
             caller.call(["shop"])
@@ -306,8 +306,8 @@ def test_trouble_is_followed_by_a_pause_that_grows(
         return connect(**options)
 
     with Ear(database) as ear, notifier(database) as caller:
-        monkeypatch.setattr("relaybox.wakes.postgres.FIRST_PAUSE", 0.05)
-        monkeypatch.setattr("relaybox.wakes.postgres.psycopg.connect", try_to)
+        monkeypatch.setattr("relaybox.emit.wakes.postgres.FIRST_PAUSE", 0.05)
+        monkeypatch.setattr("relaybox.emit.wakes.postgres.psycopg.connect", try_to)
         while len(attempts) < 4:
             caller.call(["shop"])
             time.sleep(0.001)
@@ -322,7 +322,7 @@ def test_trouble_is_followed_by_a_pause_that_grows(
 
 FORK = """
 import os, sys, threading
-from relaybox.wakes.postgres import Notifier
+from relaybox.emit.wakes.postgres import Notifier
 notifier = Notifier(sys.argv[1], "relaybox")
 notifier.call(["parent"])
 sys.stdin.readline()
@@ -363,7 +363,7 @@ def test_forked_processes_notify_on_connections_of_their_own(database: str) -> N
 
 EXIT = """
 import sys
-from relaybox.wakes.postgres import Notifier
+from relaybox.emit.wakes.postgres import Notifier
 notifier = Notifier(sys.argv[1], "relaybox")
 notifier.call(["farewell"])
 """

@@ -13,11 +13,13 @@ from tests.commit import ROOT
 
 PACKAGE = ROOT / "src" / "relaybox"
 CORE = (
-    "emit", "inboxes", "maintenance", "relay", "sinks", "stores", "wakes",
-    "circuit.py", "codec.py", "connect.py", "crashpoint.py", "engine.py", "envelope.py", "event.py",
-    "inbox.py", "migrations.py", "ordering.py", "outcome.py", "pace.py", "parts.py", "positions.py",
-    "retry.py", "routing.py", "schema.py", "shadow.py", "sink.py", "store.py", "threads.py", "upkeep.py",
-    "uptime.py", "wake.py",
+    "database", "emit", "relay", "sinks", "stores", "wire",
+    "core/circuit.py", "core/clock.py", "core/event.py", "core/ordering.py", "core/outcome.py",
+    "core/retry.py", "core/routing.py", "core/shadow.py", "core/uptime.py", "operate/open_relay.py", "operate/pace.py",
+    "receive/inbox.py", "receive/key.py", "receive/mark.py", "receive/once.py", "receive/once_handler.py",
+    "receive/write.py",
+    "search/algolia", "search/meilisearch", "search/opensearch", "search/change.py", "search/engine.py",
+    "search/http.py", "search/indexes.py", "search/sink.py", "search/units.py",
 )  # fmt: skip
 """Directories, with everything in them, and modules of the package."""
 

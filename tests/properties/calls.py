@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from relaybox.config import Destination, Route, Settings
+from relaybox.core.settings import Destination, Route, Settings
 from relaybox.emit.row import Call
 from tests.properties import values
 from tests.properties.values import REFUSED, Pair

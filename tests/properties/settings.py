@@ -8,7 +8,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from relaybox.setting import Secret
+from relaybox.core.values import Secret
 from tests.properties import values
 
 DESTINATION: dict[str, tuple[Any, ...]] = {

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from relaybox import Event
-from relaybox.app import Outbox
-from relaybox.config import Backoff, Destination, Route, Settings
+from relaybox.core.settings import Backoff, Destination, Route, Settings
 from relaybox.errors import ConfigError
+from relaybox.outbox import Outbox
 from tests.properties import settings, toml
 from tests.properties.conftest import Feed
 from tests.properties.settings import DESTINATION, GENERAL, ROUTE

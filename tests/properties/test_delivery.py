@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Event, Outbox
+from relaybox.core.event import Emitted
+from relaybox.database.dialects import MARIADB, POSTGRESQL, SQLITE, Dialect
 from relaybox.errors import EmitError
-from relaybox.event import Emitted
-from relaybox.stores.dialects import MARIADB, POSTGRESQL, SQLITE, Dialect
 from tests.databases import sync_url
 from tests.properties import calls
 from tests.properties.calls import Drawn

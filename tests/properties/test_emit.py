@@ -6,11 +6,11 @@ import json
 from random import Random
 from typing import Any
 
-from relaybox.codec import decode
+from relaybox.database.dialects import MARIADB, POSTGRESQL, SQLITE, Dialect
+from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import Emission, RowBuilder
 from relaybox.errors import EmitError, InvalidField, PayloadError, UnknownDestination
-from relaybox.stores.dialects import MARIADB, POSTGRESQL, SQLITE, Dialect
-from relaybox.stores.statements import INSERTED
+from relaybox.wire.codec import decode
 from tests.properties import calls
 from tests.properties.calls import LONGEST, Drawn
 from tests.properties.conftest import Feed

@@ -18,16 +18,16 @@ from typer.testing import CliRunner
 
 from relaybox import Destination, Event, Outbox, Route
 from relaybox.cli import app
-from relaybox.codec import Limits, encode_payload
-from relaybox.config import Settings
+from relaybox.core.outcome import Released
+from relaybox.core.settings import Settings
+from relaybox.database.dialects import EARLIEST, LATEST, SQLITE
+from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
-from relaybox.outcome import Released
-from relaybox.parts import open_store
-from relaybox.store import Claim, Settlement, Want
-from relaybox.stores.dialects import EARLIEST, LATEST, SQLITE
-from relaybox.stores.pipeline import AnyTime
-from relaybox.stores.statements import INSERTED
+from relaybox.operate.open_relay import open_store
+from relaybox.stores.sql.pipeline import AnyTime
+from relaybox.stores.store import Claim, Settlement, Want
+from relaybox.wire.codec import Limits, encode_payload
 from tests.databases import engine
 from tests.properties.conftest import Database
 from tests.properties.edits import BLOB, NOT_UTF8

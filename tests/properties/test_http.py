@@ -7,10 +7,10 @@ import socket
 import struct
 from random import Random
 
-from relaybox.config import Destination
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Retry, Unavailable
-from relaybox.sinks.http import HttpSink
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.sinks.http.sink import HttpSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.integration.receivers import Receiver, listening, read_request
 from tests.properties import answers

@@ -15,15 +15,15 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
-from relaybox.admin import Admin
 from relaybox.cli import output
 from relaybox.cli.events import _described, _line
-from relaybox.ledger import Filter
-from relaybox.observe import Observer
-from relaybox.parts import open_store
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.ledger import SqlLedger
-from relaybox.stores.samples import SqlSamples
+from relaybox.database.dialects import DIALECTS
+from relaybox.operate.admin import Admin
+from relaybox.operate.open_relay import open_store
+from relaybox.relay.observer import Observer
+from relaybox.stores.ledger import Filter
+from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.samples import SqlSamples
 from tests.databases import engine
 from tests.properties import edits
 from tests.properties.conftest import Database, Feed

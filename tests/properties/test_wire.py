@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from relaybox.codec import Limits, encode_headers, encode_payload
-from relaybox.envelope import event_of, packer
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Retry
 from relaybox.errors import ConfigError, PayloadError
-from relaybox.event import Delivery, Event
-from relaybox.outcome import Retry
-from relaybox.signature import parse_keys, sign, verify
 from relaybox.testing.sink_contract import make_delivery
+from relaybox.wire.codec import Limits, encode_headers, encode_payload
+from relaybox.wire.envelope import event_of, packer
+from relaybox.wire.signature import parse_keys, sign, verify
 from tests.properties import values
 from tests.properties.conftest import Feed
 from tests.properties.values import REFUSED, depth, same

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from relaybox.migrations import ddl, migrate
+from relaybox.database.migrations import ddl, migrate
 from tests.servers import base, sqlite
 from tests.waiting import wait_for
 

@@ -12,13 +12,12 @@ from unittest import mock
 
 import msgspec
 
-from relaybox import ordering, sink
-from relaybox.circuit import Circuit, Trouble
+from relaybox.core import ordering
+from relaybox.core.circuit import Circuit, Trouble
+from relaybox.core.event import Delivery
+from relaybox.core.ordering import Candidate
+from relaybox.core.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
 from relaybox.errors import StoreError
-from relaybox.event import Delivery
-from relaybox.maintenance.agreement import Agreement
-from relaybox.ordering import Candidate
-from relaybox.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
 from relaybox.relay import lane as lane_module
 from relaybox.relay.batch import Batch
 from relaybox.relay.breaker import Breaker
@@ -28,14 +27,16 @@ from relaybox.relay.lane import Lane
 from relaybox.relay.quarantine import Quarantine
 from relaybox.relay.settle import Settler
 from relaybox.relay.sizing import Sizing
-from relaybox.sink import Answer, OneByOne, Progress
-from relaybox.store import ANY_SIZE, Claim, Settlement
-from relaybox.stores import steps as steps_module
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.steps import StoreSteps
-from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.sinks import sink
+from relaybox.sinks.sink import Answer, OneByOne, Progress
+from relaybox.stores.sql import steps as steps_module
+from relaybox.stores.sql.steps import StoreSteps
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.store import ANY_SIZE, Claim, Settlement
+from relaybox.stores.upkeep import Setting
 from relaybox.testing.checker import Finding
-from relaybox.upkeep import Setting
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction
 from tests.simulation.receivers import BulkSink

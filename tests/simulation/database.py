@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-from relaybox import ordering
+from relaybox.core import ordering
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 Key: TypeAlias = Hashable

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from relaybox.errors import Locked, StoreError
-from relaybox.stores.places import Places
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.steps import Steps
+from relaybox.stores.sql.places import Places
+from relaybox.stores.sql.steps import Steps
+from relaybox.stores.sql.store import SqlStore
 from tests.simulation.database import Blocked, Database, Deadlock, Transaction
 from tests.simulation.statements import Flavour, Query, Rows, Server, make_steps
 from tests.simulation.world import Node, World

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from relaybox.config import Backoff, Destination
-from relaybox.crashpoint import CRASH_POINTS, CrashPoint
+from relaybox.core.settings import Backoff, Destination
+from relaybox.relay.crashpoint import CRASH_POINTS, CrashPoint
 from tests.simulation.driver import Weather
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
 from tests.simulation.sayings import Differs, draw_difference, draw_keyed

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Released, Retry, Throttled, Unavailable, Unreachable
-from relaybox.sink import REGARDLESS, Answer, OneByOne, Places, Progress
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Throttled, Unavailable, Unreachable
+from relaybox.sinks.sink import REGARDLESS, Answer, OneByOne, Places, Progress
 from tests.simulation.world import Node, World
 
 EVENT_TROUBLES = 1  # So often at most is an innocent event refused by itself: less than its attempts

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import msgspec
 
-from relaybox.config import Destination
+from relaybox.core.settings import Destination
 from relaybox.errors import NoTables
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Said, Setting
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Said, Setting
 from tests.simulation.database import OPEN, Database, Row, Transaction
 
 if TYPE_CHECKING:

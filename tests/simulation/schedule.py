@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 from uuid import UUID
 
-from relaybox import circuit, crashpoint
-from relaybox.config import Destination
-from relaybox.event import Delivery
-from relaybox.maintenance import agreement, caretaker, membership, prune
-from relaybox.maintenance.caretaker import Caretaker
-from relaybox.maintenance.membership import Membership
-from relaybox.maintenance.moment import DatabaseTime
-from relaybox.maintenance.tally import Tally
-from relaybox.observe import Observer
-from relaybox.observers.several import Observers
-from relaybox.relay import decide, lane, settle, sizing
+from relaybox.core import circuit
+from relaybox.core.event import Delivery
+from relaybox.core.settings import Destination
+from relaybox.emit.wakes.local import LocalWake
+from relaybox.operate.observers.several import Observers
+from relaybox.relay import crashpoint, decide, lane, settle, sizing
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.lane import Lane
+from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
-from relaybox.store import Claim, DeadLetter, Settlement
-from relaybox.stores import steps, upkeep
-from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.relay.upkeep import agreement, caretaker, membership, prune
+from relaybox.relay.upkeep.caretaker import Caretaker
+from relaybox.relay.upkeep.membership import Membership
+from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.tally import Tally
+from relaybox.stores.sql import steps, upkeep
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.store import Claim, DeadLetter, Settlement
+from relaybox.stores.upkeep import Member
 from relaybox.testing.checker import Committed, Finding, Received, check
-from relaybox.upkeep import Member
-from relaybox.wakes.local import LocalWake
 from tests.simulation import sayings
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime

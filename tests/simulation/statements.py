@@ -16,12 +16,12 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from relaybox import ordering
-from relaybox.ordering import Candidate
-from relaybox.schema import make_tables
-from relaybox.store import ANY_SIZE
-from relaybox.stores import dialects
-from relaybox.stores.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.core import ordering
+from relaybox.core.ordering import Candidate
+from relaybox.database import dialects
+from relaybox.database.schema import make_tables
+from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.stores.store import ANY_SIZE
 from tests.simulation.database import (
     OPEN,
     Blocked,

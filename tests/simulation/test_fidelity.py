@@ -24,11 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.errors import RowsLocked
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Want
-from relaybox.upkeep import Member, Slice
+from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
+from relaybox.stores.upkeep import Member, Slice
 from tests.simulation.database import Database, Row, Transaction
 from tests.simulation.statements import Item, Rows, UpkeepServer
 from tests.simulation.twins import Disagreement, Label, New, Open, Pair, Pairing, Real, Twin, tick

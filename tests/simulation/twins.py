@@ -16,17 +16,17 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox import parts
-from relaybox.config import Destination, Settings
+from relaybox.core.event import Delivery
+from relaybox.core.settings import Destination, Settings
+from relaybox.database.dialects import DIALECTS
+from relaybox.database.migrations import migrate
+from relaybox.database.schema import make_tables
+from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
-from relaybox.event import Delivery
-from relaybox.migrations import migrate
-from relaybox.schema import make_tables
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Statements
-from relaybox.stores.steps import Steps
-from relaybox.stores.upkeep import SqlUpkeep
+from relaybox.operate import open_relay as parts
+from relaybox.stores.sql.steps import Steps
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep import SqlUpkeep
 from tests.databases import engine
 from tests.simulation.database import Blocked, Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.statements import HELD_BY, LEADER, Flavour, UpkeepServer, make_steps

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import msgspec
 
-from relaybox.event import Delivery
-from relaybox.ledger import Entry
+from relaybox.core.event import Delivery
+from relaybox.stores.ledger import Entry
 from relaybox.testing.sink_contract import make_delivery
 
 

@@ -11,15 +11,15 @@ from uuid import uuid4
 
 from uuid_utils.compat import uuid7
 
-from relaybox.config import Destination
-from relaybox.event import Event, Status
-from relaybox.observe import Observer
-from relaybox.relay.clock import MonotonicClock
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.event import Event, Status
+from relaybox.core.settings import Destination
+from relaybox.emit.wakes.local import LocalWake
 from relaybox.relay.lane import Lane
+from relaybox.relay.observer import Observer
 from relaybox.relay.shared import Shared
 from relaybox.sinks.handler import HandlerSink
 from relaybox.stores.memory import MemoryStore, Row
-from relaybox.wakes.local import LocalWake
 from tests.waiting import PATIENCE
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from relaybox.config import Destination
-from relaybox.engine import Change
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Unavailable
-from relaybox.sink import Answer
-from relaybox.sinks.search import SearchSink
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.search.engine import Change
+from relaybox.search.sink import SearchSink
+from relaybox.sinks.sink import Answer
 from relaybox.testing.sink_contract import make_delivery
 
 BUILDING = "documents__building"

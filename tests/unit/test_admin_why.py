@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from relaybox.ledger import Entry, Place, Relay, State
-from relaybox.why import SILENT, explain
+from relaybox.operate.why import SILENT, explain
+from relaybox.stores.ledger import Entry, Place, Relay, State
 from tests.unit.deliveries import entry
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

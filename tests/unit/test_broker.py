@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from relaybox.config import Destination
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject
+from relaybox.core.settings import Destination
 from relaybox.emit.row import Call, ordering_key
 from relaybox.errors import ConfigError, UnknownSetting
-from relaybox.event import Delivery
-from relaybox.outcome import Reject
-from relaybox.parts import open_sink
+from relaybox.operate.open_relay import open_sink
 from relaybox.sinks import broker
 from relaybox.sinks.broker import Address, Messages, Template, explain, key_of, parse_address, tenant_of
-from relaybox.sinks.kafka_settings import KafkaSettings
+from relaybox.sinks.kafka.settings import KafkaSettings
 from relaybox.testing.sink_contract import make_delivery
 
 OPTIONS = {"stream": broker.text, "maxlen": broker.count, "tls": broker.flag}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relaybox.errors import ConfigError
-from relaybox.journal import History, Level, Settled
-from relaybox.series import LONGEST, MOST, Point, Series, make_series, step_of
+from relaybox.operate.series import LONGEST, MOST, Point, Series, make_series, step_of
+from relaybox.stores.journal import History, Level, Settled
 from relaybox.web import show
 from relaybox.web.charts import Chart, charts, nice_step
 from relaybox.web.templating import back

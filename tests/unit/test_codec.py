@@ -26,8 +26,8 @@ from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaybox.codec import Limits, decode, encode_headers, encode_payload
 from relaybox.errors import PayloadError
+from relaybox.wire.codec import Limits, decode, encode_headers, encode_payload
 
 LIMITS = Limits()
 ID = uuid.UUID("0190f6c2-1111-7000-8000-123456789abc")

@@ -15,13 +15,29 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import SINKS, Backoff, ConfigWarning, Destination, Route, Secret, Settings, normalize_url
-from relaybox.connect import connected
+from relaybox.core.settings import (
+    SINKS,
+    Backoff,
+    ConfigWarning,
+    Destination,
+    Route,
+    Secret,
+    Settings,
+    normalize_url,
+)
+from relaybox.core.values import (
+    identifier,
+    mask_url,
+    parse_duration,
+    parse_rate,
+    parse_size,
+    without_password,
+)
+from relaybox.database import dialects
+from relaybox.database.connect import connected
+from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, StoreError, UnknownSetting
-from relaybox.schema import make_tables
-from relaybox.setting import identifier, mask_url, parse_duration, parse_rate, parse_size, without_password
-from relaybox.stores import dialects
-from relaybox.stores.postgres import open_store
+from relaybox.stores.sql.postgres import open_store
 
 URL = "https://example.org/events"
 

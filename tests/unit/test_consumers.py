@@ -18,12 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from relaybox import Event
-from relaybox.consumer import Crashed, Done, Later
-from relaybox.consumers import kafka, kafka_membership, loop, rabbitmq
-from relaybox.consumers.kafka import KafkaConsumer
-from relaybox.consumers.loop import Loop
-from relaybox.consumers.rabbitmq import RabbitmqConsumer
 from relaybox.errors import ConfigError
+from relaybox.receive.consumer import Crashed, Done, Later
+from relaybox.receive.consumers import kafka, kafka_membership, loop, rabbitmq
+from relaybox.receive.consumers.kafka import KafkaConsumer
+from relaybox.receive.consumers.loop import Loop
+from relaybox.receive.consumers.rabbitmq import RabbitmqConsumer
 from tests.integration.consuming import running
 from tests.waiting import PATIENCE, await_for, cancel
 

@@ -9,15 +9,15 @@ from uuid import UUID
 
 import pytest
 
-from relaybox.config import Destination, Route, Settings
-from relaybox.debezium import connector, find, statements
+from relaybox.core.settings import Destination, Route, Settings
+from relaybox.database.debezium import connector, find, statements
+from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
+from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
-from relaybox.stores.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
-from relaybox.stores.statements import INSERTED
-from relaybox.upkeep import Target, Waiting
-from relaybox.why import explain
+from relaybox.operate.why import explain
+from relaybox.stores.upkeep import Target, Waiting
 from tests.unit.deliveries import entry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from relaybox.envelope import Envelope, event_of, packer
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Retry
 from relaybox.errors import PayloadError
-from relaybox.event import Delivery, Event
-from relaybox.outcome import Retry
 from relaybox.testing.sink_contract import make_delivery
+from relaybox.wire.envelope import Envelope, event_of, packer
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FORMATS = ["json", "flat", "cloudevents", "payload"]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaybox.admin import Admin
-from relaybox.failures import AT_ONCE
-from relaybox.fingerprint import KEPT, LOOKED_AT, error_class, fingerprint, normalised
+from relaybox.core.fingerprint import KEPT, LOOKED_AT, error_class, fingerprint, normalised
+from relaybox.operate.admin import Admin
+from relaybox.operate.failures import AT_ONCE
 from tests.growth import is_linear
 
 WORDS = st.text(string.ascii_letters, min_size=1, max_size=10).filter(lambda word: len(word) < 16)
@@ -123,7 +123,7 @@ async def test_many_rows_are_grouped_beside_the_event_loop(monkeypatch: pytest.M
     def grouped(rows: object, limit: int) -> None:
         threads.append(threading.current_thread())
 
-    monkeypatch.setattr("relaybox.admin.group_failures", grouped)
+    monkeypatch.setattr("relaybox.operate.admin.group_failures", grouped)
     service = SimpleNamespace(_ledger=Ledger())
     for Ledger.rows in (AT_ONCE, AT_ONCE + 1):
         await Admin.failures(service)  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from relaybox.errors import StoreError
-from relaybox.observers.flow import PATIENCE, Flow
-from relaybox.store import Claim, Held
+from relaybox.operate.observers.flow import PATIENCE, Flow
+from relaybox.stores.store import Claim, Held
 
 
 class Watched:

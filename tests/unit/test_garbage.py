@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from relaybox.event import Delivery
-from relaybox.outcome import Retry
-from relaybox.sink import DELIVERED, Answer, InBatches, OneByOne, Regardless, Sink
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Retry
+from relaybox.sinks.sink import DELIVERED, Answer, InBatches, OneByOne, Regardless, Sink
 from tests.unit.searching import Double, event, sink
 
 

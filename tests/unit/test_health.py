@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from relaybox.health import judge, patience
-from relaybox.journal import Flow
-from relaybox.ledger import Place, Relay
-from relaybox.why import is_alive
+from relaybox.operate.health import judge, patience
+from relaybox.operate.why import is_alive
+from relaybox.stores.journal import Flow
+from relaybox.stores.ledger import Place, Relay
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 IDLE = Flow(pending=False, due_seconds=None, settles=False)

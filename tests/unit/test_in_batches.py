@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.errors import PayloadError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
-from relaybox.sink import Answer, InBatches, Regardless
+from relaybox.sinks.sink import Answer, InBatches, Regardless
 from relaybox.testing.sink_contract import deliveries, make_delivery
 from tests.waiting import PATIENCE, await_for, cancel
 

@@ -14,15 +14,15 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination
+from relaybox.core.event import Event
 from relaybox.errors import ConfigError, InvalidField
-from relaybox.event import Event
-from relaybox.indexing import Source, load_source
-from relaybox.indexing.acceptance import check_target, rereads
-from relaybox.indexing.compare import HashedIds, differing, version_of
-from relaybox.indexing.operation import is_dead
-from relaybox.indexing.rows import as_id, as_key, from_key
-from relaybox.indexing.source import as_source
-from relaybox.journal import STALLED, Operation, OperationState
+from relaybox.search import Source, load_source
+from relaybox.search.acceptance import check_target, rereads
+from relaybox.search.compare import HashedIds, differing, version_of
+from relaybox.search.operation import is_dead
+from relaybox.search.rows import as_id, as_key, from_key
+from relaybox.search.source import as_source
+from relaybox.stores.journal import STALLED, Operation, OperationState
 
 SELECT: sa.Select[Any] = sa.select(sa.column("id"))
 

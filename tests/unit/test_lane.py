@@ -13,20 +13,20 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relaybox.circuit import Circuit
-from relaybox.config import Backoff, Destination
+from relaybox.core.circuit import Circuit
+from relaybox.core.event import Delivery, Event, Status
+from relaybox.core.outcome import Unavailable
+from relaybox.core.settings import Backoff, Destination
 from relaybox.errors import StoreError
-from relaybox.event import Delivery, Event, Status
-from relaybox.observe import Observer
-from relaybox.observers.several import Observers
-from relaybox.outcome import Unavailable
+from relaybox.operate.observers.several import Observers
 from relaybox.relay import lane as lane_module
 from relaybox.relay.lane import Lane
+from relaybox.relay.observer import Observer
 from relaybox.relay.probe import choose
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT
-from relaybox.sink import REGARDLESS, Answer, Progress, Sink
-from relaybox.store import Claim, Settlement, Want
+from relaybox.sinks.sink import REGARDLESS, Answer, Progress, Sink
 from relaybox.stores.memory import DestinationState, MemoryStore
+from relaybox.stores.store import Claim, Settlement, Want
 from tests.unit.lanes import drain, filled, insert, make, nothing, open_circuit, running, shared, statuses
 from tests.waiting import PATIENCE, await_for
 

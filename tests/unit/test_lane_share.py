@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from relaybox.core.event import Event, Status
 from relaybox.errors import StoreError
-from relaybox.event import Event, Status
 from relaybox.relay import settle
 from relaybox.stores.memory import MemoryStore
 from tests.unit.lanes import filled, insert, make, running, shared, statuses

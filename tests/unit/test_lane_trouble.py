@@ -10,14 +10,14 @@ from uuid import UUID
 
 import pytest
 
-from relaybox.config import Backoff
+from relaybox.core.event import Delivery, Event, Status
+from relaybox.core.outcome import Delivered, Unavailable
+from relaybox.core.settings import Backoff
 from relaybox.errors import RowsLocked, StoreError
-from relaybox.event import Delivery, Event, Status
-from relaybox.outcome import Delivered, Unavailable
 from relaybox.relay import lane as lane_module
 from relaybox.relay import quarantine
-from relaybox.store import Settlement
 from relaybox.stores.memory import MemoryStore
+from relaybox.stores.store import Settlement
 from tests.unit.lanes import filled, make, nothing, open_circuit, running, statuses, suspects
 from tests.waiting import PATIENCE, await_for
 

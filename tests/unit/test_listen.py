@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from relaybox import Destination, Outbox
-from relaybox.admin import Admin
 from relaybox.cli import listen as module
 from relaybox.cli.listen import Monitor, Reply, listen, serving
 from relaybox.errors import ConfigError
-from relaybox.health import Problem
+from relaybox.operate.admin import Admin
+from relaybox.operate.health import Problem
 from relaybox.relay.relay import Relay
 from tests.waiting import PATIENCE
 

@@ -13,13 +13,13 @@ import pytest
 
 from relaybox.cli.logs import JsonFormatter, TextFormatter, colours, configure
 from relaybox.cli.options import LogFormat, LogLevel
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.errors import StoreError
-from relaybox.observers.count import Count, Counter
-from relaybox.observers.log import FAILURES, LogObserver
-from relaybox.observers.text import one_line, span
-from relaybox.observers.trouble import TEXTS
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.store import Claim, Held, Settlement
+from relaybox.operate.observers.count import Count, Counter
+from relaybox.operate.observers.log import FAILURES, LogObserver
+from relaybox.operate.observers.text import one_line, span
+from relaybox.operate.observers.trouble import TEXTS
+from relaybox.stores.store import Claim, Held, Settlement
 from tests.unit.deliveries import make
 
 NOBODY: frozenset[UUID] = frozenset()

@@ -15,28 +15,29 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaybox import Outbox, parts
-from relaybox.config import Destination, Settings
+from relaybox import Outbox
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.core.settings import Destination, Settings
+from relaybox.database.dialects import MARIADB
+from relaybox.database.schema import make_tables
+from relaybox.database.statements.delivery import Statements
+from relaybox.database.statements.upkeep import templates
 from relaybox.errors import ConfigError, StoreError
-from relaybox.event import Delivery
-from relaybox.maintenance import prune
-from relaybox.maintenance.agreement import Agreement
-from relaybox.maintenance.canary import GRACE, Canary
-from relaybox.maintenance.caretaker import AGAIN, SWEEP, Caretaker, Chores
-from relaybox.maintenance.lag import LAST, bucket, ends, percentile
-from relaybox.maintenance.leadership import LEASE, Leadership
-from relaybox.maintenance.moment import DatabaseTime
-from relaybox.maintenance.prune import Prune
-from relaybox.maintenance.round import Batch, Round, take_turns
-from relaybox.maintenance.sample import CAP, Sampling
-from relaybox.maintenance.tally import Tally
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.schema import make_tables
-from relaybox.store import Claim, Settlement
-from relaybox.stores.dialects import MARIADB
-from relaybox.stores.statements import Statements
-from relaybox.stores.upkeep_statements import templates
-from relaybox.upkeep import Member, Minute, Sample, Sampled, Slice
+from relaybox.operate import open_relay as parts
+from relaybox.relay.upkeep import prune
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.canary import GRACE, Canary
+from relaybox.relay.upkeep.caretaker import AGAIN, SWEEP, Caretaker, Chores
+from relaybox.relay.upkeep.lag import LAST, bucket, ends, percentile
+from relaybox.relay.upkeep.leadership import LEASE, Leadership
+from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.prune import Prune
+from relaybox.relay.upkeep.round import Batch, Round, take_turns
+from relaybox.relay.upkeep.sample import CAP, Sampling
+from relaybox.relay.upkeep.tally import Tally
+from relaybox.stores.store import Claim, Settlement
+from relaybox.stores.upkeep import Member, Minute, Sample, Sampled, Slice
 from tests.unit.deliveries import make
 from tests.unit.upkeep import NOON, Clock, going_on
 from tests.waiting import PATIENCE, await_for

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaybox.errors import StoreError
-from relaybox.maintenance.membership import INTERVAL, LIVE, Membership, share
-from relaybox.upkeep import Beat, Member
+from relaybox.relay.upkeep.membership import INTERVAL, LIVE, Membership, share
+from relaybox.stores.upkeep import Beat, Member
 
 NAMES = st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=12, unique=True)
 TOTAL = 10

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relaybox import metrics
-from relaybox.admin import DestinationStats, Stats
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Reject, Retried, Retry, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.event import Delivery
-from relaybox.ledger import Counts, Place
-from relaybox.metrics import Latest, exposition
-from relaybox.observe import Sends
-from relaybox.observers.histogram import Histogram
-from relaybox.observers.metrics import ERRORS, TYPES, MetricsObserver
-from relaybox.outcome import Delivered, Failed, Reject, Retried, Retry, Unavailable, Unreachable
-from relaybox.store import Claim, Settlement
+from relaybox.operate import metrics
+from relaybox.operate.admin import DestinationStats, Stats
+from relaybox.operate.metrics import Latest, exposition
+from relaybox.operate.observers.histogram import Histogram
+from relaybox.operate.observers.metrics import ERRORS, TYPES, MetricsObserver
+from relaybox.relay.observer import Sends
+from relaybox.stores.ledger import Counts, Place
+from relaybox.stores.store import Claim, Settlement
 from tests.unit.deliveries import make
 from tests.waiting import PATIENCE
 

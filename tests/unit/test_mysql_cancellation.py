@@ -9,7 +9,7 @@ import pytest
 from asyncmy.errors import OperationalError
 
 from relaybox.errors import StoreError
-from relaybox.stores.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
+from relaybox.stores.sql.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
 from tests.waiting import cancel
 
 

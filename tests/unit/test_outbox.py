@@ -15,8 +15,8 @@ import pytest
 from relaybox import Destination, Outbox, Route
 from relaybox.cli.config import effective_settings
 from relaybox.cli.options import Options
+from relaybox.core.values import parse_table
 from relaybox.errors import ConfigError, UnknownSetting
-from relaybox.setting import parse_table
 
 TOML = """
 [relaybox]

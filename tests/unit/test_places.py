@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from relaybox.errors import Locked
-from relaybox.stores import places
-from relaybox.stores.places import Places
+from relaybox.stores.sql import places
+from relaybox.stores.sql.places import Places
 from tests.waiting import PATIENCE, await_for
 
 

@@ -11,14 +11,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from relaybox import Reject, Retry, Unavailable
-from relaybox.circuit import FIRST_PAUSE, LONGEST_PAUSE, REMEMBERED, THRESHOLD, Circuit
-from relaybox.config import Backoff, Destination
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Gone, Outcome, Released, Retried, Throttled, Unreachable
+from relaybox.core.circuit import FIRST_PAUSE, LONGEST_PAUSE, REMEMBERED, THRESHOLD, Circuit
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Gone, Outcome, Released, Retried, Throttled, Unreachable
+from relaybox.core.retry import delay
+from relaybox.core.settings import Backoff, Destination
 from relaybox.relay.decide import LONGEST_AFTER, Opening, Policy
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT, BYTES_IN_FLIGHT, LARGEST, Sizing
-from relaybox.retry import delay
-from relaybox.sink import Answer
+from relaybox.sinks.sink import Answer
 from tests.unit import deliveries
 
 RUNNER = Destination("runner", "memory:", backoff=Backoff(base="2s", cap="10s", jitter=0))

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from relaybox.core.event import Delivery, Event, Status
 from relaybox.errors import Locked, StoreError
-from relaybox.event import Delivery, Event, Status
-from relaybox.observe import Observer
 from relaybox.relay import quarantine
-from relaybox.store import Claim, Want
+from relaybox.relay.observer import Observer
 from relaybox.stores.memory import MemoryStore, Row
+from relaybox.stores.store import Claim, Want
 from tests.unit.lanes import make, nothing, running, shared, suspects
 from tests.waiting import PATIENCE, await_for
 

@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from relaybox.config import Destination
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Delivered, Outcome, Released, Retried, Retry
+from relaybox.core.settings import Destination
 from relaybox.errors import Locked, RowsLocked, StoreError
-from relaybox.event import Delivery, Event
-from relaybox.observe import Observer, Sends
-from relaybox.observers.several import Observers
-from relaybox.outcome import Delivered, Outcome, Released, Retried, Retry
+from relaybox.operate.observers.several import Observers
 from relaybox.relay import batch as batches
 from relaybox.relay.batch import Batch, InFlight, size
+from relaybox.relay.observer import Observer, Sends
 from relaybox.relay.sending import TimedSending, Times
 from relaybox.relay.settle import Settler
-from relaybox.store import Claim, Settlement, Want
 from relaybox.stores.memory import MemoryStore
+from relaybox.stores.store import Claim, Settlement, Want
 from relaybox.testing.sink_contract import make_delivery
 from tests.unit.deliveries import make
 from tests.unit.lanes import drain, filled, shared

@@ -10,18 +10,18 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relaybox.config import Destination, Route, Settings
+from relaybox.core.settings import Destination, Route, Settings
+from relaybox.database.dialects import POSTGRESQL
+from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.reroute import StoredRouter, stored_call
 from relaybox.emit.row import Call, RowBuilder, ordering_key
 from relaybox.errors import InvalidField, StoreError
-from relaybox.maintenance.caretaker import Caretaker
-from relaybox.maintenance.moment import DatabaseTime
-from relaybox.maintenance.round import Round
-from relaybox.maintenance.route import INTERVAL, Reroute
-from relaybox.maintenance.tally import Tally
-from relaybox.stores.dialects import POSTGRESQL
-from relaybox.stores.statements import INSERTED
-from relaybox.upkeep import Member, Slice, Target, Waiting
+from relaybox.relay.upkeep.caretaker import Caretaker
+from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.round import Round
+from relaybox.relay.upkeep.route import INTERVAL, Reroute
+from relaybox.relay.upkeep.tally import Tally
+from relaybox.stores.upkeep import Member, Slice, Target, Waiting
 from tests.unit.upkeep import NOON, Clock, going_on
 from tests.waiting import PATIENCE, await_for
 

@@ -18,25 +18,25 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from relaybox import Call, Destination, Emitted, Event, Outbox, Route
-from relaybox.config import Settings
+from relaybox.core.event import Status
+from relaybox.core.outcome import Delivered, Unavailable
+from relaybox.core.rollout import RouteFile
+from relaybox.core.routing import Routes, bucket
+from relaybox.core.settings import Settings
+from relaybox.core.shadow import is_shadow, mark
+from relaybox.database.dialects import POSTGRESQL
+from relaybox.database.statements.delivery import INSERTED, Statements
 from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.row import RowBuilder
 from relaybox.emit.write import write
 from relaybox.errors import ConfigError, InvalidField, Unrouted
-from relaybox.event import Status
-from relaybox.observers.log import LogObserver
-from relaybox.observers.metrics import MetricsObserver
-from relaybox.observers.several import Observers
-from relaybox.outcome import Delivered, Unavailable
+from relaybox.operate.observers.log import LogObserver
+from relaybox.operate.observers.metrics import MetricsObserver
+from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
-from relaybox.rollout import RouteFile
-from relaybox.routing import Routes, bucket
-from relaybox.shadow import is_shadow, mark
-from relaybox.store import Settlement
-from relaybox.stores.dialects import POSTGRESQL
 from relaybox.stores.memory import MemoryStore
-from relaybox.stores.statements import INSERTED, Statements
-from relaybox.upkeep import Waiting
+from relaybox.stores.store import Settlement
+from relaybox.stores.upkeep import Waiting
 from tests.unit import lanes
 from tests.unit.deliveries import make
 from tests.unit.lanes import insert, open_circuit, running, shared, statuses
@@ -317,7 +317,7 @@ def test_a_broken_file_is_told_once_and_changes_nothing(
         watched.path.unlink()
     else:
         watched.text(broken)
-    with caplog.at_level(logging.WARNING, "relaybox.rollout"):
+    with caplog.at_level(logging.WARNING, "relaybox.core.rollout"):
         assert [watched.look() for _ in range(3)] == [[], [], []]
     [record] = caplog.records
     assert "routes stay as they were read last" in record.message
@@ -353,7 +353,7 @@ def test_an_outbox_follows_its_file_for_its_own_routes(
         os.utime(file, (1_000_000 + rollout, 1_000_000 + rollout))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("relaybox.rollout.EVERY", 0.0)
+    monkeypatch.setattr("relaybox.core.rollout.EVERY", 0.0)
     write(10)
     box = Outbox(routes=[Route("own.*", to="search", rollout=5)])
     assert (box.enabled("document.*", IN), box.enabled("document.*", OUT)) == (True, False)
@@ -393,7 +393,7 @@ async def test_a_lane_delivers_what_is_in_shadow_without_its_sink(key: str | Non
 
 
 async def test_what_is_in_shadow_closes_no_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.circuit.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("relaybox.core.circuit.FIRST_PAUSE", 0.05)
     store, got = MemoryStore(), []
     insert(store, *[SHADOW] * 20)
     open_circuit(store)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from relaybox.config import Route
+from relaybox.core.routing import UNROUTED, Routes, resolve
+from relaybox.core.settings import Route
 from relaybox.errors import InvalidField, UnknownDestination, Unrouted
-from relaybox.routing import UNROUTED, Routes, resolve
 
 ROUTES = Routes(
     [Route("order.*", to="billing"), Route(["file.*", "document.created"], to=["runner", "search"])]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from relaybox import threads
-from relaybox.engine import Change
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.event import Delivery, Event
-from relaybox.outcome import Reject, Retry, Unavailable, Unreachable
-from relaybox.sink import answer_of
-from relaybox.sinks.search_change import Changes, index_of, search_address
+from relaybox.search.change import Changes, index_of, search_address
+from relaybox.search.engine import Change
+from relaybox.sinks import threads
+from relaybox.sinks.sink import answer_of
 from tests.unit.searching import destination, event
 from tests.waiting import await_for, cancel
 

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.errors import ConfigError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
-from relaybox.sink import Answer
-from relaybox.sinks import search_indexes
-from relaybox.sinks.meilisearch_tasks import enqueued, error_of
-from relaybox.sinks.opensearch_bulk import items_of
-from relaybox.sinks.search_http import Client, Reply
-from relaybox.sinks.search_indexes import given_up
+from relaybox.search import indexes as search_indexes
+from relaybox.search.http import Client, Reply
+from relaybox.search.indexes import given_up
+from relaybox.search.meilisearch.tasks import enqueued, error_of
+from relaybox.search.opensearch.bulk import items_of
+from relaybox.sinks.sink import Answer
 from tests.unit.searching import BUILDING, Double, event, sink
 
 
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time as the sink sees it; whoever appends to it lets it go on."""
     times = [100.0]
     time = SimpleNamespace(monotonic=lambda: times[-1])
-    monkeypatch.setattr("relaybox.sinks.search_indexes.time", time)
+    monkeypatch.setattr("relaybox.search.indexes.time", time)
     return times
 
 

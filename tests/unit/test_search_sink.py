@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relaybox.event import TEST_TYPE, Delivery, Event
-from relaybox.outcome import Delivered, Reject, Released, Retry, Throttled, Unavailable
-from relaybox.sink import Answer, Regardless
-from relaybox.sinks.search import REQUESTS
+from relaybox.core.event import TEST_TYPE, Delivery, Event
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Throttled, Unavailable
+from relaybox.search.sink import REQUESTS
+from relaybox.sinks.sink import Answer, Regardless
 from tests.unit.searching import BUILDING, KEYED, Double, event, sink
 from tests.waiting import PATIENCE, await_for, cancel
 

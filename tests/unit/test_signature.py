@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from relaybox import webhook
+from relaybox.core.values import Secret
 from relaybox.errors import ConfigError
-from relaybox.setting import Secret
-from relaybox.signature import parse_keys, sign, verify
-from relaybox.webhook import Refusal, Webhooks
+from relaybox.receive import webhook
+from relaybox.receive.webhook import Refusal, Webhooks
+from relaybox.wire.signature import parse_keys, sign, verify
 from tests.integration.consumed import OTHER_SECRET, SECRET, request
 
 NOW = 1_738_324_800

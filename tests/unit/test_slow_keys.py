@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from relaybox.config import Destination
-from relaybox.event import Event
-from relaybox.outcome import Reject, Retry
+from relaybox.core.event import Event
+from relaybox.core.outcome import Reject, Retry
+from relaybox.core.settings import Destination
 from relaybox.relay import lane as lane_module
 from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.sizing import DOUBTS, Sizing

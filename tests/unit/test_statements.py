@@ -9,11 +9,12 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
-from relaybox.schema import make_tables
-from relaybox.stores import destinations, ledger, upkeep_statements
-from relaybox.stores.dialects import DIALECTS, SQLITE
-from relaybox.stores.ledger import QUESTIONS
-from relaybox.stores.statements import TEMPLATES, Statements, compile_parameters
+from relaybox.database.dialects import DIALECTS, SQLITE
+from relaybox.database.schema import make_tables
+from relaybox.database.statements import upkeep as upkeep_statements
+from relaybox.database.statements.delivery import TEMPLATES, Statements, compile_parameters
+from relaybox.stores.sql import destinations, ledger
+from relaybox.stores.sql.ledger import QUESTIONS
 
 TABLES = make_tables(sa.MetaData())
 

@@ -8,15 +8,15 @@ from functools import partial
 
 import pytest
 
-from relaybox.event import Event, Status
-from relaybox.observe import Observer
-from relaybox.observers.metrics import MetricsObserver
-from relaybox.observers.traces import TracesObserver
-from relaybox.relay.clock import MonotonicClock
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.event import Event, Status
+from relaybox.core.uptime import uptime
+from relaybox.operate.observers.metrics import MetricsObserver
+from relaybox.operate.observers.traces import TracesObserver
+from relaybox.relay.observer import Observer
 from relaybox.relay.shared import Shared
-from relaybox.store import Want
 from relaybox.stores.memory import MemoryStore
-from relaybox.uptime import uptime
+from relaybox.stores.store import Want
 from tests.unit import lanes
 from tests.waiting import await_for
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from relaybox.admin import DestinationStats, Point, Series, Stats
 from relaybox.cli.top_layout import Frame, View, draw, spark
 from relaybox.cli.top_live import DOWN, UP, LiveScreen, _split
 from relaybox.errors import StoreError
-from relaybox.ledger import Counts, Entry, Place, Relay
+from relaybox.operate.admin import DestinationStats, Point, Series, Stats
+from relaybox.stores.ledger import Counts, Entry, Place, Relay
 from tests.unit.deliveries import entry
 
 NOW = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC)

@@ -17,16 +17,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from relaybox import Call, Destination, Event, Route
-from relaybox.config import Settings
+from relaybox.core.outcome import Delivered, Unavailable
+from relaybox.core.settings import Settings
+from relaybox.database.dialects import DIALECTS
+from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import RowBuilder
-from relaybox.envelope import packer
-from relaybox.observe import Sends
-from relaybox.observers.traces import TracesObserver
-from relaybox.outcome import Delivered, Unavailable
+from relaybox.operate.observers.traces import TracesObserver
+from relaybox.relay.observer import Sends
 from relaybox.sinks.handler import HandlerSink
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.statements import INSERTED
-from relaybox.tracing import attached, current, processing, received, sampled, stored, trace_id
+from relaybox.wire.envelope import packer
+from relaybox.wire.tracing import attached, current, processing, received, sampled, stored, trace_id
 from tests.spans import collecting, named
 from tests.unit.deliveries import make
 
@@ -75,7 +75,7 @@ def test_the_current_context_is_stored_unless_the_caller_gave_one(
 
 def test_nothing_of_opentelemetry_is_imported_by_emitting() -> None:
     code = (
-        "import sys; from relaybox.tracing import current, stored, received;"
+        "import sys; from relaybox.wire.tracing import current, stored, received;"
         f"assert current() == {{}}; assert stored({STORED!r}) is None;"
         f"assert received({{'traceparent': {TRACEPARENT!r}}}) is None;"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from relaybox.wakes.local import Bell, LocalWake
-from relaybox.wakes.postgres import channel_name
+from relaybox.emit.wakes.local import Bell, LocalWake
+from relaybox.emit.wakes.postgres import channel_name
 from tests.waiting import PATIENCE
 
 LONG = 10_000.0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from relaybox import Outbox
-from relaybox.admin import Stats
 from relaybox.errors import StoreError
-from relaybox.ledger import Counts
+from relaybox.operate.admin import Stats
+from relaybox.stores.ledger import Counts
 from relaybox.web import api
 from relaybox.web import live as module
 from relaybox.web.live import Live, digest

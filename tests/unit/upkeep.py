@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from relaybox.errors import StoreError
-from relaybox.upkeep import Beat, Member, Minute, Router, Slice, Turn, Waiting
+from relaybox.stores.upkeep import Beat, Member, Minute, Router, Slice, Turn, Waiting
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

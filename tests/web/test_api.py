@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from relaybox.cli.output import entry_document
-from relaybox.ledger import Counted
+from relaybox.stores.ledger import Counted
 from tests.waiting import await_for
 from tests.web.stage import Stage
 
@@ -199,7 +199,7 @@ async def test_what_cannot_be_counted_is_not_awaited(quick: Stage, monkeypatch: 
     async def capped(*_: object, **__: object) -> Counted:
         return Counted(10_000, True)
 
-    monkeypatch.setattr("relaybox.actions.Actions.count", capped)
+    monkeypatch.setattr("relaybox.operate.actions.Actions.count", capped)
     assert (await quick.post("/api/retry", {}, 202))["capped"] is True
 
 

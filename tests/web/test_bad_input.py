@@ -14,9 +14,9 @@ from urllib.parse import unquote
 import pytest
 from starlette.requests import Request
 
-from relaybox.admin import Admin
-from relaybox.bulk import MOST
-from relaybox.ledger import EVERYTHING
+from relaybox.operate.admin import Admin
+from relaybox.operate.bulk import MOST
+from relaybox.stores.ledger import EVERYTHING
 from relaybox.web import app, dashboard, read
 from relaybox.web.cursor import Cursors
 from relaybox.web.route import segments_of
@@ -349,8 +349,8 @@ async def test_an_answer_that_does_not_come_is_a_503(quick: Stage, monkeypatch: 
 
 
 async def test_a_missing_package_is_a_501(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relaybox import metrics
     from relaybox.errors import MissingExtra
+    from relaybox.operate import metrics
 
     async def missing(*_: object, **__: object) -> None:
         raise MissingExtra("prometheus-client", "metrics")

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from relaybox import Destination, Outbox
-from relaybox.admin import Admin
-from relaybox.health import Health, Problem
+from relaybox.operate.admin import Admin
+from relaybox.operate.health import Health, Problem
 from relaybox.web import api, dashboard
 from tests.web.stage import OPERATOR, USERS, VIEWER, Stage, bearer, is_problem
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relaybox.config import Settings
+from relaybox.core.settings import Settings
 from relaybox.errors import ConfigError
 from relaybox.web.settings import WebSettings, is_loopback
 from tests.integration.project import Project

@@ -11,11 +11,11 @@ import typer
 from relaybox.cli.filters import filtered
 from relaybox.cli.options import DryRun, Json, Yes, parse_id, parse_moment, run
 from relaybox.cli.output import confirm, note, plain, print_json
+from relaybox.core.commands import command
 from relaybox.errors import ConfigError
-from relaybox.program import command
 
 if TYPE_CHECKING:
-    from relaybox.admin import Admin, Done
+    from relaybox.operate.admin import Admin, Done
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
@@ -132,7 +132,7 @@ def pause(
     """Let nothing more be sent to a destination; what is being sent is finished."""
     from datetime import UTC
 
-    from relaybox.why import at
+    from relaybox.operate.why import at
 
     end = None if until is None else parse_moment(until, "--until", 1)
     run(context, lambda admin: admin.pause(destination, reason, end))
@@ -166,8 +166,8 @@ def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
     """Return what was chosen: a filter, or ids, which ``--destination`` may narrow."""
     from dataclasses import replace
 
-    from relaybox.admin import Named
-    from relaybox.ledger import EVERYTHING
+    from relaybox.operate.admin import Named
+    from relaybox.stores.ledger import EVERYTHING
 
     rest = replace(filter, destination=None) if ids else filter
     if sum((bool(ids), rest != EVERYTHING, everything)) != 1:
@@ -187,8 +187,8 @@ class _How:
 
 async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: bool = False) -> Done:
     """Act on ids at once, unless one names several deliveries; count what a filter finds, and ask first."""
-    from relaybox.admin import Named
     from relaybox.cli.progress import with_bar
+    from relaybox.operate.admin import Named
 
     if how.dry_run:
         return await action(what, dry_run=True)
@@ -249,7 +249,7 @@ def _unmet(what: Any, done: Done) -> str | None:
     """Return a note if no delivery has the fingerprint."""
     from dataclasses import replace
 
-    from relaybox.ledger import EVERYTHING
+    from relaybox.stores.ledger import EVERYTHING
 
     fingerprint = getattr(what, "fingerprint", None)
     if fingerprint is None or done.affected or done.skipped:

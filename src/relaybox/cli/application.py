@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from relaybox.admin import Admin
-from relaybox.app import Outbox
 from relaybox.cli.options import Options
-from relaybox.config import Settings
+from relaybox.core.imports import load, told_where
+from relaybox.core.settings import Settings
+from relaybox.core.values import reveal_database
+from relaybox.database.migrations import check
+from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, SchemaError, StoreError
-from relaybox.load import load, told_where
-from relaybox.migrations import check
-from relaybox.parts import open_store
-from relaybox.schema import make_tables
-from relaybox.setting import reveal_database
-from relaybox.stores.ledger import SqlLedger
+from relaybox.operate.admin import Admin
+from relaybox.operate.open_relay import open_store
+from relaybox.outbox import Outbox
+from relaybox.stores.sql.ledger import SqlLedger
 
 T = TypeVar("T")
 

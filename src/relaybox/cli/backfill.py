@@ -20,8 +20,8 @@ from relaybox.cli.options import (
 from relaybox.cli.output import complain, note, plain, print_json
 
 if TYPE_CHECKING:
-    from relaybox.indexing.backfilled import Backfilled
-    from relaybox.indexing.source import Source
+    from relaybox.search.backfilled import Backfilled
+    from relaybox.search.source import Source
 
 EXIT_STATUS = """Exit status: 0 all documents are emitted; 1 it was interrupted, and the same command goes on
 from there, or some documents were refused, or with --dry-run would be; 2 wrong usage, a wrong setting,
@@ -77,8 +77,8 @@ def _run(
     from relaybox.cli.application import check_tables
     from relaybox.cli.progress import backfill_progress
     from relaybox.cli.signals import stop_requested
-    from relaybox.indexing.backfill import abackfill
-    from relaybox.parts import run
+    from relaybox.operate.open_relay import run
+    from relaybox.search._backfill import abackfill
 
     outbox = given.outbox()
     source = _source(name, types)
@@ -95,7 +95,7 @@ def _run(
 
 
 def _source(name: str, types: dict[str, str | None]) -> Source:
-    from relaybox.indexing.source import load_source
+    from relaybox.search.source import load_source
 
     given = {field: value for field, value in types.items() if value is not None}
     return replace(load_source(name), **given)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def _tell_refused(done: Backfilled) -> None:
 
 def _payload(done: Backfilled) -> str | None:
     """Return the first document as JSON, or None if it was refused."""
-    from relaybox.codec import Limits, encode_payload
+    from relaybox.wire.codec import Limits, encode_payload
 
     assert done.example is not None
     first = done.example.aggregate_id

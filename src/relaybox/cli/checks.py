@@ -6,18 +6,18 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from relaybox.app import Outbox
 from relaybox.cli.application import check_tables
 from relaybox.cli.options import Options
-from relaybox.config import Destination, Settings
-from relaybox.connect import in_memory
-from relaybox.debezium import find, missing
+from relaybox.core.commands import command
+from relaybox.core.outcome import Unavailable
+from relaybox.core.settings import Destination, Settings
+from relaybox.core.values import mask_url
+from relaybox.database.connect import in_memory
+from relaybox.database.debezium import find, missing
+from relaybox.database.migrations import current_version
 from relaybox.errors import ConfigError, MissingExtra, StoreError
-from relaybox.migrations import current_version
-from relaybox.outcome import Unavailable
-from relaybox.parts import Handlers, open_sink
-from relaybox.program import command
-from relaybox.setting import mask_url
+from relaybox.operate.open_relay import Handlers, open_sink
+from relaybox.outbox import Outbox
 
 
 class Check(NamedTuple):
@@ -106,8 +106,8 @@ def check_address(destination: Destination) -> None:
     """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
     if destination.sink.partition(":")[0].lower() not in ("http", "https"):
         return
-    from relaybox.sinks.address import Guard
     from relaybox.sinks.credentials import parse_url
+    from relaybox.sinks.http.address import Guard
 
     try:
         Guard(destination.name, destination.allow).check_host(parse_url(destination).raw_host or "")

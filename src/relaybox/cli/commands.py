@@ -70,7 +70,7 @@ def short_warnings() -> Iterator[None]:
         otherwise = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
-            from relaybox.config import ConfigWarning
+            from relaybox.core.settings import ConfigWarning
 
             if issubclass(category, ConfigWarning):
                 typer.echo(f"relaybox: warning: {message}", err=True)

@@ -14,8 +14,8 @@ from relaybox.cli.output import plain, print_json
 from relaybox.errors import RelayboxError
 
 if TYPE_CHECKING:
-    from relaybox.app import Outbox
-    from relaybox.config import Destination, Route, Settings
+    from relaybox.core.settings import Destination, Route, Settings
+    from relaybox.outbox import Outbox
 
 DEFAULT = "default"
 TABLES = ("destinations", "routes", "web")
@@ -149,7 +149,7 @@ def _web(settings: Settings, source: str) -> Tables:
 
 def _in_file(given: Options) -> Settings:
     """Return what the file says, or the defaults if it is wrong: the application may not read it."""
-    from relaybox.config import Settings
+    from relaybox.core.settings import Settings
 
     try:
         return given.read()
@@ -158,7 +158,7 @@ def _in_file(given: Options) -> Settings:
 
 
 def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
-    from relaybox.config import Settings
+    from relaybox.core.settings import Settings
 
     default = Settings()
     shown = {}
@@ -181,7 +181,7 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
     import warnings
 
     from relaybox.cli.checks import sink_name
-    from relaybox.config import Destination
+    from relaybox.core.settings import Destination
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,7 +198,7 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
 
 
 def _route(route: Route, source: str) -> dict[str, Shown]:
-    from relaybox.config import Route
+    from relaybox.core.settings import Route
 
     default = Route(route.events, route.to)
     shown = {}
@@ -211,8 +211,8 @@ def _route(route: Route, source: str) -> dict[str, Shown]:
 
 def _text(name: str, value: Any) -> str:
     """Return the value as TOML writes it; one that TOML cannot write is named."""
-    from relaybox.config import Backoff
-    from relaybox.setting import Secret, Table, mask_url, show_duration
+    from relaybox.core.settings import Backoff
+    from relaybox.core.values import Secret, Table, mask_url, show_duration
 
     match value:
         case None:

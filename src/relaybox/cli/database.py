@@ -11,7 +11,7 @@ import typer
 from relaybox.cli.options import Json, Prefix, Schema, options
 
 if TYPE_CHECKING:
-    from relaybox.migrations import DialectName
+    from relaybox.database.migrations import DialectName
 
 DIALECT = """Else the configured database's. A MySQL URL may lead to MariaDB as well, so that server is
 asked; --dialect avoids that."""
@@ -30,8 +30,8 @@ def migrate(
     context: typer.Context, schema: Schema = None, prefix: Prefix = None, as_json: Json = False
 ) -> None:
     """Create the tables, or bring them up to date. Safe to repeat, and to run in several places at once."""
-    from relaybox import migrations
-    from relaybox.setting import mask_url
+    from relaybox.core.values import mask_url
+    from relaybox.database import migrations
 
     given = options(context)
     settings = given.settings(schema=schema, prefix=prefix)
@@ -57,8 +57,8 @@ def sql(
     prefix: Prefix = None,
 ) -> None:
     """Print the SQL that makes the tables, or the roles, for review and for psql, mariadb or sqlite3."""
-    from relaybox.grants import grants as roles
-    from relaybox.migrations import ddl, server_dialect
+    from relaybox.database.migrations import ddl, server_dialect
+    from relaybox.database.roles import grants as roles
 
     settings = options(context).settings(schema=schema, prefix=prefix)
     name: DialectName = dialect.value if dialect else server_dialect(settings.database)
@@ -79,7 +79,7 @@ def debezium(
 
     Run the SQL of --sql before the first event: what is committed before the slot exists is not read.
     """
-    from relaybox.debezium import connector, find, statements
+    from relaybox.database.debezium import connector, find, statements
 
     settings = options(context).settings()
     found = find(settings, destination)

@@ -14,7 +14,7 @@ from relaybox.cli.options import Json, Options, options
 from relaybox.cli.output import plain, print_json
 
 if TYPE_CHECKING:
-    from relaybox.doctor import Finding, Report
+    from relaybox.operate.doctor import Finding, Report
 
 EXIT_STATUS = """Exit status: 0 no error was found (there may be warnings); 1 an error was found; 2 wrong
 usage: one line on standard error says why; 130 interrupted."""
@@ -39,7 +39,7 @@ def doctor(
     database, isolation, durability, schema, privileges, listener, clock, transactions, vacuum, destinations,
     payloads, relays.
     """
-    from relaybox.doctor.examination import choose
+    from relaybox.operate.doctor.examination import choose
 
     names = (tuple(only or ()), tuple(skip or ()))
     choose(*names)
@@ -57,9 +57,9 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
     import asyncio
     import warnings
 
-    from relaybox.config import ConfigWarning
-    from relaybox.doctor import Finding, Report, examine
+    from relaybox.core.settings import ConfigWarning
     from relaybox.errors import RelayboxError
+    from relaybox.operate.doctor import Finding, Report, examine
 
     try:
         with warnings.catch_warnings():

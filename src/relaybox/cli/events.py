@@ -20,14 +20,14 @@ from relaybox.cli.output import (
     print_table,
     reason_document,
 )
-from relaybox.program import command
+from relaybox.core.commands import command
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from relaybox.admin import Admin, Detail
-    from relaybox.ledger import Entry, Filter, Page
-    from relaybox.why import Reason
+    from relaybox.operate.admin import Admin, Detail
+    from relaybox.operate.why import Reason
+    from relaybox.stores.ledger import Entry, Filter, Page
 
 INTERVAL = 1.0
 """Seconds between two looks for new events."""
@@ -156,7 +156,7 @@ def _cells(entry: Entry) -> list[object]:
 
 
 def _line(entry: Entry) -> str:
-    from relaybox.why import at
+    from relaybox.operate.why import at
 
     moment = at(entry.created_at)
     aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
@@ -165,8 +165,8 @@ def _line(entry: Entry) -> str:
 
 
 def _described(detail: Detail, *, shared: bool) -> str:
-    from relaybox.shadow import is_shadow
-    from relaybox.why import advice, at
+    from relaybox.core.shadow import is_shadow
+    from relaybox.operate.why import advice, at
 
     entry, content = detail.entry, detail.content
     shadow = " in shadow: nothing was sent" if content is not None and is_shadow(content.headers) else ""

@@ -16,10 +16,10 @@ from relaybox.cli.output import (
     print_json,
     print_table,
 )
-from relaybox.program import command
+from relaybox.core.commands import command
 
 if TYPE_CHECKING:
-    from relaybox.admin import Audits, DeadLetters, Failures
+    from relaybox.operate.admin import Audits, DeadLetters, Failures
 
 
 def failures(
@@ -68,7 +68,7 @@ def audit(
 
 
 def _show_failures(found: Failures) -> None:
-    from relaybox.why import at
+    from relaybox.operate.why import at
 
     if not found.groups:
         typer.echo("no delivery has failed")
@@ -95,7 +95,7 @@ def _show_failures(found: Failures) -> None:
 
 
 def _show_dead_letters(found: DeadLetters) -> None:
-    from relaybox.why import at
+    from relaybox.operate.why import at
 
     if found.rows:
         rows = [
@@ -116,7 +116,7 @@ def _show_dead_letters(found: DeadLetters) -> None:
 
 
 def _show_audits(found: Audits) -> None:
-    from relaybox.why import at
+    from relaybox.operate.why import at
 
     if found.rows:
         rows = [

@@ -13,7 +13,7 @@ import typer
 from relaybox.cli.options import Since, Until, parse_id, parse_moment
 
 if TYPE_CHECKING:
-    from relaybox.ledger import Filter
+    from relaybox.stores.ledger import Filter
 
 
 class Status(StrEnum):
@@ -55,7 +55,7 @@ def criteria(
     ] = None,
 ) -> Filter:
     """Return the filter that these options describe."""
-    from relaybox.ledger import Filter
+    from relaybox.stores.ledger import Filter
 
     return Filter(
         status=None if status is None else status.value,

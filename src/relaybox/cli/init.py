@@ -48,7 +48,7 @@ def init(
     """Write a relaybox.toml to begin with, whose one destination prints events on the terminal."""
     from pathlib import Path
 
-    from relaybox.setting import mask_url
+    from relaybox.core.values import mask_url
 
     given = options(context)
     path = given.path() or Path("relaybox.toml")
@@ -71,8 +71,8 @@ def _database(given: str | None) -> str:
     """Return what the file says; a reference is kept as it is, and its value may not exist yet."""
     import os
 
-    from relaybox.config import DEFAULT_DATABASE, normalize_url
-    from relaybox.setting import parse_secret
+    from relaybox.core.settings import DEFAULT_DATABASE, normalize_url
+    from relaybox.core.values import parse_secret
 
     if given is None:
         return "env:DATABASE_URL" if os.environ.get("DATABASE_URL") else DEFAULT_DATABASE
@@ -81,7 +81,7 @@ def _database(given: str | None) -> str:
 
 
 def _check_place(path: Path, force: bool) -> None:
-    from relaybox.config import find_file
+    from relaybox.core.settings import find_file
 
     if path.name == "pyproject.toml":
         raise ConfigError(f"{path} holds more than this: write a [tool.relaybox] table there by hand")

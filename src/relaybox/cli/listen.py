@@ -17,13 +17,13 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import json
 
-from relaybox.admin import Admin
-from relaybox.app import Outbox
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.health import Health, Problem
-from relaybox.metrics import CONTENT_TYPE, Gauges, Latest, MetricsObserver
-from relaybox.observe import Observer
-from relaybox.observers.flow import Flow
+from relaybox.operate.admin import Admin
+from relaybox.operate.health import Health, Problem
+from relaybox.operate.metrics import CONTENT_TYPE, Gauges, Latest, MetricsObserver
+from relaybox.operate.observers.flow import Flow
+from relaybox.outbox import Outbox
+from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
 from relaybox.web.settings import is_loopback
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import typer
 
+from relaybox.core.commands import command
 from relaybox.errors import ConfigError
-from relaybox.program import command
 
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
     from uuid import UUID
 
-    from relaybox.admin import Admin
-    from relaybox.app import Outbox
-    from relaybox.config import Settings
+    from relaybox.core.settings import Settings
+    from relaybox.operate.admin import Admin
+    from relaybox.outbox import Outbox
 
 T = TypeVar("T")
 
@@ -110,13 +110,13 @@ class Options:
         """Return the settings of the flag, the environment and the file, without the application's."""
         import os
 
-        from relaybox.config import Settings
+        from relaybox.core.settings import Settings
 
         return Settings.load(self.path(), os.environ, self.database)
 
     def name_database(self) -> bool:
         """Return True if the database was chosen, and False if it is the default one."""
-        from relaybox.config import DEFAULT_DATABASE
+        from relaybox.core.settings import DEFAULT_DATABASE
 
         return self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
 
@@ -130,7 +130,7 @@ class Options:
         """Return the file that is read, if any."""
         import os
 
-        from relaybox.config import find_file
+        from relaybox.core.settings import find_file
 
         return find_file(self.path(), os.environ)
 
@@ -138,7 +138,7 @@ class Options:
         """Return what names the database, or ``None`` if only the application may."""
         import os
 
-        from relaybox.config import database_source
+        from relaybox.core.settings import database_source
 
         return database_source(self.path(), os.environ, self.database)
 
@@ -156,7 +156,7 @@ class Options:
 
     def shown_database(self, settings: Settings) -> str:
         """Describe the database without its secrets, and say if it is only the default one."""
-        from relaybox.setting import mask_url
+        from relaybox.core.values import mask_url
 
         shown = mask_url(settings.database)
         return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
@@ -208,7 +208,7 @@ def parse_moment(text: str, setting: str, direction: int) -> datetime:
     """Read a time, or a duration from now: into the past with -1, into the future with 1."""
     from datetime import UTC, datetime, timedelta
 
-    from relaybox.setting import parse_duration
+    from relaybox.core.values import parse_duration
 
     try:
         moment = datetime.fromisoformat(text)
@@ -225,7 +225,7 @@ def parse_moment(text: str, setting: str, direction: int) -> datetime:
 
 def parse_document_rate(text: str | None) -> float | None:
     """Return documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
-    from relaybox.setting import parse_rate
+    from relaybox.core.values import parse_rate
 
     if text is None:
         return None

@@ -15,9 +15,9 @@ import typer
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
-    from relaybox.ledger import Counts, Entry, Page, Place
-    from relaybox.why import Reason
+    from relaybox.operate.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
+    from relaybox.operate.why import Reason
+    from relaybox.stores.ledger import Counts, Entry, Page, Place
 
 NOBODY = "nobody is here to confirm this: add --yes, or --dry-run to see what it would do"
 

@@ -12,11 +12,11 @@ from uuid import UUID
 
 import typer
 
-from relaybox.observers.count import Counter
-from relaybox.store import Settlement
+from relaybox.operate.observers.count import Counter
+from relaybox.stores.store import Settlement
 
 if TYPE_CHECKING:
-    from relaybox.indexing.backfilled import Progress
+    from relaybox.search.backfilled import Progress
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ from relaybox.cli.options import (
     parse_document_rate,
 )
 from relaybox.cli.output import plain, print_json
-from relaybox.program import command
+from relaybox.core.commands import command
 
 if TYPE_CHECKING:
-    from relaybox.indexing.reconciled import Difference, Reconciled
+    from relaybox.search.reconciled import Difference, Reconciled
 
 EXIT_STATUS = """Exit status: 0 the index has what the database has; 1 something is missing, stale or orphaned
 (also where --repair has emitted events for it), or nothing could be compared because all of it is under way,
@@ -68,8 +68,8 @@ def reconcile(
     from relaybox.cli.application import open_outbox
     from relaybox.cli.progress import with_bar
     from relaybox.cli.signals import run_interruptible
-    from relaybox.indexing.reconcile import areconcile
-    from relaybox.indexing.source import load_source
+    from relaybox.search._reconcile import areconcile
+    from relaybox.search.source import load_source
 
     outbox = open_outbox(options(context))
     documents = load_source(source)
@@ -106,7 +106,7 @@ def reconcile(
 
 def document(result: Reconciled) -> dict[str, Any]:
     """Return the result for ``--json``."""
-    from relaybox.indexing.reconciled import told
+    from relaybox.search.reconciled import told
 
     examples = [
         {
@@ -124,7 +124,7 @@ def document(result: Reconciled) -> dict[str, Any]:
 
 def show(result: Reconciled) -> None:
     """Print the result."""
-    from relaybox.indexing.reconciled import told
+    from relaybox.search.reconciled import told
 
     figures = told(result)
     for name, meaning in MEANINGS.items():

@@ -22,9 +22,9 @@ from relaybox.cli.output import complain, confirm, note, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.app import Outbox
-    from relaybox.indexing.reindex import Reindexed
-    from relaybox.indexing.source import Source
+    from relaybox.outbox import Outbox
+    from relaybox.search._reindex import Reindexed
+    from relaybox.search.source import Source
 
 EXIT_STATUS = """Exit status: 0 the new index serves; 1 it does not, and the old one goes on serving: one line
 on standard error says why; 2 wrong usage, a wrong setting, or the database refused."""
@@ -63,8 +63,8 @@ def reindex(
     """
     from relaybox.cli.application import open_outbox
     from relaybox.cli.signals import run_interruptible
-    from relaybox.indexing.source import load_source
-    from relaybox.setting import parse_duration
+    from relaybox.core.values import parse_duration
+    from relaybox.search.source import load_source
 
     outbox = open_outbox(options(context))
     if abort:
@@ -95,8 +95,8 @@ def reindex(
 
 def _once(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
     from relaybox.cli.signals import run_interruptible
-    from relaybox.indexing.failure import ReindexFailed
-    from relaybox.indexing.reindex import areindex
+    from relaybox.search._reindex import areindex
+    from relaybox.search.failure import ReindexFailed
 
     try:
         done = run_interruptible(lambda: areindex(outbox, destination, source, **words))
@@ -123,7 +123,7 @@ async def _again(
     import time
 
     from relaybox.errors import RelayboxError, UnknownDestination
-    from relaybox.indexing.reindex import areindex
+    from relaybox.search._reindex import areindex
 
     for turn in itertools.count():
         began = time.monotonic()
@@ -138,8 +138,8 @@ async def _again(
 
 def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, as_json: bool) -> None:
     from relaybox.cli.signals import run_interruptible
-    from relaybox.indexing.failure import ReindexFailed
-    from relaybox.indexing.reindex import aabort
+    from relaybox.search._reindex import aabort
+    from relaybox.search.failure import ReindexFailed
 
     words: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
     try:
@@ -158,8 +158,8 @@ def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, a
 def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any]) -> tuple[str, int | None]:
     """Return the index and the number of its documents; fail as the real rebuild would."""
     from relaybox.cli.signals import run_interruptible
-    from relaybox.indexing.failure import ReindexFailed
-    from relaybox.indexing.reindex import alook
+    from relaybox.search._reindex import alook
+    from relaybox.search.failure import ReindexFailed
 
     try:
         return run_interruptible(lambda: alook(outbox, destination, source, **words))

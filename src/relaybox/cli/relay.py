@@ -11,8 +11,8 @@ from relaybox.cli.options import Json, LogFormat, LogFormatOption, LogLevel, Log
 from relaybox.cli.output import plain, print_json, print_table
 
 if TYPE_CHECKING:
-    from relaybox.app import Outbox
-    from relaybox.observers.count import Counter
+    from relaybox.operate.observers.count import Counter
+    from relaybox.outbox import Outbox
     from relaybox.relay.relay import Relay
 
 Patience = Annotated[
@@ -45,8 +45,8 @@ def relay(
     from relaybox.cli import logs
     from relaybox.cli.checks import check_all
     from relaybox.cli.signals import run_relay
+    from relaybox.core.values import parse_duration
     from relaybox.errors import ConfigError
-    from relaybox.setting import parse_duration
 
     seconds = parse_duration(patience, "--patience")
     if once and listen is not None:
@@ -91,7 +91,7 @@ def _log_start(outbox: Outbox, relay: Relay) -> None:
     from importlib.metadata import version
 
     from relaybox.cli.checks import sink_name
-    from relaybox.setting import mask_url
+    from relaybox.core.values import mask_url
 
     sinks = {one.name: sink_name(one, outbox) for one in outbox.settings.destinations}
     database = mask_url(outbox.settings.database)
@@ -134,7 +134,7 @@ def run_drain(given: Options, patience: str) -> Drained:
     from relaybox.cli.checks import check_all
     from relaybox.cli.progress import DrainProgress
     from relaybox.cli.signals import run_relay
-    from relaybox.setting import parse_duration
+    from relaybox.core.values import parse_duration
 
     seconds = parse_duration(patience, "--patience")
     outbox = check_all(given)

@@ -9,11 +9,11 @@ import typer
 
 from relaybox.cli.options import Json, run
 from relaybox.cli.output import ago, plain, print_json, print_table, stats_document
-from relaybox.program import command
+from relaybox.core.commands import command
 
 if TYPE_CHECKING:
-    from relaybox.admin import DestinationStats, Stats
-    from relaybox.ledger import Counts
+    from relaybox.operate.admin import DestinationStats, Stats
+    from relaybox.stores.ledger import Counts
 
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
@@ -66,7 +66,7 @@ def _state(one: DestinationStats) -> str:
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
-    from relaybox.why import at, overdue
+    from relaybox.operate.why import at, overdue
 
     place = one.place
     if place is not None and place.paused:
@@ -99,8 +99,8 @@ def _scheduled(counts: Counts) -> str:
 
 
 def _relays(stats: Stats) -> str:
-    from relaybox.program import Program
-    from relaybox.why import is_alive
+    from relaybox.core.commands import Program
+    from relaybox.operate.why import is_alive
 
     alive = [relay for relay in stats.relays if is_alive(relay)]
     if alive:

@@ -14,7 +14,7 @@ from relaybox.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relaybox.admin import Admin
+    from relaybox.operate.admin import Admin
 
 SHORTEST = 0.2
 """Seconds; more often, the looking itself would be a load."""
@@ -35,7 +35,7 @@ def top(
     q leaves, the arrow keys choose a destination, p pauses or resumes it, after a question. Without a
     terminal one frame is printed.
     """
-    from relaybox.setting import parse_duration
+    from relaybox.core.values import parse_duration
 
     seconds = parse_duration(interval, "--interval")
     if seconds < SHORTEST:

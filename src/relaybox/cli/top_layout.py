@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from relaybox.admin import Admin, DestinationStats, Series, Stats
 from relaybox.cli.output import ago, plain
-from relaybox.ledger import Counts, Entry, Filter, Relay
-from relaybox.why import is_alive
+from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
+from relaybox.operate.why import is_alive
+from relaybox.stores.ledger import Counts, Entry, Filter, Relay
 
 HOURS = 0.5
 """How far back the rates go: a point for each minute of the last half hour."""

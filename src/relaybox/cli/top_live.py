@@ -13,11 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from relaybox.admin import Admin, DestinationStats
 from relaybox.cli.signals import on_signals
 from relaybox.cli.top_layout import View, collect, draw
 from relaybox.errors import RelayboxError
-from relaybox.sink import describe
+from relaybox.operate.admin import Admin, DestinationStats
+from relaybox.sinks.sink import describe
 
 PATIENCE = 10.0
 """Seconds for one look; then the database counts as gone, until the next one."""

@@ -16,10 +16,10 @@ from relaybox.errors import ConfigError
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from relaybox.admin import Admin
     from relaybox.cli.verify_comparison import Comparison, Difference, Histories, Terms
-    from relaybox.config import Destination
-    from relaybox.ledger import Entry, Filter
+    from relaybox.core.settings import Destination
+    from relaybox.operate.admin import Admin
+    from relaybox.stores.ledger import Entry, Filter
 
 EXIT_STATUS = """Exit status: 0 nothing is amiss; 1 something is lost, a phantom, out of order or altered
 (with --strict: or a duplicate), or nothing was compared; 2 wrong usage, a wrong setting, a line that cannot
@@ -174,7 +174,7 @@ async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None
 
 def _filter(terms: Terms) -> Filter:
     """Return a filter of somewhat more than is compared, so that each record near the edge finds its row."""
-    from relaybox.ledger import Filter
+    from relaybox.stores.ledger import Filter
 
     return Filter(
         destination=terms.destination,
@@ -217,7 +217,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 def _digest(content: Any) -> bytes | None:
     """Return the digest of a stored payload: None if it cannot be compared, empty if it is not JSON."""
     from relaybox.cli.verify_records import digest, loads
-    from relaybox.codec import BINARY
+    from relaybox.wire.codec import BINARY
 
     if content is None or content.payload_encoding not in (None, BINARY):
         return None

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from relaybox.errors import StoreError
-from relaybox.ledger import Entry
+from relaybox.stores.ledger import Entry
 from relaybox.testing.checker import Committed, Overtaking, overtakings
 
 Difference = Literal["lost", "phantom", "disorder", "altered", "duplicate"]

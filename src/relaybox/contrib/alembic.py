@@ -29,8 +29,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relaybox.migrations import MIGRATIONS, NEWEST, Outbox, create_schema, drop
-from relaybox.schema import make_tables, server
+from relaybox.database.migrations import MIGRATIONS, NEWEST, Outbox, create_schema, drop
+from relaybox.database.schema import make_tables, server
 
 
 def upgrade(

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from relaybox.consumer import Consumer, Once
-from relaybox.setting import Duration, Secret
-from relaybox.webhook import Answer, Refusal, Webhooks, answer, single
+from relaybox.core.values import Duration, Secret
+from relaybox.receive.consumer import Consumer, Once
+from relaybox.receive.webhook import Answer, Refusal, Webhooks, answer, single
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -15,11 +15,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from relaybox.consumer import SWALLOWED, Once, finished, is_asynchronous, opened, opener, seconds_of
+from relaybox.core.outcome import Retry, Unavailable
+from relaybox.core.values import parse_name
 from relaybox.errors import ConfigError, MissingExtra, shorten
-from relaybox.outcome import Retry, Unavailable
-from relaybox.setting import parse_name
-from relaybox.tracing import NAMES, attached, received
+from relaybox.receive.consumer import SWALLOWED, Once, finished, is_asynchronous, opened, opener, seconds_of
+from relaybox.wire.tracing import NAMES, attached, received
 
 try:
     from celery import Task, shared_task
@@ -37,10 +37,10 @@ def inbox_task(
 ) -> Callable[[Callable[..., Any]], Task]:
     """Make a function a task that is done once. It gets what ``transaction`` opened, then its own arguments.
 
-    ``transaction`` is that of ``relaybox.consumer.Consumer``, ``consumer`` is ``module.function`` unless it
-    is given, ``options`` are Celery's. ``acks_late`` and ``reject_on_worker_lost`` are on, so that a message
-    is there until its transaction has committed. ``Retry`` and ``Unavailable`` become Celery's own retry, as
-    often as ``max_retries`` says; whatever else is raised fails the task as usual.
+    ``transaction`` is that of ``relaybox.receive.consumer.Consumer``, ``consumer`` is ``module.function``
+    unless it is given, ``options`` are Celery's. ``acks_late`` and ``reject_on_worker_lost`` are on, so that
+    a message is there until its transaction has committed. ``Retry`` and ``Unavailable`` become Celery's own
+    retry, as often as ``max_retries`` says; whatever else is raised fails the task as usual.
     """
     begin = opener(transaction)
 

@@ -11,7 +11,7 @@ from msgspec import Struct, json
 
 from relaybox.demo.shop import FLAKY_TIMEOUT
 from relaybox.demo.workspace import FLAKY, WEBHOOK, Change, Fault, Journal, Receipt, Workspace
-from relaybox.signature import verify
+from relaybox.wire.signature import verify
 
 MOODS = {"well": 0.72, "slow": 0.12, "500": 0.07, "503": 0.06, "hangs": 0.03}
 """How often the flaky receiver does what."""

@@ -17,13 +17,13 @@ from urllib.request import Request, urlopen
 
 import sqlalchemy as sa
 
+from relaybox.database.schema import Tables
 from relaybox.demo.processes import Part
 from relaybox.demo.receivers import receive_flaky, receive_webhooks
 from relaybox.demo.screen import Bar, Line, Screen, View
 from relaybox.demo.shop import LEASE, TIMEOUT, deliver, metadata, read_changes, trade
 from relaybox.demo.verdict import Outage, Verdict, compare
 from relaybox.demo.workspace import DESTINATIONS, FLAKY, HANDLER, RECEIVERS, WEBHOOK, Change, Workspace
-from relaybox.schema import Tables
 
 PARTS = {"shop": trade, "relay": deliver, WEBHOOK: receive_webhooks, FLAKY: receive_flaky}
 TICK = 0.1

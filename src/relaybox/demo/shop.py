@@ -17,9 +17,8 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from relaybox import parts
-from relaybox.app import Outbox
-from relaybox.config import Destination, Route
+from relaybox.core.event import Event
+from relaybox.core.settings import Destination, Route
 from relaybox.demo.workspace import (
     FLAKY,
     HANDLER,
@@ -32,7 +31,8 @@ from relaybox.demo.workspace import (
     Receipt,
     Workspace,
 )
-from relaybox.event import Event
+from relaybox.operate import open_relay as parts
+from relaybox.outbox import Outbox
 
 LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0
 """Seconds. Far below the defaults, so that a killed relay's work is taken over while one watches."""

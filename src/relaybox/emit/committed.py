@@ -14,11 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
-from relaybox.emit.driver import Channel
-from relaybox.emit.sqlalchemy import SqlalchemyChannel
+from relaybox.core.event import Emitted
+from relaybox.database.drivers.driver import Channel
+from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel
+from relaybox.emit.wakes.wake import Caller
 from relaybox.emit.write import Writing
-from relaybox.event import Emitted
-from relaybox.wake import Caller
 
 _WAITING = "relaybox.waiting"
 

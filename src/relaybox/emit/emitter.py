@@ -7,21 +7,21 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from relaybox.config import Settings
+from relaybox.core.event import Emitted
+from relaybox.core.routing import Routes
+from relaybox.core.settings import Settings
+from relaybox.database.dialects import Dialect
+from relaybox.database.drivers.drive import adrive, drive
+from relaybox.database.drivers.driver import Channel, Driver
+from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Statements
 from relaybox.emit.committed import Blocks, told
-from relaybox.emit.drive import adrive, drive
-from relaybox.emit.driver import Channel, Driver
-from relaybox.emit.find import async_channel, async_sqlalchemy, channel
 from relaybox.emit.row import Call, Emission, RowBuilder
 from relaybox.emit.transaction import Transaction
+from relaybox.emit.wakes.wake import Caller
 from relaybox.emit.write import Writing, committed, write
 from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_you_mean
-from relaybox.event import Emitted
-from relaybox.routing import Routes
-from relaybox.schema import Tables
-from relaybox.stores.dialects import Dialect
-from relaybox.stores.statements import Statements
-from relaybox.wake import Caller
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
 

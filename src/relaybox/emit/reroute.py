@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from relaybox.codec import decode
-from relaybox.config import Destination, Route, Settings
+from relaybox.core.routing import Routes
+from relaybox.core.settings import Destination, Route, Settings
 from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
-from relaybox.routing import Routes
-from relaybox.upkeep import Target, Waiting
+from relaybox.stores.upkeep import Target, Waiting
+from relaybox.wire.codec import decode
 
 
 class StoredRouter:

@@ -13,16 +13,16 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from relaybox.codec import Limits, encode_headers, encode_payload
-from relaybox.config import Destination, Settings, needs_postgresql
+from relaybox.core.event import beside
+from relaybox.core.ordering import fitting
+from relaybox.core.routing import UNROUTED, Routes, resolve
+from relaybox.core.settings import Destination, Settings, needs_postgresql
+from relaybox.core.shadow import mark
+from relaybox.core.text import id_field, text_field
+from relaybox.database.dialects import Dialect
 from relaybox.errors import InvalidField, PayloadError
-from relaybox.event import beside
-from relaybox.field import id_field, text_field
-from relaybox.ordering import fitting
-from relaybox.routing import UNROUTED, Routes, resolve
-from relaybox.shadow import mark
-from relaybox.stores.dialects import Dialect
-from relaybox.tracing import current
+from relaybox.wire.codec import Limits, encode_headers, encode_payload
+from relaybox.wire.tracing import current
 
 DEFAULT_MAX_ATTEMPTS = 5
 

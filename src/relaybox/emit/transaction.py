@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from relaybox.database.drivers.driver import Driver, closed, failed
+from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
+from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel, may_autocommit
+from relaybox.database.statements.delivery import Query
 from relaybox.emit.committed import Blocks
-from relaybox.emit.driver import Driver, closed, failed
-from relaybox.emit.find import async_channel, async_sqlalchemy, channel, find, name_of
-from relaybox.emit.sqlalchemy import SqlalchemyChannel, may_autocommit
+from relaybox.emit.wakes.wake import Caller
 from relaybox.errors import UnsupportedConnection
-from relaybox.stores.statements import Query
-from relaybox.wake import Caller
 
 
 class Transaction:

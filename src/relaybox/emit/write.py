@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
+from relaybox.core.event import Emitted
+from relaybox.database.dialects import Dialect
+from relaybox.database.statements.delivery import INSERTED, Query, Statements
 from relaybox.emit.row import Emission
-from relaybox.event import Emitted
-from relaybox.stores.dialects import Dialect
-from relaybox.stores.statements import INSERTED, Query, Statements
 
 T = TypeVar("T")
 Row: TypeAlias = Sequence[Any]

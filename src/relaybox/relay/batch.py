@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from relaybox.event import Delivery
+from relaybox.core.event import Delivery
 
 LIGHT = 512
 """Bytes a row up to which a batch counts as a whole until its last row is settled: to subtract each row costs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relaybox.circuit import Circuit
-from relaybox.crashpoint import reached
+from relaybox.core.circuit import Circuit
 from relaybox.errors import StoreError
+from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Opening
 from relaybox.relay.shared import Shared
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from relaybox import retry
-from relaybox.circuit import LONGEST_PAUSE, Circuit
-from relaybox.config import Destination
-from relaybox.event import Delivery
-from relaybox.outcome import (
+from relaybox.core import retry
+from relaybox.core.circuit import LONGEST_PAUSE, Circuit
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import (
     Delivered,
     Failed,
     Gone,
@@ -24,7 +23,8 @@ from relaybox.outcome import (
     Unavailable,
     Unreachable,
 )
-from relaybox.sink import Answer
+from relaybox.core.settings import Destination
+from relaybox.sinks.sink import Answer
 
 LONGEST_AFTER = 3600.0
 """No destination can ask to be left alone for longer than this."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from relaybox.config import Destination
-from relaybox.crashpoint import reached
+from relaybox.core.settings import Destination
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.relay.batch import InFlight
+from relaybox.relay.crashpoint import reached
 from relaybox.relay.shared import Shared
 
 LOOKS = 6

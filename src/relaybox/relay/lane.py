@@ -16,15 +16,16 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from relaybox.circuit import THRESHOLD, Circuit
-from relaybox.config import Destination
-from relaybox.crashpoint import reached
+from relaybox.core.circuit import THRESHOLD, Circuit
+from relaybox.core.event import Delivery
+from relaybox.core.ordering import together
+from relaybox.core.outcome import Delivered, Outcome, Released, Retry
+from relaybox.core.settings import Destination
+from relaybox.core.shadow import MARK, is_shadow
 from relaybox.errors import RowsLocked, StoreError
-from relaybox.event import Delivery
-from relaybox.ordering import together
-from relaybox.outcome import Delivered, Outcome, Released, Retry
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.breaker import Breaker
+from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
 from relaybox.relay.probe import choose, probe_is_due
@@ -33,9 +34,8 @@ from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing, longest_run
 from relaybox.relay.turn import Turn
-from relaybox.shadow import MARK, is_shadow
-from relaybox.sink import Answer, Sink, being_cancelled, describe
-from relaybox.store import Claim, DeadLetter, Held, Settlement, Want, used_up
+from relaybox.sinks.sink import Answer, Sink, being_cancelled, describe
+from relaybox.stores.store import Claim, DeadLetter, Held, Settlement, Want, used_up
 
 SHORTEST_POLL = 0.01
 SHORTEST_POLL_WHEN_TOLD = 0.25

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relaybox.circuit import Circuit
-from relaybox.event import Delivery
-from relaybox.shadow import is_shadow
-from relaybox.store import Held
+from relaybox.core.circuit import Circuit
+from relaybox.core.event import Delivery
+from relaybox.core.shadow import is_shadow
+from relaybox.stores.store import Held
 
 
 def probe_is_due(held: Held) -> bool:

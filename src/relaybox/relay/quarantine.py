@@ -21,12 +21,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from relaybox.core.clock import Clock
+from relaybox.core.event import Delivery
 from relaybox.errors import Locked, StoreError
-from relaybox.event import Delivery
-from relaybox.observe import Observer
 from relaybox.relay.batch import Batch
-from relaybox.relay.clock import Clock
-from relaybox.store import Store
+from relaybox.relay.observer import Observer
+from relaybox.stores.store import Store
 
 APART = 0.25
 """Seconds over which lanes come apart that begin to look at their suspects."""

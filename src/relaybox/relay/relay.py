@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from relaybox.errors import Locked, RelayboxError, StoreError
-from relaybox.maintenance.canary import Canary
-from relaybox.maintenance.caretaker import Caretaker, Chores
 from relaybox.relay.lane import Lane
 from relaybox.relay.shared import Shared
+from relaybox.relay.upkeep.canary import Canary
+from relaybox.relay.upkeep.caretaker import Caretaker, Chores
 
 T = TypeVar("T")
 

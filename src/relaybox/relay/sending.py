@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from relaybox.event import Delivery
-from relaybox.observe import Sends
-from relaybox.outcome import Released
+from relaybox.core.clock import Clock
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Released
 from relaybox.relay.batch import Batch
-from relaybox.relay.clock import Clock
-from relaybox.sink import Answer
+from relaybox.relay.observer import Sends
+from relaybox.sinks.sink import Answer
 
 if TYPE_CHECKING:
     from relaybox.relay.lane import Lane

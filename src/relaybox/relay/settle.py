@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from relaybox.config import Destination
-from relaybox.crashpoint import reached
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Retried, wait
+from relaybox.core.settings import Destination
 from relaybox.errors import RowsLocked, StoreError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Retried, wait
+from relaybox.relay.crashpoint import reached
 from relaybox.relay.shared import Shared
-from relaybox.store import DeadLetter, Settlement, bury
+from relaybox.stores.store import DeadLetter, Settlement, bury
 
 GAP, GAP_WHERE_ORDERED = 0.05, 0.02
 """Seconds between the beginnings of two settles, unless there is enough for the next one. Where events are

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from relaybox.observe import Observer
-from relaybox.relay.clock import Clock
+from relaybox.core.clock import Clock
+from relaybox.emit.wakes.wake import Wake
+from relaybox.relay.observer import Observer
 from relaybox.relay.quarantine import Quarantine
-from relaybox.store import Store
-from relaybox.wake import Wake
+from relaybox.stores.store import Store
 
 
 def _whole(destination: str, total: int) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from relaybox.config import Destination
-from relaybox.event import Delivery
+from relaybox.core.event import Delivery
+from relaybox.core.settings import Destination
 
 LARGEST = 1000
 BATCHES_IN_FLIGHT = 4

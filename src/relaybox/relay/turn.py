@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from relaybox.config import Destination
+from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
 from relaybox.relay.shared import Shared
 

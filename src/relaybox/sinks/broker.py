@@ -10,15 +10,15 @@ from urllib.parse import parse_qsl, unquote
 
 from msgspec import DecodeError, Struct, json, to_builtins
 
-from relaybox.config import Destination
-from relaybox.envelope import Envelope, Pack, packer
+from relaybox.core.event import Delivery
+from relaybox.core.ordering import fitting
+from relaybox.core.outcome import Reject
+from relaybox.core.settings import Destination
+from relaybox.core.values import Parse, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
-from relaybox.event import Delivery
-from relaybox.ordering import fitting
-from relaybox.outcome import Reject
-from relaybox.setting import Parse, mask_url, parse_count, wrong
 from relaybox.sinks.excerpt import clean
-from relaybox.tracing import NAMES
+from relaybox.wire.envelope import Envelope, Pack, packer
+from relaybox.wire.tracing import NAMES
 
 KeyOf: TypeAlias = Callable[[Delivery], str | None]
 

@@ -22,13 +22,13 @@ from celery import current_app
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils.json import loads as loads_marked
 
-from relaybox.config import Destination
-from relaybox.envelope import BYTES, packer
-from relaybox.event import Delivery
-from relaybox.outcome import Reject, Unavailable, Unreachable
-from relaybox.sink import describe
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Unavailable, Unreachable
+from relaybox.core.settings import Destination
 from relaybox.sinks.handler import HandlerSink
-from relaybox.tracing import NAMES
+from relaybox.sinks.sink import describe
+from relaybox.wire.envelope import BYTES, packer
+from relaybox.wire.tracing import NAMES
 
 log = logging.getLogger("relaybox.celery")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from relaybox.config import Destination
-from relaybox.envelope import event_of
-from relaybox.event import Delivery
-from relaybox.sink import OneByOne
+from relaybox.core.event import Delivery
+from relaybox.core.settings import Destination
+from relaybox.sinks.sink import OneByOne
+from relaybox.wire.envelope import event_of
 
 _WIDEST = 200
 

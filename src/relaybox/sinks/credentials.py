@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from yarl import URL
 
-from relaybox.config import Destination, Secret
+from relaybox.core.settings import Destination, Secret
+from relaybox.core.values import mask_url
 from relaybox.errors import ConfigError
-from relaybox.setting import mask_url
-from relaybox.signature import Key, parse_keys
+from relaybox.wire.signature import Key, parse_keys
 
 
 class Credentials(NamedTuple):

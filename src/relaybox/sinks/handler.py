@@ -16,15 +16,15 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
-from relaybox.config import Destination
-from relaybox.envelope import event_of
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, shorten
-from relaybox.event import Delivery, Event
-from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import AT_A_STRETCH, LeftRunning, OneByOne, describe
-from relaybox.sinks.deadline import Deadline
-from relaybox.threads import Threads
-from relaybox.tracing import attached, sampled, stored
+from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.sink import AT_A_STRETCH, LeftRunning, OneByOne, describe
+from relaybox.sinks.threads import Threads
+from relaybox.wire.envelope import event_of
+from relaybox.wire.tracing import attached, sampled, stored
 
 Handler = Callable[[Event], Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from relaybox.config import Destination
-from relaybox.envelope import event_of
-from relaybox.event import Delivery, Event
-from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import OneByOne
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.sinks.sink import OneByOne
+from relaybox.wire.envelope import event_of
 
 
 class MemorySink(OneByOne):

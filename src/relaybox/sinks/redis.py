@@ -14,14 +14,14 @@ from contextlib import asynccontextmanager
 from datetime import UTC
 from typing import Any, NamedTuple
 
-from relaybox.config import Destination
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.core.values import Parse, mask_url
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.event import Delivery
-from relaybox.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.setting import Parse, mask_url
-from relaybox.sink import DELIVERED, Answer, InBatches, answer_of, being_cancelled
 from relaybox.sinks.broker import Address, Messages, Template, count, explain, flag, parse_address, text
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of, being_cancelled
 from relaybox.sinks.tls import TLS_OPTIONS, tls_context
 
 try:

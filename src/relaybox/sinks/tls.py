@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from relaybox.config import Destination
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import text
 

@@ -1,364 +1,349 @@
-"""The ledger of every SQL database: the questions and changes of operators, on a store's own connections."""
+"""The contract of a ledger: what an operator can ask of the tables, and change in them.
+
+Its promises:
+
+- No question costs more than a bounded part of the big table: counts stop at ``CAP``, and a search looks at
+  a window of rows at a time and says where to go on.
+- A change looks again at every row once it holds its lock: what is leased, or is no longer in the state in
+  which it was seen, is left as it is. The keys of an ordered destination keep their order, and have a head
+  that is due.
+- Every change and its audit row commit together, or not at all.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Any
+from enum import StrEnum
+from typing import Literal, Protocol
 from uuid import UUID
 
-import msgspec
-from uuid_utils.compat import uuid7
+from relaybox.stores.journal import Audit as Audit
+from relaybox.stores.journal import AuditRow as AuditRow
+from relaybox.stores.journal import Counted as Counted
+from relaybox.stores.journal import Journal
+from relaybox.stores.journal import Operation as Operation
 
-from relaybox.ledger import (
-    BATCH,
-    CAP,
-    Attempt,
-    Audit,
-    Content,
-    Counted,
-    Counts,
-    Entry,
-    Filter,
-    Lane,
-    Mark,
-    Page,
-    Place,
-    Relay,
-    SingleEvent,
-)
-from relaybox.schema import MYSQL
-from relaybox.shadow import is_shadow
-from relaybox.stores.changes import templates
-from relaybox.stores.journal import SqlJournal, audited
-from relaybox.stores.search import COLUMNS, Bounds, Search, shown
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query
-from relaybox.stores.steps import Row, Steps, lock_lines, make_found_due, make_heads_due
+CAP = 10_000
+"""Counts go no further than this."""
 
-NEXT_NAME = """
-SELECT destination FROM {event} WHERE CONDITION AND destination > :after ORDER BY destination LIMIT 1"""
-
-QUESTIONS = {
-    "named": "SELECT name FROM {destination}",
-    "unrouted": "SELECT destination FROM {event} WHERE {due} = '' AND status = 'pending' LIMIT 1",
-    "places": """
-SELECT name, paused_at, paused_until, paused_by, pause_reason, circuit, circuit_until, circuit_reason, {now}
-FROM {destination}""",
-    "relays": """
-SELECT name, host, pid, version, started_at, seen_at, leads_until, {now} FROM {relay}
-ORDER BY seen_at DESC LIMIT 100""",
-    "content": "SELECT payload, payload_data, payload_encoding, headers FROM {event} WHERE id = :id",
-    "attempts": """
-SELECT attempt, failed_at, relay, error_message FROM {attempt} WHERE delivery_id = :id ORDER BY attempt""",
-    "forget_attempts_of": """
-DELETE FROM {attempt} WHERE delivery_id = (SELECT id FROM {event} WHERE id = :id AND status = 'failed')""",
-    "forget": "DELETE FROM {event} WHERE id = :id AND status = 'failed'",
-    "head": """
-SELECT ENTRY, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
-ORDER BY position LIMIT 1""".replace("ENTRY", ", ".join(COLUMNS)),
-    # The status in words that are no index's.
-    "first_of_key": """
-SELECT ENTRY, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
-    AND (status = 'failed') = :failed AND {unleased}
-ORDER BY position LIMIT :limit""".replace("ENTRY", ", ".join(COLUMNS)),
-}
-
-_json = msgspec.json.Encoder(uuid_format="hex")
+BATCH = 1_000
+"""The most rows that one transaction changes."""
 
 
-def _steps_of_names(dialect: str) -> dict[str, str]:
-    """For each index that begins with destinations, from one name to the next."""
-    statuses = () if dialect in MYSQL else ("pending", "failed", "delivered")
-    conditions = [f"status = '{status}'" for status in statuses] or ["destination IS NOT NULL"]
-    return {condition: NEXT_NAME.replace("CONDITION", condition) for condition in conditions}
+class State(StrEnum):
+    """Where a delivery is. Each one is in exactly one of these."""
+
+    DUE = "due"
+    SCHEDULED = "scheduled"
+    PARKED = "parked"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    DISCARDED = "discarded"
+    UNKNOWN = "unknown"
+    """Of a newer version, or of somebody's own making: nothing here touches it."""
 
 
-class SqlLedger(SqlJournal):
-    """A ``Ledger`` (see there) in the database of a store."""
+FINAL = ("delivered", "failed", "discarded")
+"""The statuses of rows that nothing moves but an operator."""
 
-    def __init__(self, store: SqlStore) -> None:
-        super().__init__(store)
-        dialect = self._dialect
-        self._next_names = _steps_of_names(dialect.name)
-        self._sql = self._own.others(QUESTIONS | self._next_names | dict(templates(dialect.name)))
-        self._search = Search(self._own)
+Choice = Literal[
+    "pending", "due", "scheduled", "parked", "sending", "processing", "delivered", "completed", "failed",
+    "discarded",
+]  # fmt: skip
+"""What a search may ask for: a state, its other name, or ``pending``: due, scheduled or parked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of ``outbox_event`` without its payload, as it was at a moment of the database's clock."""
+
+    id: UUID
+    event_id: UUID
+    destination: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    ordering_key: str | None
+    position: int
+    status: str
+    idempotency_key: str
+    attempts: int
+    max_attempts: int
+    crashes: int
+    next_attempt_at: datetime | None
+    leased_until: datetime | None
+    lease_owner: str | None
+    created_at: datetime
+    updated_at: datetime
+    last_attempt_at: datetime | None
+    delivered_at: datetime | None
+    error_message: str | None
+    seen_at: datetime
+
+    @property
+    def state(self) -> State:
+        """Where it was at that moment."""
+        if self.status in FINAL:
+            return State(self.status)
+        if self.status != "pending":
+            return State.UNKNOWN
+        if self.leased_until is not None and self.leased_until > self.seen_at:
+            return State.SENDING
+        if self.next_attempt_at is None:
+            return State.PARKED
+        return State.DUE if self.next_attempt_at <= self.seen_at else State.SCHEDULED
+
+    @property
+    def backing_off(self) -> bool:
+        """Whether it waits because it was tried before, and not because it was emitted for later."""
+        return self.state is State.SCHEDULED and self.last_attempt_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt that failed."""
+
+    attempt: int
+    failed_at: datetime
+    relay: str
+    error_message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What an event carries, as it is stored: JSON texts, or bytes and their encoding."""
+
+    payload: str | None
+    payload_data: bytes | None
+    payload_encoding: str | None
+    headers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A row of ``inbox_message``: that a consumer has processed a message."""
+
+    message_id: str
+    processed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which rows are meant: those that everything given here is true of."""
+
+    status: Choice | None = None
+    destination: str | None = None
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    ordering_key: str | None = None
+    event_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    fingerprint: str | None = None
+    """That of the error of failed rows (see ``fingerprint.py``)."""
+
+
+EVERYTHING = Filter()
+"""Every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Entries, and where the search goes on; ``None``: it is at its end."""
+
+    entries: tuple[Entry, ...]
+    cursor: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows of one destination are in each state; those in ``capped`` are at least so many."""
+
+    due: int = 0
+    scheduled: int = 0
+    parked: int = 0
+    sending: int = 0
+    delivered: int = 0
+    failed: int = 0
+    oldest_pending: datetime | None = None
+    oldest_seconds: float | None = None
+    """How old that one is, by the database's clock."""
+    capped: frozenset[str] = frozenset()
+    retrying: str | None = None
+    """Why the next of those that are scheduled is tried again, if it is."""
+    sending_seconds: float | None = None
+    """How long ago the first of those that are being sent was claimed, by the database's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A destination's row: whether it is paused, and its circuit."""
+
+    name: str
+    paused_at: datetime | None
+    paused_until: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    circuit: Literal["closed", "open", "half_open"]
+    circuit_until: datetime | None
+    circuit_reason: str | None
+    seen_at: datetime
+
+    @property
+    def paused(self) -> bool:
+        """Whether it was paused at that moment."""
+        return self.paused_at is not None and (self.paused_until is None or self.paused_until > self.seen_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A relay's last sign of life."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    last_seen_at: datetime
+    leads_until: datetime | None
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a change must know of a configured destination.
+
+    ``ordered``: its rows keep their keys. ``handed_over``: they are delivered from the start.
+    """
+
+    ordered: bool = True
+    block: bool = True
+    handed_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SingleEvent:
+    """An event that an operator sends; ``payload`` and ``headers`` are JSON texts."""
+
+    id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str
+    headers: str
+    max_attempts: int
+
+
+class Ledger(Journal, Protocol):
+    """Reads the tables for operators, and changes rows for them. See the module's text."""
 
     async def names(self) -> frozenset[str]:
         """Every destination that has pending, failed or delivered rows, or a state of its own."""
-        return await self._driver.run(self._names)
+        ...
 
     async def counts(self, names: Collection[str]) -> Mapping[str, Counts]:
         """How many rows each of these destinations has."""
-        counts = {}
-        for name in names:
-            queries = self._search.count(name)
-            *results, errors = await self._ask([*queries.values(), self._search.next_error(name)])
-            parts = {part: rows[0] for part, rows in zip(queries, results, strict=True)}
-            counts[name] = self._counts(parts, shown(errors[0][0]) if errors else None)
-        return counts
+        ...
 
     async def places(self) -> Mapping[str, Place]:
         """The destinations that have a state of their own."""
-        [rows] = await self._ask([self._sql("places")])
-        return {row[0]: Place(*self._times(row, 1, 2, 6, 8)) for row in rows}
+        ...
 
     async def relays(self) -> tuple[Relay, ...]:
         """The relays that were seen last, the latest first."""
-        [rows] = await self._ask([self._sql("relays")])
-        return tuple(Relay(*self._times(row, 4, 5, 6, 7)) for row in rows)
+        ...
 
     async def search(self, filter: Filter, limit: int, cursor: UUID | None = None) -> Page:
-        """Entries, newest first."""
-        return await self._driver.run(lambda: self._search.page(filter, limit, Bounds(below=cursor)))
+        """Entries, newest first. With a cursor and fewer entries than asked for, it is worth going on."""
+        ...
 
     async def walk(self, filter: Filter, cursor: UUID | None, last: UUID, limit: int = BATCH) -> Page:
         """Entries, oldest first, up to ``last``."""
-        bounds = Bounds(above=cursor, last=last, ascending=True)
-        return await self._driver.run(lambda: self._search.page(filter, limit, bounds))
+        ...
 
     async def count(self, filter: Filter) -> Counted:
-        """How many the filter is true of."""
-        return await self._driver.run(lambda: self._search.tally(filter))
+        """How many the filter is true of, no more than ``CAP``; of a long search only its first windows."""
+        ...
 
     async def newest(self) -> UUID | None:
         """The id of the newest row."""
-        [rows] = await self._ask([self._search.newest()])
-        return self._dialect.from_uuid(rows[0][0]) if rows else None
+        ...
 
     async def find(self, id_: UUID, *, exact: bool = False) -> tuple[Entry, ...]:
         """The delivery of that id, or (not when ``exact``) every delivery of the event of that id."""
-        return await self._driver.run(lambda: self._search.find(id_, exact=exact))
+        ...
 
     async def content(self, id_: UUID) -> Content | None:
         """What a delivery carries."""
-        [rows] = await self._ask([self._sql("content", id=self._dialect.to_uuid(id_))])
-        return self._content(rows[0]) if rows else None
+        ...
 
     async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
         """What each of these deliveries carries."""
-        [rows] = await self._ask([self._search.contents(ids)]) if ids else [[]]
-        return {self._dialect.from_uuid(row[0]): self._content(row[1:]) for row in rows}
+        ...
 
     async def shadowed(self, ids: Collection[UUID]) -> frozenset[UUID]:
         """Those of these deliveries that are in shadow."""
-        [rows] = await self._ask([self._search.shadowed(ids)]) if ids else [[]]
-        return frozenset(self._dialect.from_uuid(id_) for id_, headers in rows if is_shadow(headers))
+        ...
 
     async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
         """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""
-        [rows] = await self._ask([self._search.marks(consumer, after, BATCH)])
-        return tuple(Mark(*self._times(row, 1)) for row in rows)
+        ...
 
     async def attempts(self, id_: UUID) -> tuple[Attempt, ...]:
         """The failed attempts of a delivery that are on record, oldest first."""
-        [rows] = await self._ask([self._sql("attempts", id=self._dialect.to_uuid(id_))])
-        return tuple(Attempt(*self._times(row, 1)) for row in rows)
+        ...
 
     async def head(self, destination: str, ordering_key: str, *, block: bool) -> Entry | None:
         """The first open row of a key."""
-        query = self._sql("head", destination=destination, key=ordering_key, block=block)
-        [rows] = await self._ask([query])
-        return self._search.entry(rows[0]) if rows else None
+        ...
 
     async def retry(
         self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Make failed rows pending and due, with all their attempts, and rows that back off due now."""
-        return await self._change_rows("retry", entries, lanes, audit)
+        """Make failed rows pending and due, with all their attempts, and rows that back off due now.
+
+        The ids that were changed come back, from every change.
+        """
+        ...
 
     async def discard(
         self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
         """Give up failed and pending rows; the next of each key becomes due."""
-        return await self._change_rows("discard", entries, lanes, audit)
+        ...
 
     async def move(
         self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Give pending and failed rows to another destination."""
-        moved: set[UUID] = set()
-        ordered = _lane(lanes, to).ordered
-        for name in sorted({entry.destination for entry in entries}):
-            part = [entry for entry in entries if entry.destination == name]
-            if ordered:
-                part = await self._first_of_keys(part)
-            params = {"from_": name, "to": to, "ordered": ordered}
-            moved |= await self._change_rows("move", part, lanes, audit, **params)
-        return frozenset(moved)
+        """Give pending and failed rows to another destination.
+
+        Where that one is ordered, others may go in their place: as many of the same keys, but the first ones.
+        """
+        ...
 
     async def replay(
         self, entries: Sequence[Entry], to: str | None, lanes: Mapping[str, Lane], audit: Audit
     ) -> Mapping[UUID, UUID]:
         """Write final rows anew, due now; the new row's id for each one's."""
-        made: dict[UUID, UUID] = {}
-        for part in _batches(entries):
-            copies = {uuid7(): entry for entry in part}
-            records = [
-                {
-                    "id": entry.id,
-                    "copy": copy,
-                    "origin": str(entry.id),
-                    "target": to or entry.destination,
-                    "keyed": _lane(lanes, to or entry.destination).ordered,
-                    "handed_over": _lane(lanes, to or entry.destination).handed_over,
-                }
-                for copy, entry in copies.items()
-            ]
-            params = {"records": _json.encode(records).decode(), **self._seen(part), **audited(audit)}
-            rows = await self._driver.run(partial(self._change, "replay", params))
-            made |= {copies[copy].id: copy for copy in self._ids(rows)}
-        return made
+        ...
 
     async def write(self, destination: str, event: SingleEvent, audit: Audit | None) -> None:
         """Write an event for one destination, due now and without an order."""
-        id_ = self._dialect.to_uuid(event.id)
-        about = (event.aggregate_type, event.aggregate_id, event.event_type)
-        carried = (event.payload, None, None, event.headers, None)
-        row = (id_, id_, destination, *about, *carried, str(event.id), event.max_attempts, None)
-        queries = [self._own.insert([row]), *([] if audit is None else [self._note(audit, 1)])]
-
-        def steps() -> Steps[None]:
-            yield queries
-
-        await self._driver.run(steps, checked=True)
+        ...
 
     async def forget(self, id_: UUID) -> None:
-        """Delete a failed row that nobody misses, and its attempts."""
-        own = self._dialect.to_uuid(id_)
-
-        def steps() -> Steps[None]:
-            yield [self._sql("forget_attempts_of", id=own), self._sql("forget", id=own)]
-
-        await self._driver.run(steps)
+        """Delete a failed row that nobody misses, such as a test event's; no audit tells of it."""
+        ...
 
     async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:
         """Keep every relay from claiming for it."""
-        time = None if until is None else self._dialect.to_time(until)
-        params = {"destination": destination, "reason": reason, "until": time, **audited(audit)}
-        before = [self._own("ensure_destination", destination=destination)]
-        await self._driver.run(lambda: self._change("pause", params, before))
+        ...
 
     async def resume(self, destination: str, audit: Audit) -> bool:
         """End a pause and close the circuit; whether there was anything to end."""
-        params = {"destination": destination, **audited(audit)}
-        return bool(await self._driver.run(lambda: self._change("resume", params)))
-
-    def _content(self, row: Row) -> Content:
-        payload, data, encoding, headers = row
-        if not self._dialect.typed:
-            payload, encoding, headers = shown(payload), shown(encoding), shown(headers) or ""
-            data = data if data is None or isinstance(data, bytes) else str(data).encode()
-        return Content(payload, data, encoding, headers)
-
-    def _names(self) -> Steps[frozenset[str]]:
-        [rows, unrouted] = yield [self._sql("named"), self._sql("unrouted")]
-        names = {row[0] for row in (*rows, *unrouted)}
-        reached = dict.fromkeys(self._next_names, "")
-        while reached:
-            results = yield [self._sql(index, after=name) for index, name in reached.items()]
-            reached = {index: rows[0][0] for index, rows in zip(reached, results, strict=True) if rows}
-            names.update(reached.values())
-        return frozenset(name if isinstance(name, str) else str(shown(name)) for name in names)
-
-    async def _first_of_keys(self, entries: Sequence[Entry]) -> list[Entry]:
-        """As many of each key and status, but the first ones; what has no key stays."""
-        alike = Counter((one.destination, one.ordering_key, one.status == "failed") for one in entries)
-        queries = [
-            self._sql("first_of_key", destination=name, key=key, failed=failed, limit=count, block=True)
-            for (name, key, failed), count in alike.items()
-            if key is not None
-        ]
-        found = await self._ask(queries) if queries else []
-        first = [self._search.entry(row) for rows in found for row in rows]
-        return [*first, *(entry for entry in entries if entry.ordering_key is None)]
-
-    async def _change_rows(
-        self, action: str, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit, **params: Any
-    ) -> frozenset[UUID]:
-        changed: set[UUID] = set()
-        for part in _batches(entries):
-            ids = [self._dialect.to_uuid(entry.id) for entry in sorted(part, key=lambda entry: entry.id)]
-            keys = _keys(part)
-            before = lock_lines(self._own, keys)
-            values = {"ids": ids, **params, **self._seen(part), **audited(audit)}
-            after = self._make_heads_due(keys, lanes)
-            rows = await self._driver.run(partial(self._change, action, values, before, after))
-            changed |= set(self._ids(rows))
-        return frozenset(changed)
-
-    def _seen(self, entries: Sequence[Entry]) -> Mapping[str, Any]:
-        """What the entries have in common, for the look at their rows under the locks."""
-        return {
-            "statuses": sorted({entry.status for entry in entries}),
-            "destinations": sorted({entry.destination for entry in entries}),
-            "seen": self._dialect.to_time(max(max(entry.seen_at, entry.updated_at) for entry in entries)),
-        }
-
-    def _change(
-        self,
-        action: str,
-        params: Mapping[str, Any],
-        before: Sequence[Query] = (),
-        after: Sequence[Query] = (),
-    ) -> Steps[list[Row]]:
-        """The ids or names that were changed. What comes before are the locks that settles take too."""
-        if self._dialect.one_statement:
-            results = yield [*before, self._sql(action, **params), *after]
-            return results[len(before)]
-        *_, found = yield [*before, self._sql(f"{action}_lock", **params)]
-        if found:
-            params = {**params, "ids": [row[0] for row in found]}
-            audit = self._sql("audit", affected=len(found), **params)
-            _, _, *heads = yield [self._sql(f"{action}_write", **params), audit, *after]
-            yield from make_found_due(self._own, heads)
-        return found
-
-    def _make_heads_due(self, keys: Mapping[str, Collection[str]], lanes: Mapping[str, Lane]) -> list[Query]:
-        return [
-            make_heads_due(self._own, name, of, _lane(lanes, name).block) for name, of in sorted(keys.items())
-        ]
-
-    def _counts(self, parts: Mapping[str, Row], retrying: str | None) -> Counts:
-        leased = {part: row[1] for part, row in parts.items()}
-        pending = [self._times(parts[name], 2, 3, 4) for name in ("due", "scheduled", "parked")]
-        born, seen = min(([*row[2:4]] for row in pending if row[2] is not None), default=(None, None))
-        held = [(row[3] - row[4]).total_seconds() for row in pending if row[4] is not None]
-        capped = {part for part, row in parts.items() if row[0] > CAP}
-        numbers = {part: min(row[0], CAP) - leased[part] for part, row in parts.items()}
-        return Counts(
-            **numbers,
-            sending=sum(leased.values()),
-            oldest_pending=born,
-            oldest_seconds=None if born is None else max(0.0, (seen - born).total_seconds()),
-            capped=frozenset(capped),
-            retrying=retrying,
-            sending_seconds=max(held, default=None),
-        )
-
-    def _ids(self, rows: Sequence[Row]) -> list[UUID]:
-        return [self._dialect.from_uuid(row[0]) for row in rows]
-
-    def _times(self, row: Row, *indexes: int) -> list[Any]:
-        values = list(row)
-        for index in indexes:
-            values[index] = None if values[index] is None else self._dialect.from_time(values[index])
-        return values
-
-
-def _lane(lanes: Mapping[str, Lane], name: str) -> Lane:
-    return lanes.get(name, Lane())
-
-
-def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    return (entries[start : start + BATCH] for start in range(0, len(entries), BATCH))
-
-
-def _keys(entries: Sequence[Entry]) -> dict[str, dict[str, None]]:
-    keys: dict[str, dict[str, None]] = {}
-    for entry in entries:
-        if entry.ordering_key is not None:
-            keys.setdefault(entry.destination, {})[entry.ordering_key] = None
-    return keys
+        ...

@@ -14,11 +14,13 @@ from uuid import UUID, uuid4
 import msgspec
 from uuid_utils.compat import uuid7
 
-from relaybox import ordering
-from relaybox.event import Delivery, Status
-from relaybox.ordering import Candidate
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.store import (
+from relaybox.core import ordering
+from relaybox.core.event import Delivery, Status
+from relaybox.core.ordering import Candidate
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried, wait
+from relaybox.database.dialects import POSTGRESQL, Dialect
+from relaybox.stores.sql.steps import storable
+from relaybox.stores.store import (
     Claim,
     DeadLetter,
     Held,
@@ -29,8 +31,6 @@ from relaybox.store import (
     is_dead_letter,
     used_up,
 )
-from relaybox.stores.dialects import POSTGRESQL, Dialect
-from relaybox.stores.steps import storable
 
 
 @dataclass(slots=True)

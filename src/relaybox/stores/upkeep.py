@@ -1,459 +1,275 @@
-"""The upkeep of every SQL database, on the connections of its store."""
+"""The contract of upkeep: heartbeats, the election of one leader, and what the leader keeps in order.
+
+The database's clock decides who is alive, who leads and what is old; clocks of hosts do not matter.
+
+- A member's ``name`` stands for one start of one process; no other start ever uses it.
+- A term is issued once, to one member, and terms only grow. What is led names its term: in the same
+  transaction the term is checked and held, and where it is over nothing is done and ``None`` comes back.
+- Whatever is removed or made due is a batch of at most ``limit`` rows, found by an index, in one short
+  transaction that steps over rows which somebody else has locked. Pending and failed rows are never removed.
+- An event that a route takes leaves its unrouted row for one row at each of its destinations, in one
+  transaction: it is everywhere or nowhere, once.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
-import msgspec
+Place = TypeVar("Place")
+Turn: TypeAlias = tuple[datetime, int]
+"""A row's place in the order of what is due: when, and its position."""
+History = Literal["inbox", "stats", "audit"]
+"""The tables that are pruned by age alone."""
 
-from relaybox.event import beside
-from relaybox.stores.sql import UPKEEP, SqlStore
-from relaybox.stores.statements import Query
-from relaybox.stores.steps import Row, Steps, lock_lines
-from relaybox.stores.upkeep_statements import templates
-from relaybox.upkeep import PROMPT, Beat, History, Member, Minute, Router, Said, Setting, Slice, Turn, Waiting
+PROMPT = 3_600.0
+"""Seconds by which idempotency keys are kept longer: what becomes final so soon after it was emitted need not
+be noted at its key when it is removed.
+"""
 
-FORGOTTEN = timedelta(days=1)
-"""After so long a member that was not seen is forgotten."""
-OLDEST = 100 * 365 * 86_400.0
-"""Seconds; every database can take them from its clock."""
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-KEYS = 1000
-"""Keys looked at in one statement."""
-ROWS_OF_A_KEY = 5
-"""Rows read for each of them where a database cannot step from one key to the next."""
-ROUTED = 100
-"""Events given to their destinations in one transaction; all of them are read with their payloads."""
-# Every database reads a UUID from its 32 digits.
-_json = msgspec.json.Encoder(uuid_format="hex")
+OnFailed = Literal["block", "skip"]
+
+Sampled = Literal["sample", "operation"]
+"""The tables of the second version, which are pruned apart: a relay works on the first one too."""
 
 
-class SqlUpkeep:
-    """An ``Upkeep`` (see there) in the database of a store."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A relay, as the others see it."""
 
-    def __init__(self, store: SqlStore) -> None:
-        self._run = partial(store.driver.run, lane=UPKEEP)
-        # A relay that is not seen in time is taken for dead.
-        self._run_vital = store.vital.run
-        self._store_sql = store.steps.statements
-        self._dialect = self._store_sql.dialect
-        self._sql = self._store_sql.others(templates(self._dialect.name))
+    name: str
+    host: str
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a heartbeat learns: the members alive, sorted, itself among them, and the database's time."""
+
+    alive: tuple[str, ...]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What upkeep needs to know of a destination."""
+
+    retention: float
+    ordered: bool
+    on_failed: OnFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a relay said of a destination, and how many seconds ago it last did."""
+
+    destination: str
+    setting: Setting
+    relay: str
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[Place]):
+    """One step of a walk through rows: how many were changed; where to go on, None: at the end."""
+
+    changed: int
+    after: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What one relay settled for one destination in one minute. ``lag`` counts by bucket (``lag.py``)."""
+
+    minute: datetime
+    destination: str
+    relay: str
+    delivered: int
+    retried: int
+    failed: int
+    lag: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An event that no route took, as it is stored. ``scheduled``: it is not to be delivered yet."""
+
+    event_id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str | None
+    payload_data: bytes | None
+    payload_encoding: str | None
+    headers: str
+    ordering_key: str | None
+    idempotency_key: str
+    max_attempts: int
+    scheduled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an event goes, with what differs from destination to destination.
+
+    ``final``: its row is delivered from the start, because no relay does it.
+    """
+
+    destination: str
+    ordering_key: str | None
+    max_attempts: int
+    final: bool = False
+
+
+class Router(Protocol):
+    """Knows the routes."""
+
+    def takes(self, event_type: str) -> bool:
+        """Whether any route takes such events: of the others no more than their type is read."""
+        ...
+
+    def targets(self, event: Waiting) -> Sequence[Target]:
+        """Where the event goes now, in the order of the routes; nowhere: it goes on waiting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What waits at a destination; the destination '' stands for all of them, with the newest position."""
+
+    destination: str
+    pending: int
+    failed: int
+    oldest_seconds: float | None
+    position: int | None = None
+
+
+class Samples(Protocol):
+    """Looks at how much waits, for the charts, and keeps what it saw. Each look is one bounded query."""
+
+    async def names(self) -> tuple[str, ...]:
+        """The destinations that have pending or failed rows, configured or not."""
+        ...
+
+    async def measure(self, destination: str, cap: int) -> Sample:
+        """How many rows are pending and failed there, no more than ``cap``, and the age of the oldest."""
+        ...
+
+    async def position(self) -> tuple[int | None, datetime]:
+        """The newest position that anybody can know of, and the database's time."""
+        ...
+
+    async def keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> int | None:
+        """Write the samples of a minute in place of those that are there; how many it were."""
+        ...
+
+    async def prune(self, term: int, what: Sampled, age: float, limit: int) -> int | None:
+        """Remove what is more than ``age`` seconds old; how many rows it were."""
+        ...
+
+
+class Upkeep(Protocol):
+    """Keeps the tables in order. See the module's text for what it promises."""
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
-        """Be seen, and read who was seen; one that ``joins`` commits in between."""
-        be_seen = [self._be_seen(member)]
-        if joins:
-            await self._run_vital(lambda: self._do(*be_seen))
-            be_seen = []
-        return await self._run_vital(lambda: self._see(timedelta(seconds=live), be_seen))
+        """Be seen, and read who was seen within ``live`` seconds; one that ``joins`` commits in between.
+
+        Members that were not seen for a day are forgotten.
+        """
+        ...
 
     async def leave(self, name: str) -> None:
         """Be no longer a member."""
-        await self._run_vital(lambda: self._do(self._sql("leave", me=name)))
+        ...
 
     async def lead(self, name: str, seconds: float) -> int | None:
-        """Lead for so long from now, or go on leading; the term."""
-        return await self._run_vital(lambda: self._lead(name, seconds))
+        """Lead for so long from now, or go on leading; the term, or None while another member leads."""
+        ...
 
     async def current_term(self) -> int | None:
         """The term under which some member leads now."""
-        return await self._run(self._current_term)
+        ...
 
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
-        queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
-        await self._run_vital(lambda: self._do(*queries))
+        ...
 
     async def said(self) -> tuple[Said, ...]:
-        """What relays said of destinations."""
-        return await self._run(self._said)
+        """What relays said of destinations, in the order of their names."""
+        ...
 
     async def known(self) -> dict[str, frozenset[str]]:
         """By relay the destinations of which it said something."""
-        return await self._run(self._known)
+        ...
 
     async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
-        """Say so of destinations, all at once; forget what is outdated."""
-        # In one order, so that no two relays wait for each other.
-        says = [
-            self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
-            for name, setting in sorted(settings.items())
-        ]
-        forgets = [
-            self._sql("unsay", destination=one.destination, relay=one.relay, seconds=-one.age)
-            for one in outdated
-        ]
-        await self._run(lambda: self._do(*says, *forgets))
+        """Say so of destinations, all at once; forget what is outdated.
+
+        Not forgotten is what was said again meanwhile, or by a relay that is a member.
+        """
+        ...
 
     async def fall_silent(self, relay: str) -> None:
         """Say it no longer: it counts as said long ago, and is not forgotten."""
-        at = self._dialect.to_time(LONG_AGO)
-        await self._run(lambda: self._do(self._sql("fall_silent", me=relay, at=at)))
+        ...
 
     async def kept(self) -> tuple[str, ...]:
-        """The destinations that may have delivered rows."""
-        return await self._run(self._kept)
+        """The destinations that may have delivered rows, configured or not."""
+        ...
 
     async def prune_delivered(
         self, term: int, destination: str, age: float, after: datetime | None, limit: int
     ) -> Slice[datetime] | None:
         """Remove rows that were delivered more than ``age`` seconds ago, in the order of their delivery."""
-        since = self._dialect.to_time(after or LONG_AGO)
-        words = {"destination": destination, "seconds": _ago(age), "since": since, "limit": limit}
-        return await self._run(lambda: self._prune_delivered(term, words))
+        ...
 
     async def prune_discarded(
         self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
     ) -> Slice[UUID] | None:
-        """Look at the next rows of all, and remove those discarded longer ago than their age."""
-        return await self._run(lambda: self._prune_discarded(term, age, after, limit))
+        """Look at the next ``limit`` rows of all, and remove those discarded longer ago than their age."""
+        ...
 
     async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
-        """Look at the next records of attempts, and remove those whose delivery is gone."""
-        return await self._run(lambda: self._prune_orphans(term, after, limit))
+        """Look at the next ``limit`` records of attempts, and remove those whose delivery is gone."""
+        ...
 
     async def prune_keys(
         self, term: int, age: float, after: datetime | None, limit: int
     ) -> Slice[datetime] | None:
-        """Look at the next idempotency keys, and remove those whose event is not open."""
-        since = self._dialect.to_time(after or LONG_AGO)
-        words = {"seconds": _ago(age), "since": since, "limit": limit}
-        return await self._run(lambda: self._prune_keys(term, words))
+        """Look at the next ``limit`` idempotency keys, and remove those whose event is not open.
+
+        Looked at are those that are more than ``age`` seconds old, and all rows of whose event were final
+        for so long. The others are as old again as their event's last row that is final, or new.
+        """
+        ...
 
     async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
-        """Remove what is more than ``age`` seconds old."""
-        words = {"seconds": _ago(age), "limit": limit}
-        return await self._run(lambda: self._prune_history(term, history, words))
+        """Remove what is more than ``age`` seconds old; how many rows it were."""
+        ...
 
     async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
-        """Look at the next keys, and make those of their heads due that are parked."""
-        return await self._run(lambda: self._sweep(destination, block, after, limit))
+        """Look at the next ``limit`` keys, and make those of their heads due that are parked.
+
+        Any relay may do so at any time: it repeats, under their locks, what settles and operators do.
+        """
+        ...
 
     async def unpark(self, destination: str, limit: int) -> int:
-        """Make parked rows due, whatever their keys."""
-        return await self._run(lambda: self._unpark(destination, limit))
+        """Make parked rows due, whatever their keys: the destination is not ordered. Return how many."""
+        ...
 
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
-        """Look at the next unrouted events, and give those to their destinations that are taken.
+        """Look at the next ``limit`` unrouted events, and give those to their destinations that are taken.
 
-        What a route says is asked for between two transactions: it may be the application's own function.
+        They arrive there in the order of their positions. Where somebody has locked one of them it raises
+        and routes none of its batch: to step over it would let the next of its key get ahead.
         """
-        seen = await self._run(lambda: self._unrouted(term, after, limit))
-        if seen is None:
-            return None
-        wanted = sorted(
-            (position, id_)
-            for id_, _, position, event_type in seen
-            if isinstance(event_type, str) and router.takes(event_type)
-        )
-        ids, changed = [id_ for _, id_ in wanted], 0
-        for start in range(0, len(ids), ROUTED):
-            waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
-            routed = await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
-            if routed is None:
-                return None
-            changed += routed
-        if len(seen) < limit:
-            return Slice(changed, None)
-        _, due, position, _ = seen[-1]
-        return Slice(changed, (self._dialect.from_time(due), position))
+        ...
 
     async def record(self, minutes: Sequence[Minute]) -> None:
-        """Write what was counted."""
-        await self._run(lambda: self._do(*map(self._record, minutes)))
-
-    def _do(self, *queries: Query) -> Steps[None]:
-        yield list(queries)
-
-    def _record(self, row: Minute) -> Query:
-        counts = {"delivered": row.delivered, "retried": row.retried, "failed": row.failed}
-        key = {"destination": row.destination, "relay": row.relay}
-        minute, lag = self._dialect.to_time(row.minute), _json.encode(row.lag).decode()
-        return self._sql("record", minute=minute, lag=lag, **key, **counts)
-
-    def _be_seen(self, member: Member) -> Query:
-        words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
-        return self._sql("be_seen", **words)
-
-    def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
-        # The time first: between two round trips a member may be seen anew, and must not count as too old.
-        *_, [[moment]], rows = yield [*first, self._sql("now"), self._sql("members")]
-        now = self._dialect.from_time(moment)
-        ages = {name: now - self._dialect.from_time(seen_at) for name, seen_at in rows}
-        gone = [name for name, age in ages.items() if age > FORGOTTEN]
-        if gone:
-            yield [self._sql("forget_members", names=gone, seconds=-FORGOTTEN.total_seconds())]
-        return Beat(tuple(sorted(name for name, age in ages.items() if age < live)), now)
-
-    def _lead(self, name: str, seconds: float) -> Steps[int | None]:
-        names = ("open_election", "lead", "show_leader", "leading")
-        *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
-        return rows[0][0] if rows else None
-
-    def _current_term(self) -> Steps[int | None]:
-        [rows] = yield [self._sql("current_term")]
-        return rows[0][0] if rows else None
-
-    def _known(self) -> Steps[dict[str, frozenset[str]]]:
-        [rows] = yield [self._sql("known")]
-        known: dict[str, set[str]] = defaultdict(set)
-        for relay, destination in rows:
-            known[relay].add(destination)
-        return {relay: frozenset(names) for relay, names in known.items()}
-
-    def _said(self) -> Steps[tuple[Said, ...]]:
-        # The time last: nothing is older than it was when it was read.
-        rows, [[moment]] = yield [self._sql("said"), self._sql("now")]
-        now = self._dialect.from_time(moment)
-        said = []
-        for destination, relay, setting, at in rows:
-            # One that somebody spoilt, or that a later release writes in another way, says nothing.
-            with suppress(msgspec.MsgspecError):
-                age = (now - self._dialect.from_time(at)).total_seconds()
-                said.append(Said(destination, _read(setting), relay, age))
-        return tuple(said)
-
-    def _kept(self) -> Steps[tuple[str, ...]]:
-        names: list[str] = []
-        while True:
-            [rows] = yield [self._sql("kept", after=names[-1] if names else "")]
-            if not rows:
-                return tuple(names)
-            names.append(rows[0][0])
-
-    def _fence(self, term: int) -> Query:
-        return self._sql("fence", term=term)
-
-    def _remove(self, term: int, which: str, words: dict[str, Any]) -> Steps[list[Row] | None]:
-        """Remove deliveries, and what is on record of their attempts; when they were delivered."""
-        if self._dialect.one_statement:
-            led, gone = yield [self._fence(term), self._sql(which, term=term, **words)]
-            return gone if led else None
-        [led] = yield [self._fence(term)]
-        if not led:
-            return None
-        [found] = yield [self._sql(which, **words)]
-        ids = [row[0] for row in found]
-        if ids:
-            forget = [self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
-            yield [*self._keys_of(found), *forget]
-        return [row[-1:] for row in found]
-
-    def _keys_of(self, removed: Iterable[Row]) -> Iterator[Query]:
-        """Keep the keys that were given to those which became final long after they were emitted."""
-        for _, event_id, event_type, key, created, final, _ in removed:
-            # What somebody spoilt goes as well.
-            with suppress(ValueError, TypeError, AttributeError):
-                lasted = self._dialect.from_time(final) - self._dialect.from_time(created)
-                if lasted > timedelta(seconds=PROMPT) and key.replace("-", "") != event_id:
-                    yield self._sql("keep_key", event_type=event_type, key=key, at=final)
-
-    def _prune_delivered(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
-        gone = yield from self._remove(term, "delivered", words)
-        if gone is None:
-            return None
-        last = max(row[0] for row in gone) if len(gone) == words["limit"] else None
-        return Slice(len(gone), None if last is None else self._dialect.from_time(last))
-
-    def _prune_discarded(
-        self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
-    ) -> Steps[Slice[UUID] | None]:
-        led, rows = yield [self._fence(term), self._walk("walk_events", after, limit)]
-        if not led:
-            return None
-        discarded: dict[str, list[Any]] = defaultdict(list)
-        for id_, destination, status in rows:
-            if status == "discarded":
-                discarded[destination].append(id_)
-        changed = 0
-        for destination, ids in discarded.items():
-            words = {"ids": self._ids(ids), "seconds": _ago(age(destination))}
-            gone = yield from self._remove(term, "discarded", words)
-            if gone is None:
-                return None
-            changed += len(gone)
-        return Slice(changed, self._last(rows, limit))
-
-    def _prune_orphans(self, term: int, after: UUID | None, limit: int) -> Steps[Slice[UUID] | None]:
-        led, rows = yield [self._fence(term), self._walk("walk_attempts", after, limit)]
-        orphans = list({id_: None for id_, delivery in rows if delivery is None})
-        if led and orphans:
-            forget = self._sql("forget_attempts", ids=self._ids(orphans), term=term)
-            led, _ = yield [self._fence(term), forget]
-        return Slice(len(orphans), self._last(rows, limit)) if led else None
-
-    def _walk(self, name: str, after: UUID | None, limit: int) -> Query:
-        return self._sql(name, after=self._dialect.to_uuid(after or UUID(int=0)), limit=limit)
-
-    def _last(self, rows: Sequence[Row], limit: int) -> UUID | None:
-        return self._dialect.from_uuid(rows[-1][0]) if len(rows) == limit else None
-
-    def _ids(self, ids: Iterable[Any]) -> Any:
-        """As the database takes many at once, where that is not one parameter each."""
-        return f"{{{','.join(map(str, ids))}}}" if self._dialect.one_statement else list(ids)
-
-    def _prune_history(self, term: int, history: History, words: dict[str, Any]) -> Steps[int | None]:
-        if self._dialect.one_statement:
-            led, gone = yield [self._fence(term), self._sql(history, term=term, **words)]
-            return len(gone) if led else None
-        [led] = yield [self._fence(term)]
-        if not led:
-            return None
-        if history == "inbox":
-            [found] = yield [self._sql("find_marks", **words)]
-            yield from self._forget("forget_marks", found)
-            return len(found)
-        _, [[changed]] = yield [self._sql(history, **words), self._sql("changed")]
-        return int(changed)
-
-    def _prune_keys(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
-        if self._dialect.one_statement:
-            led, [[gone, seen, last]] = yield [self._fence(term), self._sql("keys", term=term, **words)]
-            return Slice(gone, last if seen == words["limit"] else None) if led else None
-        [led] = yield [self._fence(term)]
-        if not led:
-            return None
-        [found] = yield [self._sql("find_keys", **words)]
-        time, gone, kept = self._dialect.from_time, [], []
-        for event_type, key, _, final, cut in found:
-            if final is None or time(final) < time(cut):
-                gone.append((event_type, key))
-            else:
-                kept.append(self._sql("keep_key", event_type=event_type, key=key, at=final))
-        if kept:
-            yield kept
-        yield from self._forget("forget_keys", gone)
-        return Slice(len(gone), time(found[-1][2]) if len(found) == words["limit"] else None)
-
-    def _forget(self, forget: str, found: Sequence[Sequence[Any]]) -> Steps[None]:
-        """A caller's transaction may hold a key for long: only those are removed that could be locked."""
-        keys: dict[str, list[str]] = defaultdict(list)
-        for of, key in found:
-            keys[of].append(key)
-        for of, several in keys.items():
-            yield [self._sql(forget, of=of, keys=several)]
-
-    def _sweep(self, destination: str, block: bool, first: str | None, limit: int) -> Steps[Slice[str]]:
-        """Where few rows are parked, their keys are all; otherwise one key comes after the other."""
-        page = min(limit, KEYS)
-        if first is None:
-            [rows] = yield [self._sql("parked", destination=destination, limit=page)]
-            if len(rows) < page:
-                keys = list({key: None for [key] in rows if key is not None})
-                return Slice((yield from self._make_heads_due(destination, block, keys)), None)
-            first = ""
-        for _ in range(0, limit, page):
-            keys, first = yield from self._next_keys(destination, first, page)
-            made = yield from self._make_heads_due(destination, block, keys)
-            if made or first is None:
-                return Slice(made, first)
-        return Slice(0, first)
-
-    def _next_keys(self, destination: str, first: str, limit: int) -> Steps[tuple[list[str], str | None]]:
-        """The keys of open rows from the first one on, and the one to go on with."""
-        words = {"destination": destination, "first": first}
-        if self._dialect.returning:
-            [rows] = yield [self._sql("next_keys", **words, limit=limit + 1)]
-            keys = [key for [key] in rows]
-            return keys[:limit], keys[limit] if len(keys) > limit else None
-        [rows] = yield [self._sql("keys_of_next_rows", **words, limit=limit * ROWS_OF_A_KEY)]
-        keys = [key for [key] in rows]
-        # The first text behind a text, by the order of bytes, is that text with a NUL.
-        return keys, f"{keys[-1]}\0" if keys else None
-
-    def _make_heads_due(self, destination: str, block: bool, keys: Sequence[str]) -> Steps[int]:
-        """The locks are taken only where there is something to do, and then all is judged once more."""
-        words = {"destination": destination, "block": block}
-        stuck: list[Row] = []
-        if keys:
-            [stuck] = yield [self._sql("stuck", **words, keys=_json.encode(keys).decode())]
-        if not stuck:
-            return 0
-        words |= {"keys": _json.encode([key for [key] in stuck]).decode()}
-        return (yield from self._make_due(destination, self._sql("make_heads_due", **words)))
-
-    def _unpark(self, destination: str, limit: int) -> Steps[int]:
-        words = {"destination": destination}
-        [parked] = yield [self._sql("parked", **words, limit=1)]
-        if not parked:
-            return 0
-        return (yield from self._make_due(destination, self._sql("unpark", **words, limit=limit)))
-
-    def _make_due(self, destination: str, find: Query) -> Steps[int]:
-        """Where one statement does not do it, the rows are found and locked first; return how many."""
-        *_, found = yield [*lock_lines(self._store_sql, [destination]), find]
-        if found and not self._dialect.one_statement:
-            yield [self._sql("make_due", ids=[row[0] for row in found])]
-        return len(found)
-
-    def _unrouted(self, term: int, after: Turn | None, limit: int) -> Steps[list[Row] | None]:
-        if after is None:
-            page = self._sql("unrouted", limit=limit)
-        else:
-            since, position = self._dialect.to_time(after[0]), after[1]
-            page = self._sql("unrouted_after", since=since, position=position, limit=limit)
-        led, rows = yield [self._fence(term), page]
-        return rows if led else None
-
-    def _waiting(self, ids: Sequence[Any]) -> Steps[list[tuple[Any, Waiting]]]:
-        [rows] = yield [self._sql("waiting", ids=self._ids(ids))]
-        waiting = []
-        for id_, event_id, *rest in rows:
-            # One that somebody spoilt stays where it is, and the others need not wait for it.
-            with suppress(ValueError, TypeError, AttributeError):
-                waiting.append((id_, Waiting(self._dialect.from_uuid(event_id), *rest)))
-        return waiting
-
-    def _route(self, term: int, targets: Sequence[dict[str, Any]]) -> Steps[int | None]:
-        """All is judged once more under the locks: an operator may have been there in the meantime."""
-        if not targets:
-            return 0
-        if self._dialect.one_statement:
-            route = self._sql("route", term=term, targets=_json.encode(targets).decode())
-            led, gone = yield [self._fence(term), route]
-            return len(gone) if led else None
-        [led] = yield [self._fence(term)]
-        if not led:
-            return None
-        [found] = yield [self._sql("lock_unrouted", ids=list({target["id"]: None for target in targets}))]
-        ids = [row[0] for row in found]
-        if ids:
-            targets = [target for target in targets if target["id"] in ids]
-            route = self._sql("route", targets=_json.encode(targets).decode())
-            yield [route, self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
-        return len(ids)
-
-
-def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dict[str, Any]]:
-    """A record for each row that is to be made; ``line`` keeps those of one event in the order given."""
-    return [
-        {
-            "id": id_,
-            "copy": beside(event.event_id, line + 1),
-            "line": line,
-            "destination": target.destination,
-            "max_attempts": target.max_attempts,
-            "final": target.final,
-            # Left out where there is none: null is a text to some JSON functions.
-            **({} if target.ordering_key is None else {"ordering_key": target.ordering_key}),
-        }
-        for id_, event in waiting
-        for line, target in enumerate(router.targets(event))
-    ]
-
-
-def _read(setting: Any) -> Setting:
-    """A setting, of the JSON as a driver gives it."""
-    if isinstance(setting, str | bytes):
-        return msgspec.json.decode(setting, type=Setting)
-    return msgspec.convert(setting, Setting)
-
-
-def _ago(age: float) -> float:
-    return -min(age, OLDEST)
+        """Write what was counted, in place of what the same relay wrote for the same minute."""
+        ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from relaybox.outcome import Delivered
-from relaybox.store import Claim, Held, Settlement
+from relaybox.core.outcome import Delivered
+from relaybox.stores.store import Claim, Held, Settlement
 from relaybox.testing.harness import LEASE, Harness, emit, want
 
 SLACK = 5.0
@@ -25,7 +25,7 @@ async def half_open(harness: Harness, seconds: float = 60) -> None:
 
 
 class CircuitContract:
-    """Each test is a sentence of the contract in ``relaybox.store``."""
+    """Each test is a sentence of the contract in ``relaybox.stores.store``."""
 
     async def test_a_circuit_is_opened_by_one_of_several_relays(self, harness: Harness) -> None:
         opened = await asyncio.gather(*(harness.store.open_circuit("shop", 30, "503") for _ in range(8)))

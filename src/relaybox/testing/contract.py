@@ -17,4 +17,4 @@ from relaybox.testing.order_contract import OrderContract
 
 
 class StoreContract(LeaseContract, OrderContract, CircuitContract, DeadLetterContract):
-    """The whole contract in ``relaybox.store``; ``relaybox.testing.harness`` says what a harness does."""
+    """The whole contract in ``relaybox.stores.store``; ``testing.harness`` says what a harness does."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.store import Claim, DeadLetter, Settlement, Want
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.stores.store import Claim, DeadLetter, Settlement, Want
 from relaybox.testing.harness import LEASE, Harness, die, emit, see, want
 
 GRAVE = DeadLetter("grave", max_attempts=3)
@@ -42,7 +42,7 @@ def content(delivery: Delivery) -> tuple[Any, ...]:
 
 
 class DeadLetterContract:
-    """Each test is a sentence of the contract in ``relaybox.store``."""
+    """Each test is a sentence of the contract in ``relaybox.stores.store``."""
 
     async def test_what_failed_is_copied_for_the_dead_letters_destination(self, harness: Harness) -> None:
         id_ = await harness.emit("shop", key="a", max_attempts=7)

@@ -13,18 +13,18 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox.app import Outbox
-from relaybox.codec import decode
-from relaybox.connect import Execute, connected, in_memory
-from relaybox.emit.drive import translated
-from relaybox.emit.find import async_channel, async_sqlalchemy, channel, find, name_of
+from relaybox.core.values import mask_url
+from relaybox.database.connect import Execute, connected, in_memory
+from relaybox.database.dialects import DIALECTS
+from relaybox.database.drivers.drive import translated
+from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
+from relaybox.database.migrations import rendered
+from relaybox.database.schema import now
+from relaybox.database.statements.delivery import Query
 from relaybox.emit.write import as_uuid
 from relaybox.errors import ConfigError, SchemaError, StoreError, UnsupportedConnection
-from relaybox.migrations import rendered
-from relaybox.schema import now
-from relaybox.setting import mask_url
-from relaybox.stores.dialects import DIALECTS
-from relaybox.stores.statements import Query
+from relaybox.outbox import Outbox
+from relaybox.wire.codec import decode
 
 COLUMNS = (
     *("id", "event_id", "destination", "aggregate_type", "aggregate_id", "event_type", "payload"),

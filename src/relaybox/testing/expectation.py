@@ -10,12 +10,12 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from relaybox.codec import Limits, encode_payload
-from relaybox.config import Route
+from relaybox.core.routing import Routes
+from relaybox.core.settings import Route
 from relaybox.errors import PayloadError, shorten
-from relaybox.routing import Routes
-from relaybox.sink import describe
+from relaybox.sinks.sink import describe
 from relaybox.testing.emitted import EmittedEvent
+from relaybox.wire.codec import Limits, encode_payload
 
 SHOWN = 20
 """The most events that a message lists."""

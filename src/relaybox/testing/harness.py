@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Failed, Released, Retried
-from relaybox.store import Claim, DeadLetter, OnFailed, Settlement, Store, Want
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Store, Want
 
 State = Literal["due", "scheduled", "leased", "parked", "delivered", "failed", "discarded"]
 

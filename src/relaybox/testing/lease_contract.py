@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 from uuid import uuid4
 
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.store import Claim, Held, Settlement
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.stores.store import Claim, Held, Settlement
 from relaybox.testing.harness import LEASE, Harness, Seen, die, emit, hold_alone, see, settle_all, want
 
 
 class LeaseContract:
-    """Each test is a sentence of the contract in ``relaybox.store``."""
+    """Each test is a sentence of the contract in ``relaybox.stores.store``."""
 
     async def test_a_claim_leases_due_rows_and_counts_the_attempt(self, harness: Harness) -> None:
         ids = await emit(harness, 3)

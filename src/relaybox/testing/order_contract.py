@@ -7,13 +7,13 @@ import dataclasses
 import random
 from collections import defaultdict
 
-from relaybox.outcome import Delivered, Failed, Released, Retried
-from relaybox.store import Claim, Settlement
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, Settlement
 from relaybox.testing.harness import Harness, die, drain, emit, see, want
 
 
 class OrderContract:
-    """Each test is a sentence of the contract in ``relaybox.store``."""
+    """Each test is a sentence of the contract in ``relaybox.stores.store``."""
 
     async def test_the_run_of_a_key_is_claimed_whole_and_in_order(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=key) for key in "aabab"]

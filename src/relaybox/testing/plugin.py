@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from relaybox.app import Outbox
+    from relaybox.outbox import Outbox
     from relaybox.testing.probe import OutboxProbe
 
 MARKER = (
@@ -128,7 +128,7 @@ def _real(request: pytest.FixtureRequest) -> tuple[str, ...] | None:
 
 
 def _checked(found: Any, where: str) -> Outbox:
-    from relaybox.app import Outbox
+    from relaybox.outbox import Outbox
 
     if not isinstance(found, Outbox):
         raise pytest.UsageError(f"{where}: it is of type {type(found).__name__}, not an Outbox; {FIX}")

@@ -10,14 +10,14 @@ from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from relaybox.app import Outbox
-from relaybox.config import Destination
-from relaybox.connect import in_loop
+from relaybox.core.event import Event
+from relaybox.core.settings import Destination
+from relaybox.database.connect import in_loop
+from relaybox.database.migrations import rendered
+from relaybox.database.schema import Tables, now
 from relaybox.errors import ConfigError, StoreError
-from relaybox.event import Event
-from relaybox.migrations import rendered
-from relaybox.parts import run
-from relaybox.schema import Tables, now
+from relaybox.operate.open_relay import run
+from relaybox.outbox import Outbox
 from relaybox.sinks.memory import MemorySink
 from relaybox.testing.emitted import EmittedEvent, Reader, check_lasting, note_if_locked, own_connection
 from relaybox.testing.expectation import Expectation, Wanted, found_instead, not_found

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
 
-from relaybox.config import Destination
-from relaybox.envelope import event_of
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination, shorten
-from relaybox.event import Delivery, Event
-from relaybox.observe import Observer
-from relaybox.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
-from relaybox.parts import Handlers, OpenSink, open_sink
-from relaybox.sink import OneByOne, Sink, describe
+from relaybox.operate.open_relay import Handlers, OpenSink, open_sink
+from relaybox.relay.observer import Observer
+from relaybox.sinks.http.status import classify, phrase_of
 from relaybox.sinks.memory import MemorySink
-from relaybox.sinks.status import classify, phrase_of
-from relaybox.store import Claim, Settlement
+from relaybox.sinks.sink import OneByOne, Sink, describe
+from relaybox.stores.store import Claim, Settlement
+from relaybox.wire.envelope import event_of
 
 Trouble: TypeAlias = int | BaseException | type[BaseException]
 """An HTTP status, or what a handler may raise."""

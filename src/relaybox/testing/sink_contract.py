@@ -22,9 +22,9 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
-from relaybox.sink import Answer, Regardless, Sink
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
+from relaybox.sinks.sink import Answer, Regardless, Sink
 
 Trouble = Literal["retry", "reject", "unavailable", "crash"]
 
@@ -52,7 +52,7 @@ class SinkHarness(Protocol):
 
 
 class SinkContract:
-    """Each test is a sentence of the contract in ``relaybox.sink``."""
+    """Each test is a sentence of the contract in ``relaybox.sinks.sink``."""
 
     waits = True
     """Whether the destination can keep a delivery waiting."""

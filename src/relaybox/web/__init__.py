@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from relaybox.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from relaybox.app import Outbox
+    from relaybox.outbox import Outbox
     from relaybox.web.app import Web
 
 __all__ = ["api", "dashboard"]

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from relaybox.app import Outbox
+from relaybox.outbox import Outbox
 from relaybox.web import csrf, hosts, login, read, render
 from relaybox.web.auth import Caller, User, Users, authenticate, unauthorized
 from relaybox.web.cursor import Cursors

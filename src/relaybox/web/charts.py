@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from relaybox.admin import Point, Series
+from relaybox.operate.admin import Point, Series
 from relaybox.web import show
 
 WIDTH = 1000.0

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.errors import StoreError
-from relaybox.health import Health, Problem
+from relaybox.operate.health import Health, Problem
 from relaybox.web import documents, render
 
 PATIENCE = 5.0
@@ -62,7 +62,7 @@ async def _look(request: Request) -> Health:
 
 async def metrics(request: Request) -> Response:
     """What Prometheus scrapes."""
-    from relaybox.metrics import exposition
+    from relaybox.operate.metrics import exposition
 
     namespace = request.app.outbox.settings.namespace
     body, media_type = await exposition(request.state.admin, namespace)

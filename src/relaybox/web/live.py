@@ -18,8 +18,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from relaybox.admin import Admin, Stats
-from relaybox.why import is_alive
+from relaybox.operate.admin import Admin, Stats
+from relaybox.operate.why import is_alive
 
 ROUND = 2.0
 """Seconds between two looks at the database."""

@@ -15,8 +15,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from relaybox.bulk import TooManyOperations
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
+from relaybox.operate.bulk import TooManyOperations
 
 log = logging.getLogger("relaybox.web")
 

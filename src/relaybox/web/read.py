@@ -15,9 +15,9 @@ import msgspec
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError, did_you_mean, shorten
-from relaybox.ledger import Filter
-from relaybox.setting import parse_duration
+from relaybox.stores.ledger import Filter
 from relaybox.web.problems import Problem, invalid
 from relaybox.web.schemas import Criteria
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from relaybox.admin import DeadLetterRow, DestinationStats, Detail, Stats
-from relaybox.config import Destination
-from relaybox.ledger import Counts, Entry, Place, Relay
+from relaybox.core.settings import Destination
+from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Stats
+from relaybox.operate.why import Reason, is_alive
+from relaybox.stores.ledger import Counts, Entry, Place, Relay
 from relaybox.web import documents, show
 from relaybox.web.redact import Rules, redact, redacted_text
-from relaybox.why import Reason, is_alive
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from relaybox.ledger import Choice
+from relaybox.stores.ledger import Choice
 
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL keeps no NUL in texts, so nothing can be found by one."""

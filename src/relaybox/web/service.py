@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from relaybox.admin import Admin
-from relaybox.app import Outbox
-from relaybox.bulk import Bulk
+from relaybox.operate.admin import Admin
+from relaybox.operate.bulk import Bulk
+from relaybox.outbox import Outbox
 from relaybox.web.auth import LOCAL
 
 CONNECTIONS = 4

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, Self, TypeAlias
 
-from relaybox.errors import ConfigError, shorten
-from relaybox.setting import (
+from relaybox.core.values import (
     Secret,
     Setting,
     Table,
@@ -23,6 +22,7 @@ from relaybox.setting import (
     parse_secret,
     wrong,
 )
+from relaybox.errors import ConfigError, shorten
 
 Role: TypeAlias = Literal["viewer", "operator"]
 

@@ -6,8 +6,8 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from relaybox.ledger import Counts
-from relaybox.setting import mask_url
+from relaybox.core.values import mask_url
+from relaybox.stores.ledger import Counts
 
 NOTHING = "–"
 GAP = "\N{NO-BREAK SPACE}"

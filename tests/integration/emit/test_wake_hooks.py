@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from relaybox import EventSource, Outbox
-from relaybox.wakes.postgres import Notifier
+from relaybox.emit.wakes.postgres import Notifier
 from tests.integration.emit.apis import Api
 from tests.integration.emit.conftest import ORDER, Place, Prepared, make_outbox, only, sync_engine
 from tests.waiting import PATIENCE

@@ -16,18 +16,18 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox import connect, migrations
+from relaybox.core.values import mask_url
+from relaybox.database import connect, migrations
+from relaybox.database.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
+from relaybox.database.schema import LONGEST_PREFIX, VERSION, make_tables
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
-from relaybox.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
-from relaybox.schema import LONGEST_PREFIX, VERSION, make_tables
-from relaybox.setting import mask_url
 from tests.databases import POSTGRESQL
 from tests.schema_snapshot import engine, snapshot, transaction
 
 PROCESSES = 4
 MIGRATE_ON_SIGNAL = """
 import json, sys
-from relaybox.migrations import migrate
+from relaybox.database.migrations import migrate
 print("ready", flush=True)
 sys.stdin.readline()
 print(json.dumps(migrate(sys.argv[1])))
@@ -362,7 +362,7 @@ def test_a_prefix_too_long_for_the_names_of_indexes_is_refused() -> None:
 
 
 def test_the_statements_come_in_the_same_order_every_time() -> None:
-    command = [sys.executable, "-c", "from relaybox.migrations import ddl; print(ddl('mariadb'))"]
+    command = [sys.executable, "-c", "from relaybox.database.migrations import ddl; print(ddl('mariadb'))"]
     texts = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(4)}
     assert len(texts) == 1
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.schema import make_tables, now
+from relaybox.database.schema import make_tables, now
 from tests.databases import engine
 
 CHECK_VIOLATIONS = ("CheckViolation", "CONSTRAINT `", "CHECK constraint failed")

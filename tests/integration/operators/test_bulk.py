@@ -16,15 +16,15 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Outbox
-from relaybox.admin import Admin
-from relaybox.bulk import STOPPED, STOPPED_REPLAY, Bulk
+from relaybox.core.fingerprint import fingerprint
+from relaybox.core.outcome import Delivered, Failed
 from relaybox.errors import ConfigError, StoreError
-from relaybox.fingerprint import fingerprint
-from relaybox.journal import STALLED, Operation
-from relaybox.ledger import Filter
-from relaybox.outcome import Delivered, Failed
-from relaybox.pace import Pace
-from relaybox.store import Settlement
+from relaybox.operate.admin import Admin
+from relaybox.operate.bulk import STOPPED, STOPPED_REPLAY, Bulk
+from relaybox.operate.pace import Pace
+from relaybox.stores.journal import STALLED, Operation
+from relaybox.stores.ledger import Filter
+from relaybox.stores.store import Settlement
 from tests.databases import KINDS
 from tests.integration.operated import Operated
 from tests.waiting import await_for
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.parametrize("outbox", KINDS, indirect=True)
 RETRY_SLOWLY = """
 import asyncio, sys
 from relaybox import Destination, Outbox
-from relaybox.bulk import Bulk
-from relaybox.ledger import Filter
+from relaybox.operate.bulk import Bulk
+from relaybox.stores.ledger import Filter
 
 async def main():
     bulk = Bulk(Outbox(sys.argv[1], destinations=[Destination("mail", "console:")]).admin)
@@ -53,7 +53,7 @@ async def bulk(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         yield outbox.admin.acting_as(actor)
 
     # It looks soon whether somebody cancelled it.
-    monkeypatch.setattr("relaybox.bulk.BEAT", 0.05)
+    monkeypatch.setattr("relaybox.operate.bulk.BEAT", 0.05)
     opened = Bulk(open_admin)
     yield opened
     await opened.close()
@@ -316,7 +316,7 @@ async def test_closing_just_after_the_start_does_not_wait_for_another_connection
             await asyncio.Event().wait()
         yield outbox.admin.acting_as(actor)
 
-    monkeypatch.setattr("relaybox.bulk.PATIENCE", 1.0)
+    monkeypatch.setattr("relaybox.operate.bulk.PATIENCE", 1.0)
     bulk = Bulk(slow_the_second_time)
     operation = await bulk.start("ann", "retry", Filter(), rate=1)
     await bulk.close()

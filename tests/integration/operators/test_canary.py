@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject
 from relaybox.cli.listen import Monitor
-from relaybox.event import TEST_TYPE
-from relaybox.ledger import Filter
-from relaybox.maintenance.canary import Rows
-from relaybox.outcome import Failed
-from relaybox.store import DeadLetter, Settlement
+from relaybox.core.event import TEST_TYPE
+from relaybox.core.outcome import Failed
+from relaybox.relay.upkeep.canary import Rows
+from relaybox.stores.ledger import Filter
+from relaybox.stores.store import DeadLetter, Settlement
 from tests.databases import KINDS
 from tests.integration.operated import Operated
 from tests.trips import counted

@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 from relaybox.cli import app
-from relaybox.outcome import Failed
-from relaybox.store import Settlement
+from relaybox.core.outcome import Failed
+from relaybox.stores.store import Settlement
 from tests.databases import KINDS
 from tests.integration.operated import CONFIGURATION, Operated, on, relaybox
 

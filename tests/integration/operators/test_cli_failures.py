@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from relaybox.outcome import Failed
-from relaybox.store import DeadLetter, Settlement
+from relaybox.core.outcome import Failed
+from relaybox.stores.store import DeadLetter, Settlement
 from tests.integration.operated import CONFIGURATION, Operated, on, relaybox
 
 pytestmark = pytest.mark.usefixtures("url")

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from uuid_utils.compat import uuid7
 
 from relaybox.cli import app
-from relaybox.outcome import Delivered, Failed
-from relaybox.store import Settlement
+from relaybox.core.outcome import Delivered, Failed
+from relaybox.stores.store import Settlement
 from tests.databases import EVERY_KIND
 from tests.integration.operated import CONFIGURATION, Operated, on
 

@@ -11,17 +11,17 @@ from uuid import UUID, uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.admin import Admin
-from relaybox.config import Destination
+from relaybox.core.fingerprint import fingerprint
+from relaybox.core.outcome import Failed
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.fingerprint import fingerprint
-from relaybox.journal import STALLED, Counted
-from relaybox.ledger import Filter
-from relaybox.outcome import Failed
-from relaybox.series import Point
-from relaybox.store import DeadLetter, Settlement
-from relaybox.stores.samples import SqlSamples
-from relaybox.upkeep import Sample
+from relaybox.operate.admin import Admin
+from relaybox.operate.series import Point
+from relaybox.stores.journal import STALLED, Counted
+from relaybox.stores.ledger import Filter
+from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.store import DeadLetter, Settlement
+from relaybox.stores.upkeep import Sample
 from tests.integration.operated import DESTINATIONS, Operated
 
 
@@ -170,7 +170,7 @@ async def test_counts_say_what_an_action_would_be_about(
         await count("retry", Filter(status="delivered"))
     with pytest.raises(ConfigError, match="to: name the destination"):
         await count("move", Filter(destination="mail"))
-    monkeypatch.setattr("relaybox.stores.search.CAP", 10)
+    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 10)
     assert await count("retry", Filter()) == Counted(10, True)
     assert await count("retry", Filter(error="busy")) == Counted(10, True)
     outbox.change(outbox.rows(destination="web")[0].id, status="discarded", next_attempt_at=None)

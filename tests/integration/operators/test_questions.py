@@ -8,11 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from relaybox.core.outcome import Delivered
 from relaybox.errors import ConfigError
-from relaybox.ledger import Choice, Filter, State
-from relaybox.outcome import Delivered
-from relaybox.stores.search import Part, Search
-from relaybox.stores.steps import Steps
+from relaybox.stores.ledger import Choice, Filter, State
+from relaybox.stores.sql.search import Part, Search
+from relaybox.stores.sql.steps import Steps
 from tests.integration.operated import Operated, details
 
 FAILED = Filter(status="failed", destination="mail")
@@ -174,7 +174,7 @@ async def test_an_event_is_found_when_its_first_delivery_is_gone(outbox: Operate
 
 
 async def test_a_search_through_windows_finds_all(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.stores.search.CAP", 3)
+    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 3)
     ids = [outbox.emit("mail", event_type="rare" if number % 5 == 0 else "often") for number in range(20)]
     page = await outbox.admin.events(Filter(event_type="rare", status="pending"), limit=10)
     assert [entry.id for entry in page.entries] == ids[::5][::-1]
@@ -188,7 +188,7 @@ async def test_a_search_finds_all_though_there_are_more_than_were_counted(
 ) -> None:
     ids = [outbox.emit("mail") for _ in range(6)]
     await outbox.fail("mail")
-    monkeypatch.setattr("relaybox.stores.search.CAP", 3)
+    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 3)
     length, counted = Search._length, []
 
     def less_at_first(search: Search, part: Part) -> Steps[int]:
@@ -201,8 +201,8 @@ async def test_a_search_finds_all_though_there_are_more_than_were_counted(
 
 
 async def test_counts_stop_at_the_cap(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.stores.search.CAP", 3)
-    monkeypatch.setattr("relaybox.stores.ledger.CAP", 3)
+    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 3)
+    monkeypatch.setattr("relaybox.stores.sql.ledger.CAP", 3)
     for _ in range(5):
         outbox.emit("mail")
     total = (await outbox.admin.stats()).total

@@ -6,11 +6,11 @@ import asyncio
 import random
 from uuid import UUID
 
-from relaybox.event import Delivery
-from relaybox.ledger import Filter
-from relaybox.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.parts import open_store
-from relaybox.store import Settlement, Store, Want
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.operate.open_relay import open_store
+from relaybox.stores.ledger import Filter
+from relaybox.stores.store import Settlement, Store, Want
 from tests.integration.operated import Operated
 from tests.waiting import await_for
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relaybox.migrations import migrate
+from relaybox.database.migrations import migrate
 from tests.conftest import available
 from tests.integration.plans.explaining import Backlog, Database, Mariadb, Postgres, Sqlite
 from tests.servers import postgres15, postgres18

@@ -12,10 +12,10 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from relaybox.schema import make_tables
-from relaybox.stores.dialects import MARIADB, POSTGRESQL, SQLITE
-from relaybox.stores.statements import Query, Statements
-from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+from relaybox.database.dialects import MARIADB, POSTGRESQL, SQLITE
+from relaybox.database.schema import make_tables
+from relaybox.database.statements.delivery import Query, Statements
+from relaybox.stores.sql.steps import OneStatement, Steps, Stepwise, StoreSteps
 from tests.databases import POSTGRESQL as POSTGRESQL_KINDS
 from tests.databases import engine
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from relaybox.store import Want
+from relaybox.stores.store import Want
 from tests.databases import POSTGRESQL, engine
 from tests.integration.plans.explaining import BATCH, HEADS, IDS, Database, Explained, each_database, indexes
 

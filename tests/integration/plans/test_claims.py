@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
-from relaybox.store import Want
+from relaybox.stores.store import Want
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import BATCH, HEADS, PENDING, Database, Explained, indexes
 

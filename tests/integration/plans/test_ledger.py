@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relaybox.ledger import Audit, Counted, Entry, Filter, Lane
-from relaybox.stores.ledger import SqlLedger
-from relaybox.stores.samples import SqlSamples
-from relaybox.stores.sql import SqlStore
+from relaybox.stores.ledger import Audit, Counted, Entry, Filter, Lane
+from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.store import SqlStore
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import Driver, each_database
 
@@ -124,9 +124,9 @@ async def change(ledger: SqlLedger, failed: Sequence[Entry]) -> None:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows so small that leaving one shows."""
-    monkeypatch.setattr("relaybox.stores.search.CAP", CAP)
-    monkeypatch.setattr("relaybox.stores.ledger.CAP", CAP)
-    monkeypatch.setattr("relaybox.stores.journal.LEAST", CAP)
+    monkeypatch.setattr("relaybox.stores.sql.search.CAP", CAP)
+    monkeypatch.setattr("relaybox.stores.sql.ledger.CAP", CAP)
+    monkeypatch.setattr("relaybox.stores.sql.journal.LEAST", CAP)
 
 
 @each_database

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from relaybox.outcome import Delivered, Failed, Released, Retried
-from relaybox.store import Claim, DeadLetter, Settlement, Want
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, DeadLetter, Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import (
     BATCH,

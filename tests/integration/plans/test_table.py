@@ -9,12 +9,12 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relaybox.outcome import Delivered
-from relaybox.schema import Tables
-from relaybox.store import Settlement, Want
-from relaybox.stores import dialects
-from relaybox.stores.statements import Statements
-from relaybox.stores.steps import OneStatement, Steps, StoreSteps
+from relaybox.core.outcome import Delivered
+from relaybox.database import dialects
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Statements
+from relaybox.stores.sql.steps import OneStatement, Steps, StoreSteps
+from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
 

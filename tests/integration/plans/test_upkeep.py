@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Slice, Target, Waiting
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Slice, Target, Waiting
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import (
     BATCH,

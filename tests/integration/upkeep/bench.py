@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 
 import sqlalchemy as sa
 
-from relaybox.parts import open_store
-from relaybox.schema import make_tables
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Member
+from relaybox.database.schema import make_tables
+from relaybox.operate.open_relay import open_store
+from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Member
 from tests.databases import sync_url
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from relaybox.migrations import migrate
+from relaybox.database.migrations import migrate
 from tests.databases import EVERY_KIND
 from tests.integration.upkeep.bench import Bench
 

@@ -7,14 +7,14 @@ import logging
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination
-from relaybox.maintenance.agreement import SILENT, Agreement
-from relaybox.maintenance.caretaker import Caretaker, Chores
-from relaybox.maintenance.sweep import Sweep
-from relaybox.parts import new_tally
-from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Setting
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.settings import Destination
+from relaybox.operate.open_relay import new_tally
+from relaybox.relay.upkeep.agreement import SILENT, Agreement
+from relaybox.relay.upkeep.caretaker import Caretaker, Chores
+from relaybox.relay.upkeep.sweep import Sweep
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Setting
 from tests.integration.upkeep.bench import DAY, LIVE, LONG_AGO, Bench, go_on, member
 
 MAIL = Destination("mail", "console:", retention="1d")

@@ -12,15 +12,15 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
-from relaybox.maintenance.caretaker import Caretaker
-from relaybox.maintenance.moment import DatabaseTime
-from relaybox.maintenance.tally import Tally
-from relaybox.parts import new_tally
-from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Beat, Member, Minute
+from relaybox.operate.open_relay import new_tally
+from relaybox.relay.upkeep.caretaker import Caretaker
+from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.tally import Tally
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Beat, Member, Minute
 from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member, some
 from tests.locks import waiters
 from tests.waiting import await_for

@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 from uuid_utils.compat import uuid7
 
-from relaybox.config import Destination
-from relaybox.event import beside
-from relaybox.maintenance.agreement import Agreement
-from relaybox.maintenance.prune import Prune
-from relaybox.relay.clock import MonotonicClock
-from relaybox.upkeep import PROMPT, Slice
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.event import beside
+from relaybox.core.settings import Destination
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.prune import Prune
+from relaybox.stores.upkeep import PROMPT, Slice
 from tests.integration.upkeep.bench import DAY, Bench, go_on, leading, some
 
 WINDOW = 30 * DAY

@@ -12,12 +12,12 @@ from uuid import UUID, uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination
-from relaybox.maintenance.agreement import Agreement
-from relaybox.maintenance.prune import Prune
-from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Minute, Slice
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.settings import Destination
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.prune import Prune
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Minute, Slice
 from tests.integration.upkeep.bench import DAY, LONG_AGO, Bench, go_on, leading, some
 
 

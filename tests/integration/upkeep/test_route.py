@@ -14,14 +14,14 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Outbox, Route
-from relaybox.config import Settings
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.settings import Settings
 from relaybox.emit.reroute import StoredRouter
 from relaybox.errors import StoreError
-from relaybox.maintenance.round import Round
-from relaybox.maintenance.route import Reroute
-from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.upkeep import ROUTED
-from relaybox.upkeep import Router, Slice, Target, Turn, Waiting
+from relaybox.relay.upkeep.round import Round
+from relaybox.relay.upkeep.route import Reroute
+from relaybox.stores.sql.upkeep import ROUTED
+from relaybox.stores.upkeep import Router, Slice, Target, Turn, Waiting
 from tests.integration.upkeep.bench import Bench, go_on, leading, some
 from tests.waiting import await_for
 
@@ -299,7 +299,7 @@ async def test_an_event_without_a_key_to_be_had_waits_and_is_named(
 async def test_a_relay_that_does_not_lead_routes_what_only_it_has_a_route_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.maintenance.caretaker.ROUTE", 0.1)
+    monkeypatch.setattr("relaybox.relay.upkeep.caretaker.ROUTE", 0.1)
     leader, follower, arrived = Outbox(bench.url), Outbox(bench.url), list[Event]()
 
     @leader.handler("nobody.asked", name="other")
@@ -331,7 +331,7 @@ async def test_relays_that_route_at_once_route_each_event_once_and_in_order(benc
 async def test_a_relay_that_starts_with_a_new_route_delivers_what_waited(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.maintenance.caretaker.ROUTE", 0.1)
+    monkeypatch.setattr("relaybox.relay.upkeep.caretaker.ROUTE", 0.1)
     emit(bench, *(order(n) for n in range(40)), order(0, "nobody.asked"))
     # Only who is woken looks again within the test's time.
     idle = {"poll_interval": "1h"}

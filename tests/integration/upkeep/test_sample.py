@@ -8,14 +8,14 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.settings import Destination
 from relaybox.errors import SchemaError
-from relaybox.maintenance.moment import DatabaseTime
-from relaybox.maintenance.sample import Sampling
-from relaybox.relay.clock import MonotonicClock
-from relaybox.stores.samples import SqlSamples
-from relaybox.stores.upkeep import SqlUpkeep
-from relaybox.upkeep import Sample
+from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.sample import Sampling
+from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Sample
 from tests.integration.upkeep.bench import DAY, Bench, go_on, leading
 
 MINUTE = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from relaybox.config import Destination
-from relaybox.maintenance.agreement import Agreement
-from relaybox.maintenance.sweep import Sweep
-from relaybox.outcome import Delivered, Failed
-from relaybox.relay.clock import MonotonicClock
-from relaybox.store import Settlement, Want
+from relaybox.core.clock import MonotonicClock
+from relaybox.core.outcome import Delivered, Failed
+from relaybox.core.settings import Destination
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.sweep import Sweep
+from relaybox.stores.store import Settlement, Want
 from tests.integration.upkeep.bench import Bench, go_on
 from tests.locks import waiters
 from tests.waiting import await_for

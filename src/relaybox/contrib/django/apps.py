@@ -22,7 +22,7 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         from relaybox.contrib.django.dispatch import deliverer
         from relaybox.contrib.django.handlers import autodiscover
         from relaybox.contrib.django.tables import create_tables_without_migrations
-        from relaybox.program import Program
+        from relaybox.core.commands import Program
 
         # What messages tell the reader to type.
         Program.name, Program.migrate = "manage.py outbox", "manage.py migrate relaybox"

@@ -36,7 +36,6 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from relaybox.config import ConfigWarning, Destination, Settings
 from relaybox.contrib.django.conf import (
     KEYS,
     Configuration,
@@ -49,6 +48,7 @@ from relaybox.contrib.django.conf import (
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.handlers import by_path, registered
 from relaybox.contrib.django.tables import check_tables
+from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
 SECRET = "Tasks send nothing there from a process that lacks it, and `manage.py outbox relay` does not start."

@@ -23,14 +23,14 @@ from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.outbox import ask, get_outbox
 from relaybox.contrib.django.tables import check_tables
+from relaybox.core.commands import Program
 from relaybox.errors import ConfigError, RelayboxError
-from relaybox.observers.count import Count
-from relaybox.program import Program
+from relaybox.operate.observers.count import Count
 
 if TYPE_CHECKING:
-    from relaybox.admin import Admin
-    from relaybox.app import Outbox
-    from relaybox.config import Settings
+    from relaybox.core.settings import Settings
+    from relaybox.operate.admin import Admin
+    from relaybox.outbox import Outbox
 
 T = TypeVar("T")
 PROGRAM = "manage.py outbox"
@@ -75,7 +75,7 @@ class ProjectOptions(Options):
 
     def read(self) -> Settings:
         """No file is read."""
-        from relaybox.config import Settings
+        from relaybox.core.settings import Settings
 
         return Settings()
 

@@ -25,12 +25,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from relaybox.config import Backoff, Destination, Route, Settings
 from relaybox.contrib.django.handlers import Handler, by_path, registered
-from relaybox.emit.row import RowBuilder
-from relaybox.errors import ConfigError
-from relaybox.rollout import Which, changed, is_sent
-from relaybox.setting import (
+from relaybox.core.rollout import Which, changed, is_sent
+from relaybox.core.settings import Backoff, Destination, Route, Settings
+from relaybox.core.values import (
     Duration,
     Setting,
     choice,
@@ -44,6 +42,8 @@ from relaybox.setting import (
     parse_size,
     wrong,
 )
+from relaybox.emit.row import RowBuilder
+from relaybox.errors import ConfigError
 
 Dispatch: TypeAlias = Literal["auto", "celery", "relay", "none"]
 Names: TypeAlias = str | Iterable[str]

@@ -17,11 +17,11 @@ from django.conf import settings
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.emit.drive import translated
+from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
+from relaybox.database.drivers.drive import translated
+from relaybox.database.schema import Tables, make_tables
+from relaybox.database.statements.delivery import Query, Statements
 from relaybox.errors import ConfigError, did_you_mean
-from relaybox.schema import Tables, make_tables
-from relaybox.stores.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
-from relaybox.stores.statements import Query, Statements
 
 Row: TypeAlias = Sequence[Any]
 

@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from relaybox.config import Destination
 from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import connection_of, get_tables
 from relaybox.contrib.django.inbox import in_atomic
@@ -22,16 +21,17 @@ from relaybox.contrib.django.signals import SignalObserver
 from relaybox.contrib.django.sink import CallersThread
 from relaybox.contrib.django.store import is_busy, open_store
 from relaybox.contrib.django.sync import call, enter
+from relaybox.core.settings import Destination
+from relaybox.emit.wakes.local import Bell, LocalWake
 from relaybox.errors import RelayboxError
-from relaybox.maintenance.caretaker import Chores
-from relaybox.maintenance.tally import Tally
-from relaybox.observe import Observer
-from relaybox.observers.count import Counter
-from relaybox.parts import Handlers, handler_of, new_tally, open_relay, open_sink
+from relaybox.operate.observers.count import Counter
+from relaybox.operate.open_relay import Handlers, handler_of, new_tally, open_relay, open_sink
+from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
-from relaybox.sink import Sink
+from relaybox.relay.upkeep.caretaker import Chores
+from relaybox.relay.upkeep.tally import Tally
 from relaybox.sinks.handler import is_async
-from relaybox.wakes.local import Bell, LocalWake
+from relaybox.sinks.sink import Sink
 
 log = logging.getLogger("relaybox.django")
 

@@ -26,15 +26,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, dialect_of, execute_ours, get_statements
 from relaybox.contrib.django.dispatch import after_commit
-from relaybox.emit.drive import drive
-from relaybox.emit.driver import failed
+from relaybox.core.event import Emitted
+from relaybox.core.routing import UNROUTED
+from relaybox.database.dialects import Dialect
+from relaybox.database.drivers.drive import drive
+from relaybox.database.drivers.driver import failed
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
 from relaybox.emit.write import write
 from relaybox.errors import ConfigError, NotInTransaction, shorten
-from relaybox.event import Emitted
-from relaybox.routing import UNROUTED
-from relaybox.stores.dialects import Dialect
 
 if TYPE_CHECKING:
     from django.db.models import Field, Model

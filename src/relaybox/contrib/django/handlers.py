@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from relaybox.config import Destination
+from relaybox.core.imports import load
+from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.load import load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import Error, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.config import Settings
 from relaybox.contrib.django.databases import connection_of, dialect_of, execute_ours, get_tables
-from relaybox.emit.drive import drive
-from relaybox.emit.driver import failed
+from relaybox.core.settings import Settings
+from relaybox.core.values import parse_name
+from relaybox.database.drivers.drive import drive
+from relaybox.database.drivers.driver import failed
+from relaybox.database.statements.delivery import Statements
 from relaybox.emit.write import Writing
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
-from relaybox.inbox import Key, key_of
-from relaybox.inboxes.mark import forget, inbox_statements, mark
-from relaybox.inboxes.once import note_left
-from relaybox.parts import handler_of
-from relaybox.setting import parse_name
-from relaybox.stores.statements import Statements
+from relaybox.operate.open_relay import handler_of
+from relaybox.receive.key import Key, key_of
+from relaybox.receive.mark import forget, inbox_statements, mark
+from relaybox.receive.once import note_left
 
 if TYPE_CHECKING:
-    from relaybox.event import Event
+    from relaybox.core.event import Event
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -101,7 +101,7 @@ def in_atomic(using: str, settings: Settings, handlers: Handlers) -> tuple[Setti
 
 @functools.lru_cache(maxsize=256)
 def _marking(using: str, name: str, function: Callable[..., Any]) -> Callable[[Event], None]:
-    from relaybox.inboxes.handler import check_done, with_connection
+    from relaybox.receive.once_handler import check_done, with_connection
     from relaybox.sinks.handler import is_async
 
     if is_async(name, function):

@@ -17,9 +17,9 @@ from django.db import connections, models
 from django.db.models import Q
 from django.db.models.expressions import RawSQL
 
-from relaybox.admin import NAMED, Admin, Done, Named
 from relaybox.contrib.django.databases import dialect_of
 from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
+from relaybox.operate.admin import NAMED, Admin, Done, Named
 
 
 class DatabaseNow(models.Expression):  # type: ignore[misc]

@@ -9,9 +9,6 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from relaybox.admin import Admin
-from relaybox.app import Outbox
-from relaybox.config import Settings
 from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import url_of
 from relaybox.contrib.django.dispatch import rings
@@ -20,9 +17,12 @@ from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
 from relaybox.contrib.django.store import open_store
 from relaybox.contrib.django.sync import enter, enter_interruptibly
-from relaybox.observe import Observer
+from relaybox.core.settings import Settings
+from relaybox.operate.admin import Admin
+from relaybox.outbox import Outbox
+from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
-from relaybox.stores.ledger import SqlLedger
+from relaybox.stores.sql.ledger import SqlLedger
 
 T = TypeVar("T")
 

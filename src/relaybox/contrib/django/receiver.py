@@ -20,10 +20,10 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 
-from relaybox.consumer import Consumer, is_asynchronous
+from relaybox.core.values import Duration, Secret
 from relaybox.errors import ConfigError, shorten
-from relaybox.setting import Duration, Secret
-from relaybox.webhook import Answer, Refusal, Webhooks, answer, single
+from relaybox.receive.consumer import Consumer, is_asynchronous
+from relaybox.receive.webhook import Answer, Refusal, Webhooks, answer, single
 
 
 class DjangoInbox:

@@ -18,7 +18,6 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import Error, connections, router, transaction
 from django.db.models.query import ModelIterable, ValuesIterable
 
-from relaybox.app import Outbox
 from relaybox.contrib.django.databases import (
     connection_of,
     dialect_of,
@@ -28,10 +27,12 @@ from relaybox.contrib.django.databases import (
     get_statements,
 )
 from relaybox.contrib.django.emit import emit_events
-from relaybox.emit.drive import drive
+from relaybox.database.dialects import refusal
+from relaybox.database.drivers.drive import drive
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
-from relaybox.indexing.locks import (
+from relaybox.outbox import Outbox
+from relaybox.search.locks import (
     HURRIED,
     PATIENT,
     PAUSE,
@@ -43,9 +44,8 @@ from relaybox.indexing.locks import (
     is_passing,
     lock_wait,
 )
-from relaybox.indexing.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
-from relaybox.indexing.source import Source
-from relaybox.stores.dialects import refusal
+from relaybox.search.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
+from relaybox.search.source import Source
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from uuid import UUID
 from django.db import close_old_connections, connections
 from django.dispatch import Signal
 
-from relaybox.envelope import event_of
-from relaybox.event import Delivery
-from relaybox.observe import Observer
-from relaybox.outcome import Delivered, Failed
-from relaybox.store import Claim, Settlement
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Failed
+from relaybox.relay.observer import Observer
+from relaybox.stores.store import Claim, Settlement
+from relaybox.wire.envelope import event_of
 
 event_delivered = Signal()
 """Arguments: ``event`` (a ``relaybox.Event``), ``destination`` (its name), ``using``."""

@@ -15,12 +15,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.store import is_busy
 from relaybox.contrib.django.sync import call
-from relaybox.envelope import event_of
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.errors import PayloadError
-from relaybox.event import Delivery
-from relaybox.outcome import Delivered, Reject, Released, Retry, Unavailable
-from relaybox.sink import REGARDLESS, Answer, Progress, describe, runs
-from relaybox.tracing import attached, stored
+from relaybox.sinks.sink import REGARDLESS, Answer, Progress, describe, runs
+from relaybox.wire.envelope import event_of
+from relaybox.wire.tracing import attached, stored
 
 log = logging.getLogger("relaybox.handler")
 

@@ -11,10 +11,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of, dialect_of, driver_error, execute, get_statements
 from relaybox.contrib.django.sync import call
-from relaybox.stores.dialects import refusal
-from relaybox.stores.sql import SqlStore
-from relaybox.stores.statements import Query, Statements
-from relaybox.stores.steps import OneStatement, Steps, Stepwise, StoreSteps
+from relaybox.database.dialects import refusal
+from relaybox.database.statements.delivery import Query, Statements
+from relaybox.stores.sql.steps import OneStatement, Steps, Stepwise, StoreSteps
+from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections
 
-from relaybox.connect import in_loop
+from relaybox.database.connect import in_loop
 
 T = TypeVar("T")
 P = ParamSpec("P")

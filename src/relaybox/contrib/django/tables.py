@@ -22,9 +22,9 @@ from django.db.models.lookups import Exact
 from django.utils import timezone
 
 from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.core.commands import Program
+from relaybox.database.migrations import ALREADY_THERE, MIGRATIONS, NEWEST, Outbox, drop
 from relaybox.errors import ConfigError, SchemaError, StoreError
-from relaybox.migrations import ALREADY_THERE, MIGRATIONS, NEWEST, Outbox, drop
-from relaybox.program import Program
 
 ALREADY_GONE = {1051}
 """MySQL's error for a table that does not exist."""

@@ -23,9 +23,9 @@ from django.utils.module_loading import import_string
 from relaybox.contrib.django.conf import TASKS
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.emit import default_alias, emit_event
-from relaybox.event import Event
-from relaybox.outcome import Reject, Retry, Unavailable
-from relaybox.sink import describe
+from relaybox.core.event import Event
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.sinks.sink import describe
 
 try:
     from django.tasks.backends.base import BaseTaskBackend

@@ -17,17 +17,17 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error, transaction
 from django.test.testcases import DatabaseOperationForbidden
 
-from relaybox.config import Destination
-from relaybox.connect import Execute, in_loop
 from relaybox.contrib.django import drain as draining
 from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, execute_text, translated_error
 from relaybox.contrib.django.emit import default_alias
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.store import is_busy
+from relaybox.core.settings import Destination
+from relaybox.database.connect import Execute, in_loop
 from relaybox.errors import ConfigError
-from relaybox.parts import Handlers
-from relaybox.sink import Sink
+from relaybox.operate.open_relay import Handlers
+from relaybox.sinks.sink import Sink
 from relaybox.testing.emitted import EmittedEvent, Reader
 from relaybox.testing.probe import OutboxProbe, as_text, no_backoff
 from relaybox.testing.rehearsal import Drained, Tally

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.actions import Action, Done, Named
-from relaybox.ledger import EVERYTHING, Filter
+from relaybox.operate.actions import Action, Done, Named
+from relaybox.stores.ledger import EVERYTHING, Filter
 from relaybox.web import documents, read, schemas
 from relaybox.web.endpoints.operations import started
 from relaybox.web.problems import Problem, invalid

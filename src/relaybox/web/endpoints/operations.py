@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.actions import Action
-from relaybox.journal import Operation
-from relaybox.ledger import Filter
+from relaybox.operate.actions import Action
+from relaybox.stores.journal import Operation
+from relaybox.stores.ledger import Filter
 from relaybox.web import documents, read, render, schemas
 from relaybox.web.cursor import number
 from relaybox.web.problems import not_found

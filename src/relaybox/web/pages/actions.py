@@ -10,11 +10,11 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.admin import Admin, Done, Named
-from relaybox.bulk import TooManyOperations
-from relaybox.config import parse_duration
+from relaybox.core.settings import parse_duration
 from relaybox.errors import ConfigError
-from relaybox.ledger import Filter
+from relaybox.operate.admin import Admin, Done, Named
+from relaybox.operate.bulk import TooManyOperations
+from relaybox.stores.ledger import Filter
 from relaybox.web.pages.error import error
 from relaybox.web.pages.filters import FIELDS, Wrong, chosen, filter_of
 from relaybox.web.show import shortened

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.config import Destination
+from relaybox.core.settings import Destination
 from relaybox.web import show
 from relaybox.web.charts import charts
 from relaybox.web.pages.error import error

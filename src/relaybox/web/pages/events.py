@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.errors import ConfigError
-from relaybox.ledger import Choice, Page
+from relaybox.stores.ledger import Choice, Page
 from relaybox.web.pages.filters import FIELDS, Wrong, chosen, cursor_of, filter_of
 from relaybox.web.templating import page, url_of
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from relaybox.ledger import Filter
+from relaybox.stores.ledger import Filter
 from relaybox.web import read
 from relaybox.web.problems import Problem
 from relaybox.web.schemas import Criteria

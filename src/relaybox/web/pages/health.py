@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from relaybox.admin import DestinationStats, Stats
-from relaybox.config import Destination
-from relaybox.ledger import Counts, Place
+from relaybox.core.settings import Destination
+from relaybox.operate.admin import DestinationStats, Stats
+from relaybox.operate.why import at
+from relaybox.stores.ledger import Counts, Place
 from relaybox.web import show
-from relaybox.why import at
 
 Mood: TypeAlias = Literal["good", "warn", "bad", ""]
 

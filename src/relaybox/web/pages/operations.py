@@ -11,7 +11,7 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.journal import Operation
+from relaybox.stores.journal import Operation
 from relaybox.web.redact import Rules, redact
 from relaybox.web.render import scrubbed
 from relaybox.web.show import plural

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.admin import Health, Point, Series
+from relaybox.operate.admin import Health, Point, Series
+from relaybox.operate.why import is_alive
 from relaybox.web.charts import charts
 from relaybox.web.pages.health import Mood, Row, rows
 from relaybox.web.show import plural
 from relaybox.web.templating import page
-from relaybox.why import is_alive
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.ledger import Relay
+from relaybox.operate.why import is_alive
+from relaybox.stores.ledger import Relay
 from relaybox.web.show import plural
 from relaybox.web.templating import page
-from relaybox.why import is_alive
 
 
 @dataclass(frozen=True, slots=True)

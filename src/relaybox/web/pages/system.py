@@ -10,9 +10,9 @@ from importlib.metadata import version
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.config import Settings, mask_url
+from relaybox.core.settings import Settings, mask_url
+from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
-from relaybox.migrations import NEWEST, current_version
 from relaybox.web import show
 from relaybox.web.templating import page
 

@@ -18,7 +18,6 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
 
-from relaybox.admin import Admin
 from relaybox.contrib.django.admin import detail, display
 from relaybox.contrib.django.admin.actions import ACTIONS, DISCARD, FROM_DETAIL, REPLAY, RETRY, run
 from relaybox.contrib.django.admin.changelist import (
@@ -30,6 +29,7 @@ from relaybox.contrib.django.admin.changelist import (
 )
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
+from relaybox.operate.admin import Admin
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from relaybox.admin import Admin, Done, Named
 from relaybox.contrib.django.dispatch import after_commit
 from relaybox.contrib.django.models import OutboxEvent
+from relaybox.operate.admin import Admin, Done, Named
 
 CONFIRMED = "confirmed"
 FROM_DETAIL = "from_detail"

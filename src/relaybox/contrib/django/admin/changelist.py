@@ -16,9 +16,9 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.http import HttpRequest
 
-from relaybox.admin import Admin
 from relaybox.contrib.django.models import OutboxEvent
-from relaybox.ledger import EVERYTHING, Entry, Filter, Page
+from relaybox.operate.admin import Admin
+from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
 
 READ = frozenset(field.name for field in fields(Entry))
 COLUMNS = [field.attname for field in OutboxEvent._meta.concrete_fields if field.attname in READ]

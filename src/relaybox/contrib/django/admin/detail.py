@@ -11,11 +11,11 @@ from uuid import UUID
 import msgspec
 from django.urls import reverse
 
-from relaybox.admin import Admin
 from relaybox.contrib.django.admin.actions import ACTIONS
 from relaybox.contrib.django.admin.display import html, moment
-from relaybox.ledger import Attempt, Content, Entry, Filter, State
-from relaybox.why import Reason
+from relaybox.operate.admin import Admin
+from relaybox.operate.why import Reason
+from relaybox.stores.ledger import Attempt, Content, Entry, Filter, State
 
 LONGEST = 100_000
 """How many characters of a document a page shows."""

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.text import Truncator
 
-from relaybox.ledger import Entry, State
+from relaybox.stores.ledger import Entry, State
 
 NOTHING = "–"
 ERROR_LENGTH = 60

@@ -1,0 +1,35 @@
+"""The clock of a relay: monotonic, for timers only. What is due, the database's clock decides.
+
+``now`` goes on while the machine is suspended, ``sleep`` does not: after a wake-up what was being waited for
+comes late, and every lease, term and membership that is over by then is seen to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from relaybox.core.uptime import uptime
+
+
+class Clock(Protocol):
+    """Measures durations and sleeps."""
+
+    def now(self) -> float:
+        """Seconds from some moment on, suspension included; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's own."""
+
+    # Without a call in between: a lane asks for every delivery.
+    now = staticmethod(uptime)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        await asyncio.sleep(seconds)

@@ -1,0 +1,164 @@
+"""Gradual rollout: whether an aggregate's events are sent, and routes that change while a process runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from relaybox.core.routing import Routes, bucket, limit
+from relaybox.core.settings import Route, Settings, read_routes
+from relaybox.core.text import id_field
+from relaybox.core.values import wrong
+from relaybox.errors import ConfigError, did_you_mean
+
+EVERY = 1.0
+"""Seconds between two looks at a file."""
+SETTLED = 0.1
+"""Seconds that a file was left alone before it is read: one that is being written is half a file."""
+
+Which: TypeAlias = Route | str
+"""A route, one of its patterns, or the name of a destination."""
+
+log = logging.getLogger(__name__)
+
+
+def is_sent(routes: Routes, which: Which, aggregate_id: Any) -> bool:
+    """Whether what ``which`` takes of an aggregate is really sent; raises ``ConfigError``.
+
+    Of an event type, whether every destination gets it; of a route, a pattern with ``*`` or a destination,
+    whether every route that it names takes the aggregate, and none is a shadow.
+    """
+    at = bucket(id_field("aggregate_id", aggregate_id))
+    found = _named(routes.routes, which)
+    # A pattern without a star is an event type, of which it is known what other routes do.
+    exact = "*" not in str(which) and (not found or which in routes.patterns)
+    if exact and isinstance(which, str) and (shares := routes.shares(which)):
+        return all(at < share.sent for share in shares)
+    if not found:
+        raise _unknown(routes.routes, which)
+    return all(at < limit(route) and not route.shadow for route in found)
+
+
+def changed(settings: Settings, which: Which, **values: Any) -> Settings:
+    """The settings with another ``rollout`` or ``shadow`` of these routes; raises ``ConfigError``."""
+    found = _named(settings.routes, which)
+    if not found:
+        raise _unknown(settings.routes, which)
+    same = {(route.events, route.to) for route in found}
+    routes = (
+        replace(route, **values) if (route.events, route.to) in same else route for route in settings.routes
+    )
+    return replace(settings, routes=tuple(routes))
+
+
+def _named(routes: Sequence[Route], which: Which) -> list[Route]:
+    if isinstance(which, Route):
+        return [route for route in routes if (route.events, route.to) == (which.events, which.to)]
+    if not isinstance(which, str):
+        raise wrong("route", which, "give a Route, one of its patterns, or a destination's name")
+    patterns = [route for route in routes if which in route.events]
+    return patterns or [route for route in routes if which in route.to]
+
+
+def _unknown(routes: Sequence[Route], which: Which) -> ConfigError:
+    if isinstance(which, Route):
+        known = "; ".join(f"{', '.join(route.events)} to {', '.join(route.to)}" for route in routes)
+        seen = f"{', '.join(which.events)} to {', '.join(which.to)}"
+        return ConfigError(f"route = {seen}: the outbox has no such route; known: {known or 'none'}")
+    names = {name for route in routes for name in (*route.events, *route.to)}
+    return ConfigError(
+        f"route = {which!r}: no pattern and no routed destination is called that{did_you_mean(which, names)}"
+    )
+
+
+class RouteFile:
+    """A file whose routes an outbox has; tells ``take`` of those that have another rollout or shadow now.
+
+    Whatever else is changed in it is left for the next start. A file that is gone, or wrong, changes nothing.
+    ``take`` gets the routes by their number in the file when it was read first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        routes: Iterable[Route],
+        take: Callable[[Mapping[int, Route]], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path.absolute()
+        self._routes = list(routes)
+        self._take = take
+        self._clock = clock
+        self._due = -1.0
+        self._seen: tuple[int, ...] | None = None
+        self._told = ""
+        self._lock = threading.Lock()
+
+    def look(self) -> None:
+        """Read it again, if it is time and it was changed; never raises because of the file."""
+        now = self._clock()
+        if now < self._due or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._due = now + EVERY
+            self._read(now)
+        except ConfigError as error:
+            self._complain(str(error))
+        except OSError as error:
+            self._seen = None
+            self._complain(f"{self._path}: {error.strerror or type(error).__name__}")
+        finally:
+            self._lock.release()
+
+    def _read(self, now: float) -> None:
+        file = self._path.stat()
+        if _signature(file) == self._seen:
+            return
+        if 0 <= time.time() - file.st_mtime < SETTLED:
+            self._due = now + SETTLED
+            return
+        self._seen = _signature(file)
+        routes = read_routes(self._path)
+        if _signature(self._path.stat()) != self._seen:
+            self._seen, self._due = None, now + SETTLED
+            return
+        if new := _differing(self._routes, routes):
+            self._take(new)
+            self._remember(new)
+        self._told = ""
+
+    def _remember(self, new: Mapping[int, Route]) -> None:
+        for number, route in new.items():
+            self._routes[number] = route
+            said = f"rollout = {route.rollout:g}, shadow = {str(route.shadow).lower()}"
+            log.info("%s: the route %s has %s now", self._path, ", ".join(route.events), said)
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._told:
+            log.warning("routes stay as they were read last: %s", problem)
+        self._told = problem
+
+
+def _signature(file: os.stat_result) -> tuple[int, ...]:
+    return file.st_mtime_ns, file.st_size, file.st_ino
+
+
+def _differing(before: Sequence[Route], after: Iterable[Route]) -> dict[int, Route]:
+    """The routes of before, by number, that are still there with another rollout or shadow."""
+    same: defaultdict[tuple[tuple[str, ...], tuple[str, ...]], list[Route]] = defaultdict(list)
+    for route in after:
+        same[route.events, route.to].append(route)
+    found = {}
+    for number, route in enumerate(before):
+        candidates = same[route.events, route.to]
+        if candidates and (new := candidates.pop(0)) != route:
+            found[number] = new
+    return found

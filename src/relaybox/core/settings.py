@@ -1,0 +1,449 @@
+"""What an outbox is configured with: destinations, routes, and where they are read from."""
+
+# A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias, TypeVar
+
+from relaybox.core.database_url import normalize_url
+from relaybox.core.values import (
+    Duration,
+    Secret,
+    Setting,
+    Table,
+    choice,
+    duration_from,
+    identifier,
+    known_only,
+    mask_url,
+    optional,
+    parse_count,
+    parse_duration,
+    parse_factor,
+    parse_flag,
+    parse_jitter,
+    parse_name,
+    parse_names,
+    parse_networks,
+    parse_percent,
+    parse_rate,
+    parse_secret,
+    parse_size,
+    parse_table,
+    read_toml,
+    reveal_database,
+    wrong,
+)
+from relaybox.errors import ConfigError, did_you_mean, shorten
+
+__all__ = [
+    "DEFAULT_DATABASE",
+    "SINKS",
+    "Backoff",
+    "ConfigWarning",
+    "Destination",
+    "Duration",
+    "Route",
+    "Secret",
+    "Settings",
+    "database_source",
+    "find_file",
+    "identifier",
+    "mask_url",
+    "needs_postgresql",
+    "normalize_url",
+    "parse_duration",
+    "parse_rate",
+    "parse_size",
+    "read_routes",
+]
+
+Jitter: TypeAlias = float | Literal["full"]
+Ordering: TypeAlias = Literal["aggregate", "tenant", "event_type", "none"]
+Format: TypeAlias = Literal["json", "flat", "cloudevents", "payload"]
+OnFailed: TypeAlias = Literal["block", "skip"]
+OnUnrouted: TypeAlias = Literal["raise", "store"]
+Function: TypeAlias = Callable[..., Any]
+
+SEARCHES = frozenset(["meilisearch", "meilisearchs", "algolia", "opensearch"])
+"""Those of the schemes that are search engines."""
+
+SINKS = frozenset(
+    [
+        *("http", "https", "kafka", "amqp", "amqps", "nats", "redis", "rediss", "sqs"),
+        *SEARCHES,
+        *("celery", "handler", "console", "memory", "debezium"),
+    ]
+)
+"""The URL schemes of the sinks."""
+
+DEFAULT_DATABASE = "sqlite:///relaybox.db"
+"""The database where none is configured."""
+
+_MEANT = "did you mean %r?"
+
+
+class ConfigWarning(UserWarning):
+    """A setting is allowed but will hardly do what was meant."""
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait after an attempt: ``base * factor ** (attempts - 1)``, capped, with jitter."""
+
+    base: Setting[Duration, float] = Setting(parse_duration, 1.0)
+    cap: Setting[Duration, float] = Setting(parse_duration, 3600.0)
+    factor: Setting[float, float] = Setting(parse_factor, 2.0)
+    jitter: Setting[Jitter, Jitter] = Setting(parse_jitter, 0.1)
+
+    _where = "backoff: "
+
+    def __post_init__(self) -> None:
+        if self.cap < self.base:
+            raise ConfigError(f"backoff: cap = {self.cap:g}s is below base = {self.base:g}s; raise the cap")
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Made of a table such as ``{ base = "60s", cap = "1h", factor = 2, jitter = 0.1 }``."""
+        return cls(**known_only(mapping, (item.name for item in fields(cls)), "backoff"))
+
+
+def _backoff(value: Backoff | Mapping[str, Any], setting: str) -> Backoff:
+    if isinstance(value, Backoff):
+        return value
+    try:
+        return Backoff.from_mapping(value)
+    except ConfigError as error:
+        # The table does not know whose it is.
+        error.args = (f"{setting.removesuffix('backoff')}{error}",)
+        raise
+
+
+@dataclass(frozen=True, repr=False)
+class Destination:
+    """A named place events go: a sink, and the policy of its deliveries.
+
+    Durations are kept as seconds and ``rate_limit`` as events a second. Search indexes are ``ordered``
+    where that is left out, others are not. ``on_failed`` says what becomes of a key whose head failed for
+    good; left out, it is ``block`` where ``ordered``, else ``skip``.
+    ``options`` are those of the sink, which may as well stand in the query of its URL. ``once`` is for
+    functions: they run in one transaction with the inbox's mark of their event.
+    """
+
+    name: str
+    sink: str
+    _: KW_ONLY
+    once: Setting[bool, bool] = Setting(parse_flag, False)
+    # Where it is left out, __post_init__ decides.
+    ordered: Setting[bool | None, bool] = Setting(optional(parse_flag), None)  # type: ignore[arg-type]
+    ordering: Setting[Ordering | Function, Ordering | Function] = Setting(
+        choice(Ordering, or_function=True), "aggregate"
+    )
+    on_failed: Setting[OnFailed | None, OnFailed | None] = Setting(optional(choice(OnFailed)), None)
+    max_attempts: Setting[int, int] = Setting(parse_count, 5)
+    timeout: Setting[Duration, float] = Setting(duration_from(0.001), 30.0)
+    backoff: Setting[Backoff | Mapping[str, Any], Backoff] = Setting(_backoff, Backoff())
+    concurrency: Setting[int, int] = Setting(parse_count, 50)
+    rate_limit: Setting[str | float | None, float | None] = Setting(optional(parse_rate), None)
+    lease: Setting[Duration, float] = Setting(duration_from(1), 60.0)
+    batch_size: Setting[int, int] = Setting(parse_count, 100)
+    poll_interval: Setting[Duration, float] = Setting(duration_from(0.001), 1.0)
+    retention: Setting[Duration, float] = Setting(parse_duration, 604_800.0)
+    dead_letter: Setting[str | None, str | None] = Setting(optional(parse_name), None)
+    format: Setting[Format | Function, Format | Function] = Setting(choice(Format, or_function=True), "json")
+    secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
+    auth: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
+    allow: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_networks, ())
+    options: Setting[Mapping[str, Any], Mapping[str, Any]] = Setting(parse_table, Table({}))
+
+    @property
+    def _where(self) -> str:
+        return f"destination {shorten(self.name)}: "
+
+    @cached_property
+    def handed_over(self) -> bool:
+        """Whether no relay sends to it: Debezium reads its rows in the database's log."""
+        return self._scheme == "debezium"
+
+    @property
+    def _scheme(self) -> str:
+        return self.sink.partition(":")[0].lower()
+
+    def __post_init__(self) -> None:
+        parse_name(self.name, f"{self._where}name")
+        self._check_sink()
+        if self.ordered is None:
+            object.__setattr__(self, "ordered", self._scheme in SEARCHES)
+        if self.handed_over:
+            self._check_handed_over()
+        if self.on_failed is None:
+            object.__setattr__(self, "on_failed", "block" if self.ordered else "skip")
+        if self.lease < self.timeout:
+            seen = f"lease {self.lease:g}s is shorter than timeout {self.timeout:g}s"
+            fix = "a slow send then lives on extensions of its lease; make the lease the longer one"
+            warnings.warn(f"{self._where}{seen}: {fix}", ConfigWarning, stacklevel=3)
+
+    def _check_sink(self) -> None:
+        setting = f"{self._where}sink"
+        if not isinstance(self.sink, str) or not self.sink:
+            raise wrong(setting, self.sink, "write a URL such as 'https://example.org/events'")
+        scheme, _, rest = self.sink.partition(":")
+        if scheme.lower() not in SINKS:
+            raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SINKS)}")
+        if self.once and scheme.lower() != "handler":
+            fix = "only functions can run once; receivers elsewhere keep an inbox of their own"
+            raise wrong(f"{self._where}once", self.once, fix)
+        if scheme.lower() in ("http", "https") and not re.match(r"//[^/?#]", rest):
+            raise wrong(setting, mask_url(self.sink), "name a host, as in 'https://example.org/events'")
+
+    def _check_handed_over(self) -> None:
+        if self.sink.partition(":")[2] not in ("", "//"):
+            fix = "write 'debezium:' alone; where it reads and sends, `relaybox debezium` prints"
+            raise wrong(f"{self._where}sink", mask_url(self.sink), fix)
+        if self.options:
+            raise ConfigError(f"{self._where}options: a debezium destination has none; leave them out")
+        if self.format not in ("json", "payload"):
+            raise ConfigError(f"{self._where}format: Debezium sends the bare payload; leave it out")
+        if self.dead_letter is not None:
+            raise ConfigError(f"{self._where}dead_letter: nothing fails here, Debezium sends; leave it out")
+
+    @classmethod
+    def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
+        """Made of a ``[destinations.NAME]`` table."""
+        where = f"destination {shorten(name)}"
+        known = (item.name for item in fields(cls) if item.name != "name")
+        settings = known_only(mapping, known, where, dict.fromkeys(("url", "endpoint"), _MEANT % "sink"))
+        if "sink" not in settings:
+            raise ConfigError(f"{where} has no sink; write one, such as sink = 'https://example.org/events'")
+        return cls(name, **settings)
+
+    def __repr__(self) -> str:
+        return f"Destination({self.name!r}, {mask_url(self.sink)!r})"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which events go where: ``Route("file.*", to="runner")``; ``*`` stands for any run of characters.
+
+    ``rollout`` is the percentage of aggregates whose events it takes. What a ``shadow`` takes is stored,
+    claimed and settled like any other, but not sent.
+    """
+
+    events: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
+    to: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
+    _: KW_ONLY
+    rollout: Setting[float, float] = Setting(parse_percent, 100.0)
+    shadow: Setting[bool, bool] = Setting(parse_flag, False)
+
+    @property
+    def _where(self) -> str:
+        # The events come first: while they are checked themselves, there is nothing to call the route by.
+        events = ", ".join(map(shorten, self.__dict__.get("events", ())))
+        return f"route {events}: " if events else "route: "
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Made of a ``[[routes]]`` table."""
+        fixes = dict.fromkeys(("event", "match", "pattern"), _MEANT % "events")
+        return cls(**known_only(mapping, (item.name for item in fields(cls)), "a route", fixes))
+
+
+_Item = TypeVar("_Item")
+
+
+def _several(kind: type[_Item]) -> Callable[[Iterable[_Item], str], tuple[_Item, ...]]:
+    def parse(value: Iterable[_Item], setting: str) -> tuple[_Item, ...]:
+        if not isinstance(value, Iterable):
+            raise ConfigError(f"{setting}: give a list of {kind.__name__} objects")
+        items = tuple(value)
+        for item in items:
+            if not isinstance(item, kind):
+                raise wrong(setting, item, f"give {kind.__name__} objects")
+        return items
+
+    return parse
+
+
+def _prefix(value: str, setting: str) -> str:
+    return identifier(value, setting) if value else ""
+
+
+@dataclass(frozen=True, repr=False)
+class Settings:
+    """Everything an outbox is configured with, whole and consistent."""
+
+    database: Setting[str, str] = Setting(normalize_url, DEFAULT_DATABASE)
+    destinations: Setting[Iterable[Destination], tuple[Destination, ...]] = Setting(_several(Destination), ())
+    routes: Setting[Iterable[Route], tuple[Route, ...]] = Setting(_several(Route), ())
+    _: KW_ONLY
+    schema: Setting[str | None, str | None] = Setting(optional(identifier), None)
+    prefix: Setting[str, str] = Setting(_prefix, "")
+    unrouted: Setting[OnUnrouted, OnUnrouted] = Setting(choice(OnUnrouted), "raise")
+    notify: Setting[bool, bool] = Setting(parse_flag, True)
+    max_payload: Setting[str | int, int] = Setting(parse_size, 1_048_576)
+    inbox_window: Setting[Duration, float] = Setting(duration_from(1), 604_800.0)
+    idempotency_window: Setting[Duration, float] = Setting(duration_from(1), 2_592_000.0)
+    namespace: Setting[str, str] = Setting(_prefix, "")
+    canary: Setting[Duration | None, float | None] = Setting(optional(duration_from(1)), None)
+    canary_destination: Setting[str | None, str | None] = Setting(optional(parse_name), None)
+    app: Setting[str | None, str | None] = Setting(optional(parse_name), None)
+    web: Setting[Mapping[str, Any], Mapping[str, Any]] = Setting(parse_table, Table({}))
+
+    _where = ""
+
+    def __post_init__(self) -> None:
+        names = [destination.name for destination in self.destinations]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"destinations: two are called {name!r}; rename one")
+        for route in self.routes:
+            for name in route.to:
+                _check_exists(f"{route._where}to", name, names)
+            if route.shadow:
+                self._check_shadow(route)
+        for destination in self.destinations:
+            self._check_dead_letter(destination, names)
+        self._check_canary(names)
+
+    def _check_shadow(self, route: Route) -> None:
+        handed_over = [one.name for one in self.destinations if one.handed_over and one.name in route.to]
+        if handed_over:
+            fix = f"Debezium sends whatever is written for {handed_over[0]!r}; leave shadow out"
+            raise wrong(f"{route._where}shadow", route.shadow, fix)
+
+    def _check_canary(self, names: list[str]) -> None:
+        if self.canary_destination is None:
+            if self.canary is not None:
+                raise ConfigError("canary has no destination; name one with canary_destination = '…'")
+            return
+        if self.canary is None:
+            fix = "say also how often, as in canary = '60s'"
+            raise wrong("canary_destination", self.canary_destination, fix)
+        # One that a handler is may be registered later than the settings are read.
+        if any(one.handed_over for one in self.destinations if one.name == self.canary_destination):
+            raise wrong("canary_destination", self.canary_destination, "no relay sees what Debezium sends")
+
+    def _check_dead_letter(self, destination: Destination, names: list[str]) -> None:
+        setting = f"destination {destination.name!r}: dead_letter"
+        if destination.dead_letter == destination.name:
+            raise wrong(setting, destination.name, "name another destination, not itself")
+        if destination.dead_letter is not None:
+            _check_exists(setting, destination.dead_letter, names)
+            if any(one.handed_over for one in self.destinations if one.name == destination.dead_letter):
+                raise wrong(setting, destination.dead_letter, "Debezium takes only what is emitted to it")
+        following = {one.name: one.dead_letter for one in self.destinations}
+        seen, name = {destination.name}, destination.dead_letter
+        while name is not None:
+            if name in seen:
+                raise wrong(setting, destination.dead_letter, "what fails would go round in a circle; end it")
+            seen.add(name)
+            name = following.get(name)
+
+    @classmethod
+    def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:
+        """Read from the file that ``find_file`` names, if any.
+
+        The database is the one given, else RELAYBOX_DATABASE, else the file's, else DATABASE_URL, else
+        an SQLite file; each may be written ``env:NAME`` or ``file:PATH``.
+        """
+        table = _read(path, env)
+        destinations = table.pop("destinations", {})
+        if not isinstance(destinations, dict):
+            raise wrong("destinations", destinations, "write each as a [destinations.NAME] table")
+        routes = _routes(table.pop("routes", []))
+        return cls(
+            _database(_named_database(database, env, table.pop("database", None)), env),
+            [Destination.from_mapping(name, given) for name, given in destinations.items()],
+            routes,
+            **table,
+        )
+
+    def __repr__(self) -> str:
+        return f"Settings({mask_url(self.database)!r}, {list(self.destinations)!r}, {list(self.routes)!r})"
+
+
+def needs_postgresql(destination: Destination, seen: str) -> ConfigError:
+    """What is wrong with a debezium destination on another database."""
+    setting = f"destination {destination.name!r}: sink = {destination.sink!r}"
+    return ConfigError(f"{setting} needs PostgreSQL, whose log Debezium reads; the database is {seen}")
+
+
+def _check_exists(setting: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{setting} = {name!r}: no destination is called that{did_you_mean(name, known)}")
+
+
+def database_source(path: Path | None, env: Mapping[str, str], database: str | None = None) -> str | None:
+    """What of all that ``Settings.load`` reads says which database is meant; ``None``: nothing does."""
+    named = _named_database(database, env, _read(path, env).get("database"))
+    return named and named[0]
+
+
+def _database(named: tuple[str, Any] | None, env: Mapping[str, str]) -> str:
+    if named is None:
+        return DEFAULT_DATABASE
+    setting, value = named
+    return normalize_url(reveal_database(value, env, setting), setting)
+
+
+def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any] | None:
+    """The setting that decides which database it is, and its value."""
+    sources = {
+        "database": given,
+        "RELAYBOX_DATABASE": env.get("RELAYBOX_DATABASE"),
+        "database in the file": in_file,
+        "DATABASE_URL": env.get("DATABASE_URL"),
+    }
+    return next((source for source in sources.items() if source[1] is not None and source[1] != ""), None)
+
+
+def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The file given, else RELAYBOX_CONFIG's, else ``relaybox.toml`` or ``pyproject.toml`` here, if any."""
+    if named := path or env.get("RELAYBOX_CONFIG"):
+        return Path(named)
+    own, shared = Path("relaybox.toml"), Path("pyproject.toml")
+    if own.is_file():
+        return own
+    return shared if shared.is_file() and "relaybox" in _tools(read_toml(shared)) else None
+
+
+def read_routes(path: Path) -> tuple[Route, ...]:
+    """The routes that a file has; raises ``ConfigError``."""
+    return _routes(_table(path).get("routes", []))
+
+
+def _routes(given: object) -> tuple[Route, ...]:
+    if not isinstance(given, list):
+        raise wrong("routes", given, "write each route as a [[routes]] table")
+    return tuple(Route.from_mapping(each) for each in given)
+
+
+def _tools(data: dict[str, Any]) -> dict[str, Any]:
+    tools = data.get("tool")
+    return tools if isinstance(tools, dict) else {}
+
+
+def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
+    return _table(found) if (found := find_file(path, env)) else {}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Our settings in a file, with ``destinations`` and ``routes`` among them."""
+    data = read_toml(path)
+    general = {item.name for item in fields(Settings)} - {"destinations", "routes", "web"}
+    if path.name == "pyproject.toml":
+        given = _tools(data).get("relaybox")
+        if given is None:
+            raise ConfigError(f"{path} has no [tool.relaybox] table; add one, or write relaybox.toml")
+        return known_only(given, general | {"destinations", "routes", "web"}, "[tool.relaybox]")
+    misplaced = dict.fromkeys(general, "write it under [relaybox]")
+    tables = known_only(data, ("relaybox", "destinations", "routes", "web"), str(path), misplaced)
+    return {**known_only(tables.pop("relaybox", {}), general, "[relaybox]"), **tables}

@@ -1,0 +1,107 @@
+"""What ``emit`` needs to know of a database driver, and the checks made before anything is written.
+
+Each driver has a file of its own; which one serves a connection follows from the connection's type, and
+nothing is imported of drivers that the application does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from inspect import iscoroutinefunction
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from relaybox.database.dialects import Dialect
+from relaybox.database.statements.delivery import ParamStyle, Query
+from relaybox.emit.write import Row
+from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed
+
+Rows: TypeAlias = list[Row]
+
+
+class Driver(Protocol):
+    """One kind of connection. The questions are answered without a round trip wherever that is possible."""
+
+    name: str
+    dialect: Dialect
+    style: ParamStyle
+
+    def is_closed(self, connection: Any) -> bool:
+        """Whether the connection is closed."""
+
+    def is_failed(self, connection: Any) -> bool:
+        """Whether the open transaction can only be rolled back; False where there is no telling."""
+
+    def is_open(self, connection: Any) -> bool:
+        """Whether a transaction is open."""
+
+    def begins(self, connection: Any) -> bool:
+        """Whether the connection begins a transaction by itself before an INSERT."""
+
+    def execute(self, connection: Any, query: Query) -> Rows | Awaitable[Rows]:
+        """Execute one statement; its rows as sequences, whatever row factory the connection has."""
+
+
+class Names(NamedTuple):
+    """What errors call the call that was made, its twins, and what to do instead."""
+
+    owner: str
+    sync: str
+    asynchronous: str
+    django: str
+    otherwise: str = ""
+
+
+EMIT = Names(
+    "outbox", "emit", "aemit", "emit_event", ", or pass autocommit=True to emit if that is what you want"
+)
+
+
+class Channel:
+    """One connection and the driver that serves it."""
+
+    __slots__ = ("connection", "driver", "names")
+
+    def __init__(self, driver: Driver, connection: Any, names: Names = EMIT) -> None:
+        self.driver = driver
+        self.connection = connection
+        self.names = names
+
+    def check(self, autocommit: bool) -> bool:
+        """Raise unless it can be written to; True where what is written will commit by itself."""
+        driver, connection = self.driver, self.connection
+        if driver.is_closed(connection):
+            raise closed(driver.name)
+        if driver.is_failed(connection):
+            raise failed(driver.name)
+        if driver.begins(connection) or driver.is_open(connection):
+            return False
+        if not autocommit:
+            raise not_in_transaction(driver, self.names)
+        return True
+
+    def execute(self, query: Query) -> Any:
+        """Execute one statement: its rows, or for an asynchronous driver an awaitable of them."""
+        return self.driver.execute(self.connection, query)
+
+
+def closed(name: str) -> ConnectionClosed:
+    """The error for a closed connection."""
+    return ConnectionClosed(f"the {name} connection is closed; use it before that, or use another one")
+
+
+def failed(name: str) -> TransactionFailed:
+    """The error for a transaction that can only be rolled back."""
+    return TransactionFailed(
+        f"an earlier statement failed, so the {name} transaction can only be rolled back;"
+        " roll it back and begin again"
+    )
+
+
+def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
+    """The error for an INSERT that would commit by itself."""
+    block = "async with" if iscoroutinefunction(driver.execute) else "with"
+    return NotInTransaction(
+        f"the {driver.name} connection is in autocommit and no transaction is open, so that what is written"
+        " would commit apart from the change it belongs to; write"
+        f" `{block} {names.owner}.transaction(connection):` around both{names.otherwise}"
+    )

@@ -1,0 +1,73 @@
+"""psycopg 3, synchronous and asynchronous."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from relaybox.database.dialects import POSTGRESQL
+from relaybox.database.drivers.driver import Rows
+from relaybox.database.statements.delivery import ParamStyle, Query
+
+
+class _State:
+    name = "psycopg"
+    dialect = POSTGRESQL
+    style: ParamStyle = "format"
+
+    def is_closed(self, connection: Any) -> bool:
+        return bool(connection.closed)
+
+    def is_failed(self, connection: Any) -> bool:
+        return bool(connection.pgconn.transaction_status == TransactionStatus.INERROR)
+
+    def is_open(self, connection: Any) -> bool:
+        status = connection.pgconn.transaction_status
+        if status == TransactionStatus.ACTIVE:
+            # In a pipeline, whose results are not in yet: only a block is known to be a transaction.
+            return bool(connection._num_transactions)
+        return bool(status != TransactionStatus.IDLE)
+
+    def begins(self, connection: Any) -> bool:
+        return not connection.autocommit
+
+
+class Psycopg(_State):
+    """``psycopg.Connection``."""
+
+    def execute(self, connection: Connection[Any], query: Query) -> Rows:
+        """In pipeline mode results come only with a sync, which the end of an inner block makes."""
+        # Not the connection's own cursors, which may take other placeholders.
+        cursor = Cursor(connection, row_factory=tuple_row)
+        if connection.pgconn.pipeline_status == PipelineStatus.OFF:
+            cursor.execute(query.sql, query.params)
+        else:
+            with connection.pipeline():
+                cursor.execute(query.sql, query.params)
+        # Not by the description, which takes longer to make than to fetch a row or two.
+        return [] if cursor.rownumber is None else list(cursor.fetchall())
+
+    def transaction(self, connection: Connection[Any]) -> Any:
+        """The driver's own block."""
+        return connection.transaction()
+
+
+class AsyncPsycopg(_State):
+    """``psycopg.AsyncConnection``."""
+
+    async def execute(self, connection: AsyncConnection[Any], query: Query) -> Rows:
+        """In pipeline mode results come only with a sync, which the end of an inner block makes."""
+        cursor = AsyncCursor(connection, row_factory=tuple_row)
+        if connection.pgconn.pipeline_status == PipelineStatus.OFF:
+            await cursor.execute(query.sql, query.params)
+        else:
+            async with connection.pipeline():
+                await cursor.execute(query.sql, query.params)
+        return [] if cursor.rownumber is None else list(await cursor.fetchall())
+
+    def transaction(self, connection: AsyncConnection[Any]) -> Any:
+        """The driver's own block."""
+        return connection.transaction()

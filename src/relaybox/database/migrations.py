@@ -1,0 +1,295 @@
+"""The tables' way into a database: numbered migrations that only go forward, and the same as plain SQL.
+
+A database may be newer than the code that looks at it: the last and the next release run side by side on
+one schema. So an unknown version is no error, and nothing is ever taken back.
+
+What is done is a generator of statements that is sent their rows; how they reach the database stands in
+``connect.py``. PostgreSQL and SQLite migrate in one transaction. MySQL commits every DDL statement by
+itself: there a migration that was cut short is run again, and what exists already is passed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine.mock import MockConnection
+
+from relaybox.core.commands import Program, command
+from relaybox.core.settings import normalize_url
+from relaybox.core.values import choice, mask_url, wrong
+from relaybox.database.connect import Row, connected, denied, in_memory
+from relaybox.database.schema import MYSQL, Tables, make_tables
+from relaybox.errors import ConfigError, SchemaError, StoreError
+
+T = TypeVar("T")
+DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
+Steps: TypeAlias = Generator[str, list[Row], T]
+
+LOCK = 0x52454C4159424F58
+"""One for all outboxes of a PostgreSQL database: ``None`` and ``public`` may be the same schema."""
+
+PATIENCE = 600
+"""Seconds to wait for another process's migration on MySQL."""
+
+ALREADY_THERE = {1050, 1060, 1061}
+"""MySQL's errors for a table, a column and an index that exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Which tables on which kind of database."""
+
+    dialect: DialectName
+    schema: str | None = None
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        choice(DialectName)(self.dialect, "dialect")
+        self.tables()
+        if self.schema and self.dialect == "sqlite":
+            raise wrong("schema", self.schema, "SQLite has no schemas; leave it out, or use a prefix")
+
+    def metadata(self) -> sa.MetaData:
+        """The tables in a MetaData of their own."""
+        return self.tables().event.metadata
+
+    def tables(self) -> Tables:
+        """The tables."""
+        return _tables(self.schema, self.prefix)
+
+
+@lru_cache(maxsize=16)
+def _tables(schema: str | None, prefix: str) -> Tables:
+    return make_tables(sa.MetaData(), schema=schema, prefix=prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step forward; its statements end by recording its number.
+
+    A migration that was released never changes. As long as a version only adds tables, its statements are
+    made from ``schema.py``, where each table says which version brought it; the first change to a table that
+    was released freezes the text of the versions before it here.
+    """
+
+    number: int
+    title: str
+    statements: Callable[[Outbox], list[str]]
+
+
+def _create_tables(version: int, outbox: Outbox) -> list[str]:
+    """Create the tables that this version brings, and record it."""
+    metadata = outbox.metadata()
+    tables = [table for table in metadata.tables.values() if table.info.get("version", 1) == version]
+    statements = rendered(
+        outbox.dialect, lambda engine: metadata.create_all(engine, tables=tables, checkfirst=False)
+    )
+    return [
+        statement
+        for indexes, group in itertools.groupby(statements, lambda text: text.startswith("CREATE INDEX"))
+        # SQLAlchemy keeps a table's indexes in a set.
+        for statement in (sorted(group) if indexes else group)
+    ]
+
+
+MIGRATIONS = (
+    Migration(1, "the tables", partial(_create_tables, 1)),
+    Migration(2, "samples and operations", partial(_create_tables, 2)),
+    Migration(3, "settings", partial(_create_tables, 3)),
+)
+NEWEST = MIGRATIONS[-1].number
+
+
+def ddl(dialect_name: DialectName, *, schema: str | None = None, prefix: str = "") -> list[str]:
+    """Every statement that makes an empty database ready, in order."""
+    outbox = Outbox(dialect_name, schema, prefix)
+    migrations = [statement for migration in MIGRATIONS for statement in migration.statements(outbox)]
+    return [*create_schema(outbox), *migrations]
+
+
+def create_schema(outbox: Outbox) -> list[str]:
+    """On PostgreSQL the schema is made; on MySQL it is another database, which must exist."""
+    if outbox.schema is None or outbox.dialect != "postgresql":
+        return []
+    create = sa.schema.CreateSchema(outbox.schema, if_not_exists=True)
+    return rendered(outbox.dialect, lambda engine: engine.execute(create))
+
+
+def drop(outbox: Outbox) -> list[str]:
+    """Every statement that takes the tables away, and what is in them, of whatever version they are."""
+    statements = rendered(outbox.dialect, lambda engine: outbox.metadata().drop_all(engine, checkfirst=False))
+    return [re.sub(r"^DROP TABLE ", "DROP TABLE IF EXISTS ", statement) for statement in statements]
+
+
+def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> list[int]:
+    """Bring the tables up to date and return the versions applied now.
+
+    Safe to repeat, and safe for several processes at once. A ``schema`` is created on PostgreSQL; on
+    MariaDB and MySQL it names another database, which must exist; SQLite has none.
+    """
+    if in_memory(normalize_url(database)):
+        fix = "it is in memory, and nothing would be kept; name a file, as in sqlite:///relaybox.db"
+        raise ConfigError(f"database = {mask_url(database)!r}: {fix}")
+    try:
+        return _run(database, lambda dialect: _migrating(Outbox(dialect, schema, prefix)))
+    except StoreError as error:
+        if not denied(error.__cause__):
+            raise
+        fix = f"run it as the owner, or review {command('sql')}"
+        raise StoreError(f"{error}; {fix}") from error.__cause__
+
+
+def current_version(database: str, *, schema: str | None = None, prefix: str = "") -> int:
+    """The version of the tables, 0 where there are none."""
+    return _run(database, lambda dialect: _recorded(Outbox(dialect, schema, prefix)), create=False) or 0
+
+
+def check(database: str, *, schema: str | None = None, prefix: str = "") -> None:
+    """Raise SchemaError where the tables are missing, or older than this release needs."""
+    version = current_version(database, schema=schema, prefix=prefix)
+    if version == 0:
+        raise SchemaError(f"the tables are missing: run `{Program.migrate}`")
+    if version < NEWEST:
+        raise SchemaError(
+            f"the tables are at version {version} and this release needs {NEWEST}: run `{Program.migrate}`"
+        )
+
+
+def server_dialect(database: str) -> DialectName:
+    """The dialect of a database; MySQL and MariaDB share their URLs, so the server is asked."""
+    scheme = normalize_url(database).partition(":")[0]
+    return _run(database, _server) if scheme in MYSQL else _name(scheme)
+
+
+def rendered(dialect: DialectName, run: Callable[[MockConnection], Any]) -> list[str]:
+    """The statements that ``run`` would execute on such a database, as text."""
+    statements: list[str] = []
+
+    def keep(element: Any, *_: Any) -> None:
+        text = str(element.compile(dialect=engine.dialect, compile_kwargs={"literal_binds": True}))
+        statements.append(re.sub(r" +$", "", text.replace("\t", "    "), flags=re.MULTILINE).strip())
+
+    # Named parameters keep the compiler from doubling percent signs: no driver sees the text with values.
+    engine = sa.create_mock_engine(f"{dialect}://", keep, paramstyle="named")
+    run(engine)
+    return statements
+
+
+def quoted(outbox: Outbox, *names: str | None) -> str:
+    """The names, each in the database's quotes, joined by dots."""
+    preparer = sa.create_mock_engine(f"{outbox.dialect}://", None).dialect.identifier_preparer
+    return ".".join(preparer.quote_identifier(name) for name in names if name)
+
+
+def _run(database: str, begin: Callable[[DialectName], Steps[T]], *, create: bool = True) -> T:
+    """Drive the steps on the database, in one transaction where it has them for DDL."""
+    url = normalize_url(database)
+    steps = begin(_name(url.partition(":")[0]))
+    with connected(url, create=create) as execute:
+        try:
+            statement = next(steps)
+            while True:
+                try:
+                    rows = execute(statement)
+                except Exception as error:
+                    # The steps know whether this error matters.
+                    statement = steps.throw(error)
+                else:
+                    statement = steps.send(rows)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def _name(scheme: str) -> DialectName:
+    return next(name for name in get_args(DialectName) if name == scheme)
+
+
+def _migrating(outbox: Outbox) -> Steps[list[int]]:
+    outbox = replace(outbox, dialect=(yield from _server(outbox.dialect)))
+    yield from _lock(outbox)
+    version = yield from _recorded(outbox)
+    # Without the table of migrations, which is made first, whatever else exists is not ours.
+    resuming = version is not None and outbox.dialect in MYSQL
+    pending = [migration for migration in MIGRATIONS if migration.number > (version or 0)]
+    if pending:
+        yield from _ensure_schema(outbox)
+    for statement in (text for migration in pending for text in migration.statements(outbox)):
+        try:
+            yield statement
+        except Exception as error:
+            if not resuming or ALREADY_THERE.isdisjoint(error.args[:1]):
+                raise
+    return [migration.number for migration in pending]
+
+
+def _server(dialect: DialectName) -> Steps[DialectName]:
+    if dialect not in MYSQL:
+        return dialect
+    ((version,),) = yield "SELECT VERSION()"
+    return "mariadb" if "mariadb" in version.lower() else "mysql"
+
+
+def _lock(outbox: Outbox) -> Steps[None]:
+    """One migration at a time, until the transaction or the connection ends."""
+    match outbox.dialect:
+        case "postgresql":
+            yield f"SELECT pg_advisory_xact_lock({LOCK})"
+        case "sqlite":
+            yield "BEGIN IMMEDIATE"
+        case _:
+            name = sa.func.concat("relaybox.", sa.func.md5(_mysql_database(outbox)))
+            ((locked,),) = yield _text(outbox, sa.select(sa.func.get_lock(name, PATIENCE)))
+            if locked != 1:
+                raise StoreError(f"another migration has been running for {PATIENCE} s; try again later")
+
+
+def _recorded(outbox: Outbox) -> Steps[int | None]:
+    """The highest version recorded, 0 for none; ``None`` where there is no table of migrations."""
+    table = outbox.tables().migration
+    if not (yield _text(outbox, _find(outbox, table))):
+        return None
+    ((version,),) = yield _text(outbox, sa.select(sa.func.max(table.c.version)))
+    return version or 0
+
+
+def _find(outbox: Outbox, table: sa.Table) -> sa.Select[Any]:
+    """A row if the table exists."""
+    row = sa.select(sa.literal(1))
+    if outbox.dialect == "postgresql":
+        # By name, so that an unqualified one is looked for along the search path, as every statement does.
+        name = quoted(outbox, table.schema, table.name)
+        return row.where(sa.func.to_regclass(name).is_not(None))
+    if outbox.dialect == "sqlite":
+        master = _catalog("sqlite_master", "type", "name")
+        return row.where(master.c.type == "table", master.c.name == table.name)
+    tables = _catalog("tables", "table_schema", "table_name", schema="information_schema")
+    in_schema = tables.c.table_schema == _mysql_database(outbox)
+    return row.where(in_schema, tables.c.table_name == table.name)
+
+
+def _catalog(name: str, *columns: str, schema: str | None = None) -> sa.TableClause:
+    return sa.table(name, *(sa.column(column, sa.String) for column in columns), schema=schema)
+
+
+def _ensure_schema(outbox: Outbox) -> Steps[None]:
+    """Only where it is missing: IF NOT EXISTS demands the right to create even where nothing is created."""
+    if outbox.schema is None or outbox.dialect != "postgresql":
+        return
+    schemas = _catalog("pg_namespace", "nspname")
+    if not (yield _text(outbox, sa.select(sa.literal(1)).where(schemas.c.nspname == outbox.schema))):
+        yield create_schema(outbox)[0]
+
+
+def _mysql_database(outbox: Outbox) -> sa.ColumnElement[Any]:
+    return sa.literal(outbox.schema) if outbox.schema else sa.func.coalesce(sa.func.database(), "")
+
+
+def _text(outbox: Outbox, statement: sa.Select[Any]) -> str:
+    (text,) = rendered(outbox.dialect, lambda engine: engine.execute(statement))
+    return text

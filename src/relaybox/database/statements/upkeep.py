@@ -1,0 +1,343 @@
+"""Every statement of upkeep, as text to be reviewed; the words are those of ``statements.py``."""
+
+from __future__ import annotations
+
+from relaybox.stores.upkeep import PROMPT
+
+# What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
+LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
+
+ANY_DATABASE = {
+    "members": "SELECT name, seen_at FROM {relay}",
+    "now": "SELECT {now}",
+    "forget_members": "DELETE FROM {relay} WHERE name IN (:names) AND seen_at < {later}",
+    "leave": "DELETE FROM {relay} WHERE name = :me",
+    "open_election": """
+INSERT INTO {leader} (name, relay, term, leads_until) VALUES ('upkeep', '', 0, {now}) {or_nothing}""",
+    "lead": """
+UPDATE {leader} SET term = term + CASE WHEN relay = :me AND leads_until > {now} THEN 0 ELSE 1 END,
+    relay = :me, leads_until = {later}
+WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
+    "leading": "SELECT term FROM {leader} WHERE name = 'upkeep' AND relay = :me AND leads_until > {now}",
+    # For those who look at the relays.
+    "show_leader": """
+UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
+    leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
+WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upkeep')""",
+    "current_term": "SELECT term FROM {leader} WHERE name = 'upkeep' AND leads_until > {now}",
+    "resign": "UPDATE {leader} SET leads_until = {now} WHERE relay = :me AND leads_until > {now}",
+    "hide_leader": "UPDATE {relay} SET leads_until = NULL WHERE name = :me",
+    "fence": """
+SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}""",
+    "said": "SELECT destination, relay, setting, said_at FROM {setting} ORDER BY destination, relay",
+    "known": "SELECT relay, destination FROM {setting}",
+    # A member keeps all that it said: a part of it would be taken for all that it has.
+    "unsay": """
+DELETE FROM {setting} WHERE destination = :destination AND relay = :relay AND said_at <= {later}
+  AND NOT EXISTS (SELECT 1 FROM {relay} WHERE name = :relay)""",
+    "fall_silent": "UPDATE {setting} SET said_at = :at WHERE relay = :me",
+    "walk_events": "SELECT id, destination, status FROM {event} WHERE id > :after ORDER BY id LIMIT :limit",
+    "walk_attempts": """
+SELECT delivery_id, (SELECT e.id FROM {event} e WHERE e.id = a.delivery_id) FROM {attempt} a
+WHERE delivery_id > :after ORDER BY delivery_id LIMIT :limit""",
+    "unrouted": "{unrouted} {in_turn}",
+    "unrouted_after": "{unrouted} AND {beyond} {in_turn}",
+    "waiting": """
+SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload, payload_data, payload_encoding,
+    headers, ordering_key, idempotency_key, max_attempts, next_attempt_at > {now}
+FROM {event} {by_id} WHERE {listed_ids} ORDER BY position""",
+    "stuck": """
+SELECT k.ordering_key FROM {keys}
+WHERE (SELECT status = 'pending' AND next_attempt_at IS NULL AND {unleased} FROM {event}
+    WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open} ORDER BY position LIMIT 1)""",
+}
+
+# What PostgreSQL and SQLite have in common.
+NOT_MYSQL = {
+    "be_seen": """
+INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
+ON CONFLICT (name) DO UPDATE SET host = excluded.host, pid = excluded.pid, version = excluded.version,
+    seen_at = excluded.seen_at""",
+    "record": """
+INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag)
+VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
+ON CONFLICT (minute, destination, relay) DO UPDATE SET delivered = excluded.delivered,
+    retried = excluded.retried, failed = excluded.failed, lag = excluded.lag""",
+    "say": """
+INSERT INTO {setting} (destination, relay, setting, said_at) VALUES (:destination, :me, :setting, {now})
+ON CONFLICT (destination, relay) DO UPDATE SET setting = excluded.setting, said_at = excluded.said_at""",
+    # They stand at one end of the index of what is due.
+    "parked": """
+SELECT ordering_key FROM {event}
+WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
+ORDER BY next_attempt_at, position LIMIT :limit""",
+    # From one key to the next, however many rows each of them has.
+    "next_keys": """
+WITH RECURSIVE k (ordering_key, number) AS (
+    SELECT (SELECT ordering_key FROM {event} WHERE {keyed} AND ordering_key >= :first
+        ORDER BY ordering_key LIMIT 1), 1
+    UNION ALL
+    SELECT (SELECT e.ordering_key FROM {event} e WHERE {keyed} AND e.ordering_key > k.ordering_key
+        ORDER BY e.ordering_key LIMIT 1), number + 1
+    FROM k WHERE k.ordering_key IS NOT NULL AND number < :limit)
+SELECT ordering_key FROM k WHERE ordering_key IS NOT NULL ORDER BY number""",
+    "kept": """
+SELECT destination FROM {event} WHERE status = 'delivered' AND destination > :after
+ORDER BY destination, delivered_at LIMIT 1""",
+}
+
+UNROUTED = """
+SELECT id, next_attempt_at, position, event_type FROM {event} {by_due}
+WHERE {due} = '' AND status = 'pending' AND {unleased}"""
+# What was emitted for later stays so; where there is an order, it is that of the routing.
+ROUTED = """{routed_event},
+    CASE WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END, e.created_at"""
+# What no relay delivers is delivered from the start; such a destination needs PostgreSQL.
+ROUTED_OR_FINAL = """{routed_event},
+    CASE WHEN s.final THEN NULL WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END,
+    e.created_at, CASE WHEN s.final THEN 'delivered' ELSE 'pending' END, CASE WHEN s.final THEN {now} END"""
+ROUTED_EVENT = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggregate_id, e.event_type,
+    e.payload, e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key,
+    s.max_attempts"""
+
+# When the last row of an event leaves, its idempotency key is all that is left to say how old that was. All
+# rows of an event lie together in the primary key: they have its first 16 digits.
+REMOVED = "id, event_id, event_type, idempotency_key, created_at, updated_at"
+FINAL_AT = """(SELECT max(CASE WHEN e.status IN ('pending', 'failed') THEN {now} ELSE e.updated_at END)
+    FROM {event} e {by_id}
+    WHERE e.id >= {first_of_event} AND e.id <= {last_of_event} AND e.event_id = i.event_id)"""
+REMOVE = """
+, gone AS (DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM old)))
+, late AS (UPDATE {idempotency} AS i SET created_at = old.updated_at FROM old
+    WHERE old.updated_at > old.created_at + {prompt} * interval '1 second'
+      AND i.event_type = old.event_type AND i.idempotency_key = old.idempotency_key
+      AND i.event_id = old.event_id AND i.created_at < old.updated_at)
+DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING delivered_at"""
+
+# PostgreSQL removes in one statement. A clock that is read in a subquery can bound an index. While a long
+# transaction elsewhere keeps what was removed from being cleaned away, :since saves each batch from going
+# through the ones before it.
+POSTGRESQL = (
+    ANY_DATABASE
+    | NOT_MYSQL
+    | {
+        "delivered": """
+WITH old AS MATERIALIZED (
+    SELECT {removed} FROM {event}
+    WHERE destination = :destination AND status = 'delivered' AND delivered_at < (SELECT {later})
+      AND delivered_at >= :since AND {led}
+    ORDER BY delivered_at LIMIT :limit FOR UPDATE OF {event_alias} SKIP LOCKED){remove}""",
+        "discarded": """
+WITH old AS MATERIALIZED (
+    SELECT {removed} FROM {event}
+    WHERE id = ANY (CAST(:ids AS uuid[])) AND status = 'discarded' AND updated_at < {later} AND {led}
+    FOR UPDATE OF {event_alias} SKIP LOCKED){remove}""",
+        "forget_attempts": """
+DELETE FROM {attempt} WHERE delivery_id = ANY (CAST(:ids AS uuid[])) AND {led}""",
+        "keys": """
+WITH old AS MATERIALIZED (
+    SELECT ctid AS place, event_id, created_at FROM {idempotency}
+    WHERE created_at < (SELECT {later}) AND created_at >= :since AND {led}
+    ORDER BY created_at LIMIT :limit FOR UPDATE SKIP LOCKED
+), seen AS MATERIALIZED (SELECT place, {final_at} AS final_at FROM old AS i
+), judged AS MATERIALIZED (SELECT place, final_at, final_at >= {later} AS kept FROM seen
+), kept AS (
+    UPDATE {idempotency} AS i SET created_at = (SELECT final_at FROM judged WHERE place = i.ctid)
+    WHERE ctid = ANY (ARRAY(SELECT place FROM judged WHERE kept))
+), gone AS (
+    DELETE FROM {idempotency} WHERE ctid = ANY (ARRAY(SELECT place FROM judged WHERE kept IS NOT TRUE))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone), count(*), max(created_at) FROM old""",
+        "inbox": """
+DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {inbox} WHERE processed_at < (SELECT {later}) AND {led}
+    ORDER BY processed_at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "stats": """
+DELETE FROM {stats} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {stats} WHERE minute < (SELECT {later}) AND {led}
+    ORDER BY minute LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "audit": """
+DELETE FROM {audit} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {audit} WHERE at < (SELECT {later}) AND {led}
+    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+        "make_heads_due": """
+UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
+    SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased}
+    FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
+        "route": """
+WITH s AS MATERIALIZED (SELECT * FROM {targets}), taken AS MATERIALIZED (
+    SELECT * FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM s)) AND {still_unrouted} AND {led}
+    ORDER BY id FOR UPDATE OF {event_alias} NOWAIT
+), copies AS (
+    INSERT INTO {event} ({inserted}, created_at, status, delivered_at)
+    SELECT {routed_or_final} FROM s JOIN taken e ON e.id = s.id ORDER BY e.position, s.line
+), forgotten AS (
+    DELETE FROM {attempt} WHERE delivery_id = ANY (ARRAY(SELECT id FROM taken))
+)
+DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM taken)) RETURNING id""",
+        "unpark": """
+UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
+    SELECT id FROM {event}
+    WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
+      AND (leased_until IS NULL OR leased_until <= (SELECT {now}))
+    ORDER BY next_attempt_at, position LIMIT :limit FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
+    }
+)
+
+# MySQL and SQLite find and lock the rows first, in one transaction with what is then done to them.
+STEPWISE = ANY_DATABASE | {
+    "delivered": """
+SELECT {removed}, delivered_at FROM {event}
+WHERE destination = :destination AND status = 'delivered' AND delivered_at < {later}
+  AND delivered_at >= :since
+ORDER BY delivered_at LIMIT :limit {skip_locked}""",
+    "discarded": """
+SELECT {removed}, delivered_at FROM {event} {by_id}
+WHERE id IN (:ids) AND status = 'discarded' AND updated_at < {later} {skip_locked}""",
+    "find_keys": """
+SELECT event_type, idempotency_key, created_at, {final_at}, {later} FROM {idempotency} i
+WHERE created_at < {later} AND created_at >= :since
+ORDER BY created_at LIMIT :limit {skip_locked}""",
+    "keep_key": """
+UPDATE {idempotency} SET created_at = :at
+WHERE event_type = :event_type AND idempotency_key = :key AND created_at < :at""",
+    "find_marks": """
+SELECT consumer, message_id FROM {inbox} WHERE processed_at < {later}
+ORDER BY processed_at LIMIT :limit {skip_locked}""",
+    "make_heads_due": """
+SELECT e.id FROM ({heads_of_keys}) t {join} {event} e {by_id} ON e.id = t.id
+WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased} {skip_locked}""",
+    "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids)",
+    "lock_unrouted": """
+SELECT id FROM {event} {by_id} WHERE id IN (:ids) AND {still_unrouted} ORDER BY id {lock_now}""",
+    "route": """
+INSERT INTO {event} ({inserted}, created_at)
+SELECT {routed} FROM {targets} {join} {event} e {by_id} ON e.id = s.id ORDER BY e.position, s.line""",
+}
+
+SQLITE = (
+    STEPWISE
+    | NOT_MYSQL
+    | {
+        "changed": "SELECT changes()",
+        "unpark": """
+SELECT id FROM {event}
+WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
+ORDER BY next_attempt_at, position LIMIT :limit""",
+        "remove": "DELETE FROM {event} WHERE id IN (:ids)",
+        "forget_attempts": "DELETE FROM {attempt} WHERE delivery_id IN (:ids)",
+        "forget_keys": """
+DELETE FROM {idempotency} WHERE event_type = :of AND idempotency_key IN (:keys)""",
+        "forget_marks": "DELETE FROM {inbox} WHERE consumer = :of AND message_id IN (:keys)",
+        "stats": """
+DELETE FROM {stats} WHERE rowid IN (
+    SELECT rowid FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
+        "audit": """
+DELETE FROM {audit} WHERE rowid IN (SELECT rowid FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit)""",
+    }
+)
+
+MYSQL = STEPWISE | {
+    "be_seen": """
+INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
+ON DUPLICATE KEY UPDATE host = VALUES(host), pid = VALUES(pid), version = VALUES(version),
+    seen_at = VALUES(seen_at)""",
+    "record": """
+INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag)
+VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
+ON DUPLICATE KEY UPDATE delivered = VALUES(delivered), retried = VALUES(retried),
+    failed = VALUES(failed), lag = VALUES(lag)""",
+    "say": """
+INSERT INTO {setting} (destination, relay, setting, said_at) VALUES (:destination, :me, :setting, {now})
+ON DUPLICATE KEY UPDATE setting = VALUES(setting), said_at = VALUES(said_at)""",
+    "parked": """
+SELECT ordering_key FROM {event} {by_due}
+WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
+ORDER BY position LIMIT :limit""",
+    # It cannot go from one key to the next.
+    "keys_of_next_rows": """
+SELECT DISTINCT ordering_key FROM (SELECT ordering_key FROM {event} {by_head}
+    WHERE head_destination = :destination AND ordering_key >= :first
+    ORDER BY ordering_key LIMIT :limit) t ORDER BY ordering_key""",
+    # It does not know by itself that what is null is in the order of position.
+    "unpark": """
+SELECT id FROM {event} {by_due}
+WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
+ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
+    # By status too it would go through all that is pending.
+    "kept": "SELECT destination FROM {event} WHERE destination > :after ORDER BY destination LIMIT 1",
+    "changed": "SELECT ROW_COUNT()",
+    "remove": "DELETE e FROM {event} e {by_id} WHERE e.id IN (:ids)",
+    "forget_attempts": "DELETE a FROM {attempt} a {by_id} WHERE a.delivery_id IN (:ids)",
+    "forget_keys": """
+DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :of AND i.idempotency_key IN (:keys)""",
+    "forget_marks": "DELETE i FROM {inbox} i {by_id} WHERE i.consumer = :of AND i.message_id IN (:keys)",
+    "stats": "DELETE FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit",
+    "audit": "DELETE FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit",
+}
+
+# Said without naming what is pending: an index that holds all of it would look like the shorter way.
+STILL_UNROUTED = "destination = '' AND status NOT IN ('delivered', 'failed', 'discarded') AND {unleased}"
+WORDS = {
+    "{removed}": REMOVED,
+    "{final_at}": FINAL_AT,
+    "{unrouted}": UNROUTED,
+    "{in_turn}": "ORDER BY next_attempt_at, position LIMIT :limit",
+    "{routed}": ROUTED,
+    "{routed_or_final}": ROUTED_OR_FINAL,
+    "{routed_event}": ROUTED_EVENT,
+    "{still_unrouted}": STILL_UNROUTED,
+    # In the words of the index of heads, which is partial.
+    "{keyed}": "{head} = :destination AND status IN ('pending', 'failed') AND ordering_key IS NOT NULL",
+}
+POSTGRESQL_WORDS = WORDS | {
+    "{first_of_event}": "CAST(left(CAST(i.event_id AS text), 18) || '-0000-000000000000' AS uuid)",
+    "{last_of_event}": "CAST(left(CAST(i.event_id AS text), 18) || '-ffff-ffffffffffff' AS uuid)",
+    "{beyond}": "(next_attempt_at, position) > (:since, :position)",
+    "{listed_ids}": "id = ANY (CAST(:ids AS uuid[]))",
+    "{targets}": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
+        ordering_key text, max_attempts int, final boolean, line int)""",
+}
+SQLITE_WORDS = POSTGRESQL_WORDS | {
+    "{first_of_event}": "substr(i.event_id, 1, 16) || '0000000000000000'",
+    "{last_of_event}": "substr(i.event_id, 1, 16) || 'ffffffffffffffff'",
+    "{lock_now}": "",
+    "{listed_ids}": "id IN (:ids)",
+    "{targets}": """(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.copy') AS copy,
+    json_extract(value, '$.destination') AS destination,
+    json_extract(value, '$.ordering_key') AS ordering_key,
+    json_extract(value, '$.max_attempts') AS max_attempts, json_extract(value, '$.line') AS line
+FROM json_each(:targets)) AS s""",
+}
+MYSQL_WORDS = WORDS | {
+    "{first_of_event}": "CONCAT(LEFT(i.event_id, 16), '0000000000000000')",
+    "{last_of_event}": "CONCAT(LEFT(i.event_id, 16), 'ffffffffffffffff')",
+    "{lock_now}": "FOR UPDATE NOWAIT",
+    # It reads no range of an index from a comparison of rows.
+    "{beyond}": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
+    "{listed_ids}": "id IN (:ids)",
+    "{targets}": """JSON_TABLE(:targets, '$[*]' COLUMNS (
+    id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
+    copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy',
+    destination VARCHAR(100) CHARACTER SET utf8mb4 PATH '$.destination',
+    ordering_key VARCHAR(255) CHARACTER SET utf8mb4 PATH '$.ordering_key',
+    max_attempts INT PATH '$.max_attempts', line INT PATH '$.line')) s""",
+}
+
+_TEXTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
+_WORDS = {
+    "postgresql": POSTGRESQL_WORDS,
+    "mysql": MYSQL_WORDS,
+    "mariadb": MYSQL_WORDS,
+    "sqlite": SQLITE_WORDS,
+}
+
+
+def templates(dialect: str) -> dict[str, str]:
+    """The texts for one database."""
+    words = {"{remove}": REMOVE} | _WORDS[dialect] | {"{prompt}": f"{PROMPT:g}", "{led}": LED}
+    texts = dict(_TEXTS[dialect])
+    for word, meaning in words.items():
+        texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}
+    return texts

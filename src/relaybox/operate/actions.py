@@ -1,0 +1,426 @@
+"""What an operator does to deliveries: to those that ids name, or in batches to all that a filter finds.
+
+A batch is a transaction of its own with its own audit row. Whatever ends an action half-way (its process
+died, somebody stopped it) leaves whole batches, and to do it again does the rest; a replay
+begins with the first again, because what it has replayed stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+import msgspec
+from uuid_utils.compat import uuid7
+
+from relaybox.core.event import TEST_TYPE
+from relaybox.core.settings import Destination
+from relaybox.errors import ConfigError, did_you_mean
+from relaybox.operate.pace import Pace, never
+from relaybox.stores.ledger import (
+    BATCH,
+    Audit,
+    Choice,
+    Counted,
+    Entry,
+    Filter,
+    Lane,
+    Ledger,
+    SingleEvent,
+    State,
+)
+
+Progress: TypeAlias = Callable[[int], None]
+Stop: TypeAlias = Callable[[], bool]
+Change: TypeAlias = Callable[[Sequence[Entry], Audit], Awaitable[Collection[UUID]]]
+Action = Literal["retry", "replay", "discard", "move"]
+
+NAMED = 100
+"""How many ids an audit row names; it counts all of them."""
+
+CANARY = "canary"
+"""The aggregate id of test events that no operator asked for."""
+
+FAILED: tuple[Choice, ...] = ("failed",)
+FINAL: tuple[Choice, ...] = ("delivered", "completed", "failed", "discarded")
+WAITING: tuple[Choice, ...] = ("failed", "pending", "due", "scheduled", "parked")
+STATUSES: Mapping[str, tuple[Choice, ...]] = {"retry": FAILED, "replay": FINAL, "discard": WAITING}
+"""What a filter of each action may ask for; the first is meant where it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The deliveries of these ids, an event's being that of all of its; or only those for a destination.
+
+    ``exact``: only the deliveries whose own ids these are, though an event may have the same.
+    """
+
+    ids: Sequence[UUID]
+    destination: str | None = None
+    exact: bool = False
+
+
+What: TypeAlias = Filter | Named | Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an action did, or with ``dry_run`` would have done.
+
+    ``skipped`` rows were named but are not in a state for it (leased, or final). ``stopped``: it was asked to
+    stop before it was through. The rest is about ids:
+    ``unknown`` ones are nowhere, for ``idle`` ones every row was skipped, and ``shared`` ones name several
+    rows; ``destinations`` are those of the rows affected.
+    """
+
+    affected: int = 0
+    skipped: int = 0
+    unknown: tuple[UUID, ...] = ()
+    idle: tuple[UUID, ...] = ()
+    shared: tuple[UUID, ...] = ()
+    destinations: tuple[str, ...] = ()
+    stopped: bool = False
+
+
+def no_progress(count: int) -> None:
+    """For callers that do not want to know how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How an action is done, and what its audit says besides."""
+
+    dry_run: bool
+    progress: Progress
+    pace: Pace
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Actions:
+    """The actions of one operator, on a ledger and with the destinations that are configured."""
+
+    def __init__(self, ledger: Ledger, destinations: Iterable[Destination], actor: str) -> None:
+        self._ledger = ledger
+        self._destinations = {destination.name: destination for destination in destinations}
+        self._lanes = {
+            name: Lane(
+                destination.ordered or destination.handed_over,
+                destination.on_failed == "block",
+                destination.handed_over,
+            )
+            for name, destination in self._destinations.items()
+        }
+        self._handed_over = frozenset(name for name, lane in self._lanes.items() if lane.handed_over)
+        self._actor = actor
+
+    async def retry(
+        self,
+        what: What,
+        *,
+        dry_run: bool = False,
+        progress: Progress = no_progress,
+        rate: float | None = None,
+        stop: Stop = never,
+    ) -> Done:
+        """Failed deliveries start anew, with all their attempts, at their old place in the order.
+
+        A filter is about failed ones. An id may also name one that backs off: it becomes due now.
+
+        ``rate`` (rows a second) and ``stop``, which is asked before each part, are about what a filter finds,
+        here and in the other actions.
+        """
+
+        def ready(entry: Entry) -> bool:
+            return entry.state is State.FAILED or entry.backing_off
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            return await self._ledger.retry(entries, self._lanes, audit)
+
+        way = _Way(dry_run, progress, Pace(rate, stop))
+        return await self._act("retry", what, ready, change, way)
+
+    async def discard(
+        self,
+        what: What,
+        *,
+        dry_run: bool = False,
+        progress: Progress = no_progress,
+        rate: float | None = None,
+        stop: Stop = never,
+    ) -> Done:
+        """Failed and pending deliveries are given up; the next one of each key becomes due.
+
+        A filter is about failed ones unless its status says otherwise.
+        """
+
+        def ready(entry: Entry) -> bool:
+            return entry.status in ("pending", "failed") and entry.state is not State.SENDING
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            return await self._ledger.discard(entries, self._lanes, audit)
+
+        way = _Way(dry_run, progress, Pace(rate, stop))
+        return await self._act("discard", what, ready, change, way)
+
+    async def replay(
+        self,
+        what: What,
+        *,
+        to: str | None = None,
+        dry_run: bool = False,
+        progress: Progress = no_progress,
+        rate: float | None = None,
+        stop: Stop = never,
+    ) -> Done:
+        """Final deliveries are sent again, each as a new row of the same event, with a header that says so.
+
+        A filter is about delivered ones unless its status says otherwise.
+        """
+        self._check_target("replay", to)
+
+        def ready(entry: Entry) -> bool:
+            return entry.status != "pending" and (to or entry.destination) in self._destinations
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            return await self._ledger.replay(entries, to, self._lanes, audit)
+
+        details = {} if to is None else {"to": to}
+        way = _Way(dry_run, progress, Pace(rate, stop), details)
+        return await self._act("replay", what, ready, change, way)
+
+    async def move(
+        self,
+        from_: str,
+        to: str,
+        *,
+        dry_run: bool = False,
+        progress: Progress = no_progress,
+        rate: float | None = None,
+        stop: Stop = never,
+    ) -> Done:
+        """Pending and failed deliveries of a destination go to another; failed ones stay failed there.
+
+        What is being sent stays where it is, and is counted as skipped.
+        """
+        await self._check_known(from_)
+        self._check_target("move", to, from_)
+
+        passed_over: datetime | None = None
+
+        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            nonlocal passed_over
+            ids = {entry.id for entry in entries}
+            if dry_run or not ids:
+                return ids
+            moved = await self._ledger.move(entries, to, self._lanes, audit)
+            if not moved <= ids:
+                passed_over = entries[0].seen_at
+            return moved
+
+        way = _Way(dry_run, progress, Pace(rate, stop))
+        done = Done()
+        # The failed ones first: where they block their keys, nothing of those keys must get ahead of them.
+        statuses: tuple[Choice, ...] = ("failed", "pending")
+        for status in statuses:
+            filter = Filter(status=status, destination=from_)
+            audit = Audit(self._actor, "move", {"from": from_, "to": to, "status": status})
+            done = await self._go_through(filter, change, audit, way, done)
+            # Ids need not be in the order of a key: what others went ahead of is behind the walk.
+            while passed_over is not None and not way.pace.stopped:
+                filter, passed_over = replace(filter, until=filter.until or passed_over), None
+                done = await self._go_through(filter, change, audit, way, done)
+        sending = (await self._ledger.counts([from_]))[from_].sending
+        return replace(done, skipped=max(done.skipped, sending))
+
+    async def count(self, action: Action, filter: Filter, *, to: str | None = None) -> Counted:
+        """How many rows the action would be about, no more than ``ledger.CAP``; raises as the action would.
+
+        A move is about the pending and failed rows of the filter's destination.
+        """
+        if action == "move":
+            from_ = filter.destination or ""
+            await self._check_known(from_)
+            self._check_target(action, to, from_)
+            parts = [await self._ledger.count(Filter(status, from_)) for status in ("failed", "pending")]
+            return Counted(sum(one.count for one in parts), any(one.capped for one in parts))
+        if action == "replay":
+            self._check_target(action, to)
+        return await self._ledger.count(await self._checked(action, filter))
+
+    async def pause(self, destination: str, reason: str, until: datetime | None = None) -> None:
+        """Keep every relay from sending there, until that moment or until somebody resumes it."""
+        await self._check_known(destination)
+        if destination in self._handed_over:
+            fix = "pause the connector instead"
+            raise ConfigError(f"destination {destination!r} is read by Debezium, no relay sends there; {fix}")
+        details = {"destination": destination, "reason": reason, "until": until}
+        await self._ledger.pause(destination, reason, until, Audit(self._actor, "pause", details))
+
+    async def resume(self, destination: str) -> bool:
+        """End a pause and close an open circuit, so that the next claim goes through; whether one was."""
+        await self._check_known(destination)
+        return await self._ledger.resume(
+            destination, Audit(self._actor, "resume", {"destination": destination})
+        )
+
+    async def test(self, destination: str, *, audited: bool = True) -> UUID:
+        """Send an event of the type ``relaybox.test`` there, with no order; its id.
+
+        What no operator asks for, a relay's canary, is not ``audited``, and of an aggregate of its own.
+        """
+        self._check_configured(destination)
+        if destination in self._handed_over:
+            fix = "emit an event instead"
+            raise ConfigError(f"destination {destination!r} is read by Debezium, no relay sends there; {fix}")
+        id_ = uuid7()
+        payload = {"test": True, "destination": destination, "sent_by": self._actor}
+        event = SingleEvent(
+            id=id_,
+            aggregate_type="relaybox",
+            aggregate_id="test" if audited else CANARY,
+            event_type=TEST_TYPE,
+            payload=msgspec.json.encode(payload).decode(),
+            headers="{}",
+            max_attempts=self._destinations[destination].max_attempts,
+        )
+        audit = Audit(self._actor, "test", {"destination": destination, "event_id": id_})
+        await self._ledger.write(destination, event, audit if audited else None)
+        return id_
+
+    async def note(self, action: str, details: Mapping[str, Any]) -> None:
+        """Put on record what changes no row, such as a login."""
+        await self._ledger.note(Audit(self._actor, action, details))
+
+    async def _act(
+        self, action: str, what: What, ready: Callable[[Entry], bool], change: Change, way: _Way
+    ) -> Done:
+        """Do it to what is ready for it: to what a filter finds batch by batch, to what ids name at once."""
+
+        async def act(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
+            chosen = [entry for entry in entries if ready(entry)]
+            if way.dry_run or not chosen:
+                return [entry.id for entry in chosen]
+            return await change(chosen, audit)
+
+        if not isinstance(what, Filter):
+            named = what if isinstance(what, Named) else Named(what)
+            done = await self._act_on_named(action, named, act, way.details)
+            way.progress(done.affected)
+            return done
+        filter = await self._checked(action, what)
+        given = {name: value for name, value in asdict(filter).items() if value is not None}
+        audit = Audit(self._actor, action, {"filter": given, **way.details})
+        return await self._go_through(filter, act, audit, way, Done())
+
+    async def _go_through(self, filter: Filter, act: Change, audit: Audit, way: _Way, done: Done) -> Done:
+        """Do it to all that the filter finds, at the pace that is given, on top of what is done."""
+        began: datetime | None = None
+        async for found in self.walk(filter, None if way.dry_run else way.pace):
+            began = began or found[0].seen_at
+            # Where some clock is ahead, ids do not tell what came later: a replay's own copies, too.
+            part = [entry for entry in found if entry.created_at <= began]
+            if not await way.pace.turn(0 if way.dry_run else len(part)):
+                return replace(done, stopped=True)
+            changed = len(await act(part, audit))
+            done = replace(done, affected=done.affected + changed, skipped=done.skipped + len(part) - changed)
+            way.progress(done.affected)
+        return done
+
+    async def _act_on_named(self, action: str, what: Named, act: Change, details: Mapping[str, Any]) -> Done:
+        about: dict[str, Any] = {"ids": list(what.ids[:NAMED])}
+        if what.destination is not None:
+            await self._check_known(what.destination)
+            about["destination"] = what.destination
+        found = {
+            id_: [
+                entry
+                for entry in await self._ledger.find(id_, exact=what.exact)
+                if what.destination in (None, entry.destination)
+            ]
+            for id_ in what.ids
+        }
+        entries = {entry.id: entry for of_one in found.values() for entry in of_one}
+        audit = Audit(self._actor, action, {**about, **details})
+        changed = frozenset(await act(tuple(entries.values()), audit))
+        return Done(
+            affected=len(changed),
+            skipped=len(entries) - len(changed),
+            unknown=tuple(id_ for id_, named in found.items() if not named),
+            idle=tuple(
+                id_ for id_, named in found.items() if named and changed.isdisjoint(e.id for e in named)
+            ),
+            shared=tuple(id_ for id_, named in found.items() if len(named) > 1),
+            destinations=tuple(sorted({entries[id_].destination for id_ in changed})),
+        )
+
+    async def walk(self, filter: Filter, pace: Pace | None = None) -> AsyncIterator[Sequence[Entry]]:
+        """Everything that the filter is true of, each once, oldest first; not what comes in the meantime.
+
+        At a pace: what may go at once, read when it may.
+        """
+        last = await self._ledger.newest()
+        size = BATCH if pace is None else pace.size(BATCH)
+        cursor: UUID | None = None
+        while last is not None:
+            page = await self._ledger.walk(filter, cursor, last, size)
+            if page.entries and pace is not None and pace.waits:
+                await pace.turn(0)
+                page = await self._ledger.walk(filter, cursor, last, size)
+            if page.entries:
+                yield page.entries
+            if page.cursor is None:
+                break
+            cursor = page.cursor
+
+    async def _checked(self, action: str, filter: Filter) -> Filter:
+        filter = await self._check_filter(filter)
+        statuses = STATUSES[action]
+        if filter.status is None:
+            return replace(filter, status=statuses[0])
+        if filter.status not in statuses:
+            raise ConfigError(f"status = {filter.status!r}: {action} takes {', '.join(statuses)}")
+        return filter
+
+    async def _check_filter(self, filter: Filter) -> Filter:
+        """The filter; one by fingerprint is about failed rows."""
+        if filter.destination is not None:
+            await self._check_known(filter.destination)
+        if filter.fingerprint is None:
+            return filter
+        if filter.status not in (None, "failed"):
+            raise ConfigError(f"status = {filter.status!r}: only failed deliveries have a fingerprint")
+        return replace(filter, status="failed")
+
+    async def _check_known(self, name: str) -> None:
+        """A destination that is configured, or has rows."""
+        if name not in self._destinations:
+            known = self._destinations.keys() | await self._ledger.names()
+            if name not in known:
+                raise _no_destination(name, known)
+
+    def _check_configured(self, name: str) -> None:
+        if name not in self._destinations:
+            raise _no_destination(name, self._destinations)
+
+    def _check_target(self, action: str, to: str | None, from_: str | None = None) -> None:
+        """Debezium sees what is inserted, not what is changed, and its message's key is made by emit."""
+        if to is None:
+            if action == "move":
+                raise ConfigError("to: name the destination that gets the deliveries")
+            return
+        self._check_configured(to)
+        if to in self._handed_over:
+            others = (
+                "replay its own deliveries without it" if action == "replay" else "name another destination"
+            )
+            fix = f"{others}, or emit the events again"
+            raise ConfigError(f"to = {to!r}: Debezium takes only what is emitted to it; {fix}")
+        if from_ == to:
+            raise ConfigError(f"to = {to!r}: the rows are there already; name another destination")
+
+
+def _no_destination(name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")

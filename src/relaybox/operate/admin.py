@@ -1,0 +1,364 @@
+"""The one door for operators: every question and every action that the command, the web and Django offer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from relaybox.core.settings import Destination
+from relaybox.errors import ConfigError, StoreError
+from relaybox.operate.actions import NAMED, Action, Actions, Done, Named, Progress, Stop, What, no_progress
+from relaybox.operate.failures import AT_ONCE, LOOKED_AT, FailureGroup, Failures, group_failures
+from relaybox.operate.health import Health, Problem, judge, patience
+from relaybox.operate.series import Point, Series, make_series, step_of
+from relaybox.operate.why import Reason, explain
+from relaybox.stores.journal import Counted, Journal, Operation
+from relaybox.stores.ledger import (
+    EVERYTHING,
+    Attempt,
+    AuditRow,
+    Choice,
+    Content,
+    Counts,
+    Entry,
+    Filter,
+    Lane,
+    Mark,
+    Page,
+    Place,
+    Relay,
+    State,
+)
+
+__all__ = [
+    "NAMED",
+    "Action",
+    "Admin",
+    "Audits",
+    "Counted",
+    "DeadLetterRow",
+    "DeadLetters",
+    "DestinationStats",
+    "Detail",
+    "Done",
+    "FailureGroup",
+    "Failures",
+    "Health",
+    "Named",
+    "Operation",
+    "Point",
+    "Problem",
+    "Progress",
+    "Series",
+    "Stats",
+    "Stop",
+    "What",
+    "no_progress",
+]
+
+WINDOWS = 12
+"""How many windows of rows one page of a search looks through before it answers with what it has."""
+
+MOST = 10_000
+"""Rows of one page, at most."""
+
+IN_DEAD_LETTERS: tuple[Choice, ...] = ("pending", "sending", "failed", "delivered")
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationStats:
+    """One destination: its rows, and whether anything holds it up."""
+
+    name: str
+    configured: bool
+    counts: Counts
+    place: Place | None
+    handed_over: bool = False
+    """Whether Debezium sends, and no relay."""
+    timeout: float | None = None
+    """The seconds that its function has, where it is one."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether something has been with its function for longer than that has."""
+        seconds = self.counts.sending_seconds
+        return self.timeout is not None and seconds is not None and seconds > self.timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Where everything is."""
+
+    total: Counts
+    destinations: tuple[DestinationStats, ...]
+    relays: tuple[Relay, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One delivery with what it carries and what went wrong with it."""
+
+    entry: Entry
+    content: Content | None
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A delivery that another destination gave up: which, and why, as its headers say."""
+
+    entry: Entry
+    origin: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Dead letters, newest first, and where the list goes on; ``None``: it is at its end."""
+
+    rows: tuple[DeadLetterRow, ...]
+    cursor: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """What operators did, newest first, and where the list goes on."""
+
+    rows: tuple[AuditRow, ...]
+    cursor: int | None
+
+
+class Admin(Actions):
+    """Questions and actions of one operator, on a ledger and with the destinations that are configured."""
+
+    def acting_as(self, actor: str) -> Admin:
+        """The same for another operator, on the same connections."""
+        return Admin(self._ledger, self._destinations.values(), actor)
+
+    @property
+    def journal(self) -> Journal:
+        """What is on record besides the rows, for whoever runs operations."""
+        return self._ledger
+
+    async def destinations(self) -> Mapping[str, Destination]:
+        """The destinations as they are configured, by name."""
+        return self._destinations
+
+    async def names(self) -> tuple[str, ...]:
+        """Every destination that is configured, or has rows."""
+        return tuple(sorted(self._destinations.keys() | await self._ledger.names()))
+
+    async def stats(self) -> Stats:
+        """How many rows are where; counts stop at ``ledger.CAP``, so that it never reads the whole table."""
+        names = await self.names()
+        counts = await self._ledger.counts(names)
+        places = await self._ledger.places()
+        destinations = tuple(
+            DestinationStats(
+                name,
+                name in self._destinations,
+                counts[name],
+                places.get(name),
+                name in self._handed_over,
+                self._timeouts().get(name),
+            )
+            for name in names
+        )
+        return Stats(_total(counts.values()), destinations, await self._ledger.relays())
+
+    async def events(
+        self,
+        filter: Filter = EVERYTHING,
+        *,
+        limit: int = 50,
+        cursor: UUID | None = None,
+        windows: int = WINDOWS,
+    ) -> Page:
+        """Deliveries, newest first. A page with a cursor may be short: there was more to look through."""
+        filter = await self._check_filter(filter)
+        found: list[Entry] = []
+        for _ in range(windows):
+            page = await self._ledger.search(filter, limit - len(found), cursor)
+            found += page.entries
+            cursor = page.cursor
+            if cursor is None or len(found) == limit:
+                break
+        return Page(tuple(found), cursor)
+
+    async def destination(self, name: str) -> Destination | None:
+        """A destination as it is configured; None: it only has rows. Raises where there is no such."""
+        await self._check_known(name)
+        return self._destinations.get(name)
+
+    async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
+        """What deliveries carry."""
+        return await self._ledger.contents(ids)
+
+    async def inbox(self, consumer: str) -> AsyncIterator[Sequence[Mark]]:
+        """What a consumer has processed, a batch at a time."""
+        after = ""
+        while marks := await self._ledger.marks(consumer, after):
+            yield marks
+            after = marks[-1].message_id
+
+    async def event(self, id_: UUID) -> tuple[Detail, ...]:
+        """The delivery of that id, or every delivery of the event of that id; none where there is no such."""
+        return tuple(
+            [
+                Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
+                for entry in await self._ledger.find(id_)
+            ]
+        )
+
+    async def why(self, id_: UUID) -> tuple[Reason, ...]:
+        """Why each delivery of that id is where it is; none where there is no such."""
+        entries = await self._ledger.find(id_)
+        places = await self._ledger.places()
+        relays = await self._ledger.relays()
+        shadowed = await self.shadowed(entries)
+        reasons = []
+        for entry in entries:
+            head = await self._head(entry)
+            shared = {entry.event_id} if len(entries) > 1 else set[UUID]()
+            if head is not None and head.status == "failed":
+                beside = await self._ledger.find(head.event_id)
+                shared |= {head.event_id} if len(beside) > 1 else set()
+            known, timeouts = self._destinations.keys(), self._timeouts()
+            reasons.append(
+                explain(entry, places, known, relays, head, shared, self._handed_over, shadowed, timeouts)
+            )
+        return tuple(reasons)
+
+    async def shadowed(self, entries: Iterable[Entry]) -> frozenset[UUID]:
+        """The ids of those that were delivered in shadow: nothing was sent."""
+        return await self._ledger.shadowed([one.id for one in entries if one.status == "delivered"])
+
+    async def series(self, hours: float, destination: str | None = None) -> Series:
+        """What happened in the last hours, in at most 180 points; emitted rows are known of the whole."""
+        if destination is not None:
+            await self._check_known(destination)
+        step = step_of(hours)
+        return make_series(await self._ledger.history(hours * 3600, step, destination), hours, step)
+
+    async def failures(self, destination: str | None = None, *, limit: int = 50) -> Failures:
+        """Failed deliveries by what went wrong, of the newest 10,000."""
+        _check_limit(limit)
+        if destination is not None:
+            await self._check_known(destination)
+        rows = await self._ledger.failed_rows(destination, LOOKED_AT)
+        if len(rows.failures) > AT_ONCE:
+            return await asyncio.to_thread(group_failures, rows, limit)
+        return group_failures(rows, limit)
+
+    async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> DeadLetters:
+        """What was given up and copied to a dead-letter destination, newest first; not what was discarded."""
+        _check_limit(limit)
+        names = {one.dead_letter for one in self._destinations.values() if one.dead_letter is not None}
+        pages = [
+            await self._ledger.search(Filter(status=status, destination=name), limit, cursor)
+            for name in sorted(names)
+            for status in IN_DEAD_LETTERS
+        ]
+        page = _merged(pages, limit)
+        contents = await self._ledger.contents([entry.id for entry in page.entries])
+        return DeadLetters(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
+
+    async def audits(self, limit: int = 50, cursor: int | None = None) -> Audits:
+        """What operators did, newest first."""
+        _check_limit(limit)
+        rows = await self._ledger.audits(limit, cursor)
+        return Audits(rows, rows[-1].id if len(rows) == limit else None)
+
+    async def operations(self, limit: int = 50) -> tuple[Operation, ...]:
+        """Bulk actions that run, or ran, in the background, newest first."""
+        _check_limit(limit)
+        return await self._ledger.operations(limit)
+
+    async def operation(self, id_: UUID) -> Operation | None:
+        """One of them."""
+        return await self._ledger.operation(id_)
+
+    async def cancel(self, id_: UUID) -> bool:
+        """Let an operation end after the batch it is at; whether it was running."""
+        cancelled = await self._ledger.cancel(id_)
+        if cancelled:
+            await self.note("cancel", {"operation": id_})
+        return cancelled
+
+    async def health(self, stalled_after: float = 60.0) -> Health:
+        """Whether deliveries flow; a database that does not answer is a problem too, and raises nothing."""
+        try:
+            relayed = {
+                name: patience(one.rate_limit, stalled_after)
+                for name, one in self._destinations.items()
+                if name not in self._handed_over
+            }
+            flows = await self._ledger.flows(relayed)
+            places, relays = await self._ledger.places(), await self._ledger.relays()
+        except (StoreError, OSError) as error:
+            return Health(False, (Problem(None, f"the database does not answer: {error}", None),))
+        return judge(flows, places, relays, relayed)
+
+    def _timeouts(self) -> Mapping[str, float]:
+        """The seconds that each function has; only a thread can be over its time and go on."""
+        return {
+            name: one.timeout
+            for name, one in self._destinations.items()
+            if one.sink.partition(":")[0] == "handler"
+        }
+
+    async def _head(self, entry: Entry) -> Entry | None:
+        """The first open row of a delivery's key, where that matters."""
+        if entry.ordering_key is None or entry.status != "pending":
+            return None
+        lane = self._lanes.get(entry.destination, Lane())
+        if not lane.ordered and entry.state is not State.PARKED:
+            return None
+        return await self._ledger.head(entry.destination, entry.ordering_key, block=lane.block)
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= MOST:
+        raise ConfigError(f"limit = {limit}: use 1 to {MOST:,}")
+
+
+def _merged(pages: Sequence[Page], limit: int) -> Page:
+    """The newest of several searches. Behind the cursor of one of them nothing is known of its rows."""
+    known = max((page.cursor for page in pages if page.cursor is not None), default=None)
+    found = {e.id: e for page in pages for e in page.entries if known is None or e.id >= known}
+    newest = sorted(found.values(), key=lambda entry: entry.id, reverse=True)
+    if len(newest) > limit:
+        return Page(tuple(newest[:limit]), newest[limit - 1].id)
+    return Page(tuple(newest), known)
+
+
+def _dead_letter(entry: Entry, content: Content | None) -> DeadLetterRow:
+    try:
+        headers: Any = {} if content is None else json.loads(content.headers)
+    except (ValueError, RecursionError):
+        headers = {}
+    values = headers if isinstance(headers, dict) else {}
+    origin, reason = (values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason"))
+    return DeadLetterRow(
+        entry, origin if isinstance(origin, str) else None, reason if isinstance(reason, str) else None
+    )
+
+
+def _total(counts: Iterable[Counts]) -> Counts:
+    every = list(counts)
+    numbers: Mapping[str, Any] = {
+        name: sum(getattr(count, name) for count in every)
+        for name in ("due", "scheduled", "parked", "sending", "delivered", "failed")
+    }
+    times = [count.oldest_pending for count in every if count.oldest_pending is not None]
+    ages = [count.oldest_seconds for count in every if count.oldest_seconds is not None]
+    return Counts(
+        **numbers,
+        oldest_pending=min(times, default=None),
+        oldest_seconds=max(ages, default=None),
+        capped=frozenset[str]().union(*(count.capped for count in every)),
+    )

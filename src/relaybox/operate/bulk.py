@@ -1,0 +1,208 @@
+"""Bulk actions in the background of a process, on record for everybody to see, and to cancel.
+
+An operation writes every second how far it is. One whose process died shows as ``stalled``; what it has done
+is done, batch by batch, and to start it once more does the rest. A replay leaves what it has replayed as it
+was: started once more it begins with the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import msgspec
+from uuid_utils.compat import uuid7
+
+from relaybox.errors import ConfigError, RelayboxError, StoreError
+from relaybox.operate.actions import Action, Done
+from relaybox.operate.admin import Admin
+from relaybox.operate.pace import Pace, never
+from relaybox.stores.journal import Operation, OperationState
+from relaybox.stores.ledger import Filter
+
+OpenAdmin: TypeAlias = Callable[[str], AbstractAsyncContextManager[Admin]]
+
+BEAT = 1.0
+"""Seconds between two signs of life of an operation."""
+
+PATIENCE = 5.0
+"""Seconds that ``close`` waits for the batches that are under way."""
+
+MOST = 8
+"""Operations that run in one process; each has a connection of its own."""
+
+FINISH = 30.0
+"""Seconds for which it is tried to put on record how an operation ended."""
+
+STOPPED = "its process was stopped; start it again for the rest"
+STOPPED_REPLAY = (
+    "its process was stopped; started again it replays those too that it has done: narrow its filter"
+)
+
+ACTIONS: tuple[Action, ...] = ("retry", "replay", "discard", "move")
+
+log = logging.getLogger(__name__)
+
+
+class TooManyOperations(RelayboxError):
+    """No more operations run in this process than do already."""
+
+
+@dataclass(slots=True)
+class _Running:
+    id: UUID
+    action: Action
+    done: int = 0
+    skipped: int = 0
+    stop: bool = False
+    closing: bool = False
+
+
+class Bulk:
+    """Runs the operations of one process; ``open_admin`` opens the service for one (``Outbox.admin``)."""
+
+    def __init__(self, open_admin: OpenAdmin) -> None:
+        self._open_admin = open_admin
+        self._tasks: dict[asyncio.Task[None], _Running] = {}
+        self._starting = 0
+
+    async def start(
+        self, actor: str, action: Action, filter: Filter, *, to: str | None = None, rate: float | None = None
+    ) -> Operation:
+        """Begin an action on all that the filter finds (a move: all of its destination); raises as it would.
+
+        ``rate`` is in rows a second.
+        """
+        if action not in ACTIONS:
+            raise ConfigError(f"action = {action!r}: use {', '.join(ACTIONS)}")
+        Pace(rate, never)
+        if len(self._tasks) + self._starting >= MOST:
+            fix = "wait for one of them, or cancel it"
+            raise TooManyOperations(f"{MOST} operations run in this process already; {fix}")
+        self._starting += 1
+        try:
+            return await self._begin(actor, action, filter, to, rate)
+        finally:
+            self._starting -= 1
+
+    async def _begin(
+        self, actor: str, action: Action, filter: Filter, to: str | None, rate: float | None
+    ) -> Operation:
+        running = _Running(uuid7(), action)
+        async with AsyncExitStack() as opened:
+            admin = await opened.enter_async_context(self._open_admin(actor))
+            counted = await admin.count(action, filter, to=to)
+            details = _details(filter, to, rate)
+            await admin.journal.begin(running.id, action, actor, details, counted)
+            operation = await admin.operation(running.id)
+            assert operation is not None
+            work = _action(admin, running, filter, to, rate)
+            task = asyncio.create_task(_run(opened.pop_all(), admin, running, work))
+        self._tasks[task] = running
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        return operation
+
+    async def close(self) -> None:
+        """End what runs after the batch it is at; it is on record as cancelled."""
+        for running in self._tasks.values():
+            running.stop = running.closing = True
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(
+    opened: AsyncExitStack, admin: Admin, running: _Running, work: Coroutine[Any, Any, Done]
+) -> None:
+    try:
+        async with opened:
+            await _operate(admin, running, work)
+    except Exception:
+        # Nobody can be told in the database; it will show as stalled.
+        log.exception("the operation %s cannot be put on record", running.id)
+
+
+async def _operate(admin: Admin, running: _Running, work: Coroutine[Any, Any, Done]) -> None:
+    """Do the work with signs of life, and put on record how it ended."""
+    beating = asyncio.create_task(_beat(admin, running))
+    try:
+        state, error = await _ended(work, running)
+    finally:
+        beating.cancel()
+        with suppress(asyncio.CancelledError):
+            await beating
+    await _finish(admin, running, state, error)
+
+
+async def _finish(admin: Admin, running: _Running, state: OperationState, error: str | None) -> None:
+    """Put it on record, also where the database is away for a while."""
+    clock = asyncio.get_running_loop().time
+    give_up = clock() + (PATIENCE if running.closing else FINISH)
+    while True:
+        try:
+            return await admin.journal.finish(running.id, state, running.done, running.skipped, error)
+        except StoreError as trouble:
+            if clock() >= give_up:
+                raise
+            log.warning("the operation %s cannot say how it ended: %s", running.id, trouble)
+        await asyncio.sleep(BEAT)
+
+
+async def _ended(work: Coroutine[Any, Any, Done], running: _Running) -> tuple[OperationState, str | None]:
+    stopped = STOPPED_REPLAY if running.action == "replay" else STOPPED
+    try:
+        done = await work
+    except asyncio.CancelledError:
+        return "cancelled", stopped
+    except Exception as error:
+        known = isinstance(error, StoreError | ConfigError)
+        return "failed", str(error) if known else f"{type(error).__name__}: {error}"
+    running.done, running.skipped = done.affected, done.skipped
+    if done.stopped:
+        return "cancelled", stopped if running.closing else None
+    return "done", None
+
+
+async def _beat(admin: Admin, running: _Running) -> None:
+    """Say how far it is; learn whether somebody cancelled it."""
+    while True:
+        try:
+            running.stop |= not await admin.journal.advance(running.id, running.done, running.skipped)
+        except Exception as error:
+            # Whatever it is: the work goes on, and so do the signs of life once they can.
+            log.warning("the operation %s cannot say how far it is: %s", running.id, error)
+        await asyncio.sleep(BEAT)
+
+
+def _action(
+    admin: Admin,
+    running: _Running,
+    filter: Filter,
+    to: str | None,
+    rate: float | None,
+) -> Coroutine[Any, Any, Done]:
+    def progress(count: int) -> None:
+        running.done = count
+
+    options: dict[str, Any] = {"rate": rate, "stop": lambda: running.stop, "progress": progress}
+    if running.action == "move":
+        return admin.move(filter.destination or "", to or "", **options)
+    if running.action == "replay":
+        return admin.replay(filter, to=to, **options)
+    return (admin.retry if running.action == "retry" else admin.discard)(filter, **options)
+
+
+def _details(filter: Filter, to: str | None, rate: float | None) -> Mapping[str, Any]:
+    given = {name: value for name, value in asdict(filter).items() if value is not None}
+    rest = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
+    # As it will be read again.
+    details: dict[str, Any] = msgspec.to_builtins({"filter": given, **rest})
+    return details

@@ -1,0 +1,338 @@
+"""The tables as this release wants them, and as the catalogue of a database has them, in the same values.
+
+SQLAlchemy's inspector is not used for the latter: before release 2.1 it reports neither invalid indexes nor
+collations on PostgreSQL, it knows no triggers, and it would need a second connection beside the store's.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateColumn
+
+from relaybox.database.connect import denied
+from relaybox.database.migrations import Outbox, ddl, quoted, rendered
+from relaybox.database.schema import MYSQL
+from relaybox.errors import NoTables, StoreError
+from relaybox.operate.doctor.check import DatabaseContext
+
+Rows = Sequence[Sequence[Any]]
+
+_INDEX = re.compile(r"CREATE INDEX (\S+) ON \S+ \((.*?)\)( WHERE .*)?$", re.DOTALL)
+_TYPE_ENDS = re.compile(
+    r" (CHARACTER SET|COLLATE|DEFAULT|NOT NULL|NULL|GENERATED|AUTO_INCREMENT|PRIMARY|AS \().*", re.DOTALL
+)
+_FILLED = re.compile(r" (DEFAULT|GENERATED|AUTO_INCREMENT|AS \()")
+_SAME = {"varchar": "character varying", "integer": "int", "json": "longtext"}
+"""How catalogues spell a type."""
+
+# A name without a schema is resolved along the search path, as in every statement.
+_OURS = "(SELECT CAST(to_regclass(name) AS oid) FROM unnest(CAST(ARRAY[:names] AS text[])) AS name)"
+_POSTGRESQL = tuple(
+    query.replace("OURS", _OURS)
+    for query in (
+        "SELECT relname, reloptions FROM pg_class WHERE oid IN OURS",
+        """
+SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod), o.collname, NOT a.attnotnull,
+       a.atthasdef OR a.attidentity <> ''
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_collation o ON o.oid = a.attcollation
+WHERE a.attrelid IN OURS AND a.attnum > 0 AND NOT a.attisdropped""",
+        """
+SELECT c.relname, n.conname, n.convalidated FROM pg_constraint n JOIN pg_class c ON c.oid = n.conrelid
+WHERE n.conrelid IN OURS AND n.contype = 'c'""",
+        """
+SELECT c.relname, i.relname, x.indisprimary, x.indisvalid AND x.indisready, x.indpred IS NOT NULL,
+       (SELECT string_agg(pg_get_indexdef(x.indexrelid, k, true), ',' ORDER BY k)
+        FROM generate_series(1, CAST(x.indnkeyatts AS int)) AS k)
+FROM pg_index x JOIN pg_class c ON c.oid = x.indrelid JOIN pg_class i ON i.oid = x.indexrelid
+WHERE x.indrelid IN OURS""",
+    )
+)
+
+_MYSQL = (
+    "SELECT table_name, engine FROM information_schema.tables "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN (:names)",
+    "SELECT table_name, column_name, column_type, collation_name, is_nullable = 'YES', "
+    "COALESCE(column_default, 'NULL') <> 'NULL' OR extra <> '' FROM information_schema.columns "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN (:names)",
+    "SELECT table_name, index_name, GROUP_CONCAT(column_name ORDER BY seq_in_index) "
+    "FROM information_schema.statistics WHERE table_schema = COALESCE(:schema, DATABASE()) "
+    "AND table_name IN (:names) GROUP BY table_name, index_name",
+)
+
+_SQLITE = (
+    "SELECT name, sql FROM sqlite_master WHERE type = 'table'",
+    'SELECT m.name, x.name, x.type, NULL, NOT x."notnull", x.dflt_value IS NOT NULL, x.pk '
+    "FROM sqlite_master m JOIN pragma_table_xinfo(m.name) x WHERE m.type = 'table'",
+    "SELECT tbl_name, type, name, sql FROM sqlite_master "
+    "WHERE type IN ('index', 'trigger') AND sql IS NOT NULL",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column; ``filled``: the database gives it a value if an INSERT does not."""
+
+    type: str
+    nullable: bool
+    filled: bool
+    collation: str | None = None
+    ddl: str = ""
+    """As CREATE TABLE has it; empty if it was read from a database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index; ``partial``: it has a WHERE."""
+
+    columns: tuple[str, ...]
+    partial: bool = False
+    valid: bool = True
+    create: str = ""
+    """The statement that creates it, if it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A CHECK constraint."""
+
+    condition: str = ""
+    valid: bool = True
+
+
+@dataclass(slots=True)
+class Table:
+    """A table, with its columns and the rest by their names."""
+
+    columns: dict[str, Column] = field(default_factory=dict)
+    key: tuple[str, ...] = ()
+    checks: dict[str, Constraint] = field(default_factory=dict)
+    indexes: dict[str, Index] = field(default_factory=dict)
+    triggers: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    """Storage parameters on PostgreSQL, the engine on MariaDB."""
+    create: tuple[str, ...] = ()
+    """The statements that create it, if they are known."""
+
+
+def wanted_tables(outbox: Outbox) -> dict[str, Table]:
+    """Return the tables of this release."""
+    if outbox.dialect == "sqlite":
+        return _wanted_on_sqlite(outbox)
+    dialect = sa.create_mock_engine(f"{outbox.dialect}://", None).dialect
+    return {table.name: _table(outbox, table, dialect) for table in outbox.metadata().sorted_tables}
+
+
+def _table(outbox: Outbox, table: sa.Table, dialect: sa.Dialect) -> Table:
+    # SQLAlchemy keeps a table's constraints in a set, and its indexes in another.
+    checks = {str(one.name): one for one in table.constraints if isinstance(one, sa.CheckConstraint)}
+    create, *indexes = _statements(outbox, table)
+    options: Mapping[str, Any] = {}
+    if dialect.name == "postgresql":
+        options = table.dialect_options["postgresql"]["with"] or {}
+    elif dialect.name in MYSQL:
+        options = {"engine": "InnoDB"}
+    return Table(
+        columns={
+            column.name: made for column in table.columns if (made := _column(column, dialect)) is not None
+        },
+        key=tuple(column.name for column in table.primary_key.columns),
+        checks={name: Constraint(str(checks[name].sqltext)) for name in sorted(checks)},
+        indexes=dict(map(_index, sorted(indexes))),
+        options={name: str(value) for name, value in options.items()},
+        create=(create, *sorted(indexes)),
+    )
+
+
+def _column(column: sa.Column[Any], dialect: sa.Dialect) -> Column | None:
+    """Return the column, or ``None`` if this kind of database does not have it."""
+    compiled = CreateColumn(column).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
+    if not compiled.string:
+        return None
+    # Without a driver the compiler doubles percent signs; no type or default of ours has one elsewhere.
+    text = compiled.string.replace("%%", "%")
+    spec = text.partition(" ")[2]
+    collation = re.search(r'COLLATE "?(\w+)"?', spec)
+    return Column(
+        type=_spelled(_TYPE_ENDS.sub("", spec)),
+        nullable=bool(column.nullable),
+        filled=bool(_FILLED.search(f" {spec}")),
+        collation=collation[1] if collation else None,
+        ddl=text,
+    )
+
+
+def _statements(outbox: Outbox, table: sa.Table) -> list[str]:
+    """Return the statements that create a table and its indexes."""
+    metadata = outbox.metadata()
+    statements = rendered(
+        outbox.dialect, lambda engine: metadata.create_all(engine, tables=[table], checkfirst=False)
+    )
+    # Others record the version.
+    return [statement for statement in statements if statement.startswith("CREATE ")]
+
+
+def _wanted_on_sqlite(outbox: Outbox) -> dict[str, Table]:
+    """Create the tables in an empty database, and read its catalogue."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in ddl("sqlite", prefix=outbox.prefix):
+            connection.execute(statement)
+        answers = [connection.execute(query).fetchall() for query in _SQLITE]
+        tables = _found_on_sqlite(*answers)
+    for table in tables.values():
+        indexes = (index.create for index in table.indexes.values())
+        table.create = (*table.create, *indexes, *table.triggers.values())
+    return tables
+
+
+class Found(NamedTuple):
+    """Tables that exist, and names of those that the connected role may not look at."""
+
+    tables: dict[str, Table]
+    hidden: Collection[str] = ()
+
+
+async def found_tables(context: DatabaseContext, names: Collection[str]) -> Found:
+    """Return those of these tables that exist."""
+    outbox = context.outbox
+    match outbox.dialect:
+        case "postgresql":
+            whole = [quoted(outbox, outbox.schema, name) for name in names]
+            return Found(_found_on_postgresql(*[await context.ask(one, names=whole) for one in _POSTGRESQL]))
+        case "sqlite":
+            tables = _found_on_sqlite(*[await context.ask(query) for query in _SQLITE])
+            return Found({name: table for name, table in tables.items() if name in names})
+    texts, hidden = await _texts(context, names)
+    params = {"schema": outbox.schema, "names": list(names)}
+    return Found(_found_on_mysql(texts, *[await context.ask(one, **params) for one in _MYSQL]), hidden)
+
+
+async def _texts(context: DatabaseContext, names: Collection[str]) -> tuple[dict[str, str], set[str]]:
+    """Return CREATE TABLE of each table: MariaDB's views show constraints to owners only."""
+    texts: dict[str, str] = {}
+    hidden: set[str] = set()
+    for name in names:
+        try:
+            rows = await context.ask(
+                f"SHOW CREATE TABLE {quoted(context.outbox, context.outbox.schema, name)}"
+            )
+        except NoTables:
+            continue
+        except StoreError as error:
+            if not denied(error.__cause__):
+                raise
+            hidden.add(name)
+        else:
+            texts[name] = _text(rows[0][1])
+    return texts, hidden
+
+
+def _found_on_postgresql(classes: Rows, columns: Rows, checks: Rows, indexes: Rows) -> dict[str, Table]:
+    """Return the tables that the rows of the catalogue describe."""
+    tables = _with_columns(columns, collation=True)
+    for name, options in classes:
+        found = tables.setdefault(str(name), Table())
+        found.options = dict(option.split("=", 1) for option in options or ())
+    for name, check, valid in checks:
+        tables[str(name)].checks[str(check)] = Constraint(valid=valid)
+    for name, index, primary, valid, partial, of in indexes:
+        cut = tuple(column.strip('"') for column in of.split(","))
+        if primary:
+            tables[str(name)].key = cut
+        else:
+            tables[str(name)].indexes[str(index)] = Index(cut, partial, valid)
+    return tables
+
+
+def _found_on_mysql(
+    texts: Mapping[str, str], classes: Rows, columns: Rows, indexes: Rows
+) -> dict[str, Table]:
+    """Return the tables that the rows describe; constraints are read from the text of CREATE TABLE."""
+    tables = _with_columns(columns, collation=True)
+    for name, engine in classes:
+        tables.setdefault(str(name), Table()).options = {"engine": str(engine)}
+    for name, text in texts.items():
+        checks = re.findall(r"CONSTRAINT `([^`]+)` CHECK", text)
+        tables.setdefault(name, Table()).checks = {check: Constraint() for check in checks}
+    for name, index, of in indexes:
+        if index == "PRIMARY":
+            tables[str(name)].key = tuple(_text(of).split(","))
+        else:
+            tables[str(name)].indexes[str(index)] = Index(tuple(_text(of).split(",")))
+    return tables
+
+
+def _found_on_sqlite(texts: Rows, columns: Rows, others: Rows) -> dict[str, Table]:
+    """Return the tables that the rows describe; constraints are read from the text of CREATE TABLE."""
+    tables = _with_columns([row[:6] for row in columns], collation=False)
+    for name, rows in _by_table(columns).items():
+        keyed = sorted((row[5], row[0]) for row in rows if row[5])
+        tables[name].key = tuple(column for _, column in keyed)
+    for name, text in texts:
+        found = tables.setdefault(name, Table())
+        found.create = (text,)
+        found.checks = {check: Constraint() for check in re.findall(r'CONSTRAINT "?(\w+)"? CHECK', text)}
+    for name, kind, other, text in others:
+        if kind == "trigger":
+            tables[name].triggers[other] = text
+        else:
+            tables[name].indexes[other] = _index(text)[1]
+    return tables
+
+
+def _with_columns(rows: Rows, *, collation: bool) -> dict[str, Table]:
+    return {
+        table: Table(
+            columns={
+                str(name): Column(
+                    _spelled(_text(type_)), bool(nullable), bool(filled), collated if collation else None
+                )
+                for name, type_, collated, nullable, filled in of
+            }
+        )
+        for table, of in _by_table(rows).items()
+    }
+
+
+def _text(value: Any) -> str:
+    """Return a text, which MySQL may give as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _spelled(type_: str) -> str:
+    """Return a type in the one spelling that is compared."""
+    text = type_.strip().lower()
+    word, bracket, rest = text.partition("(")
+    word = _SAME.get(word.strip(), word.strip())
+    # The width in which MySQL would print a number is not part of its type.
+    if word in ("int", "bigint", "smallint", "tinyint") or not bracket:
+        return f"{word}{' ' + rest.partition(')')[2].strip() if 'unsigned' in rest else ''}"
+    return f"{word}({rest}"
+
+
+def _index(statement: str) -> tuple[str, Index]:
+    """Return the name of an index and the index, from the statement that creates it."""
+    match = _INDEX.match(" ".join(statement.split()))
+    if match is None:
+        return "", Index((), create=statement)
+    name, columns, where = match.groups()
+    cut = tuple(_unquoted(column.strip()) for column in columns.split(","))
+    return _unquoted(name.rpartition(".")[2]), Index(cut, where is not None, create=statement)
+
+
+def _unquoted(name: str) -> str:
+    return name.strip('"`')
+
+
+def _by_table(rows: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
+    """Group rows by their first value, and cut it off."""
+    tables: dict[str, list[Sequence[Any]]] = {}
+    for name, *rest in rows:
+        tables.setdefault(str(name), []).append(rest)
+    return tables

@@ -1,0 +1,103 @@
+"""A check, and what it sees: the settings, the database that they name, and read-only queries of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from relaybox.core.commands import Program
+from relaybox.core.settings import Settings
+from relaybox.database.migrations import Outbox
+from relaybox.database.statements.delivery import Query
+from relaybox.operate.admin import Admin
+from relaybox.operate.doctor.finding import Finding, Unseen
+from relaybox.operate.open_relay import Handlers
+from relaybox.stores.sql.steps import Row, Steps
+from relaybox.stores.sql.store import SqlStore
+
+STATEMENT_SECONDS = 5
+"""The longest that the server works on one query."""
+
+SERVERS = ("postgresql", "mariadb", "mysql")
+EVERY_DATABASE = (*SERVERS, "sqlite")
+
+Need: TypeAlias = Literal["settings", "database", "tables"]
+"""The least that a check needs: a ``Context``, a ``DatabaseContext``, or one whose tables exist."""
+
+Results: TypeAlias = AsyncIterator[Finding | Unseen]
+
+_BOUNDS = f"""
+SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
+       set_config('transaction_read_only', 'on', true)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The settings, for a check that needs no database."""
+
+    settings: Settings
+    handlers: Handlers
+    clock: Callable[[], float]
+    """Return the time of this host, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseContext(Context):
+    """The settings and an open database; ``version`` is that of its tables, 0 if there are none."""
+
+    store: SqlStore
+    admin: Admin
+    outbox: Outbox
+    version: int
+
+    async def ask(self, sql: str, **params: Any) -> list[Row]:
+        """Return the rows of one query, written like the store's statements; it cannot change anything."""
+        return await ask(self.store, sql, **params)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at; ``run`` yields what is wrong with it, on the databases that ``on`` names."""
+
+    name: str
+    run: Callable[[Any], Results]
+    needs: Need = "tables"
+    on: Collection[str] = EVERY_DATABASE
+
+
+def check(
+    *, needs: Need = "tables", on: Collection[str] = EVERY_DATABASE
+) -> Callable[[Callable[[Any], Results]], Check]:
+    """Make a check of the function below; it has the function's name."""
+    return lambda run: Check(run.__name__, run, needs, on)
+
+
+async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:
+    """Return the rows of one query, with a limit of time where the server has one."""
+    statements = store.steps.statements
+    match statements.dialect.name:
+        case "postgresql":
+            before: Sequence[Query] = [Query(_BOUNDS, ())]
+        case "mariadb" if sql.lstrip().startswith("SELECT"):
+            before, sql = [], f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
+        case _:
+            before = []
+    query = statements.others({"question": sql})("question", **params)
+
+    def steps() -> Steps[list[Row]]:
+        results = yield [*before, query]
+        return results[-1]
+
+    return await store.driver.run(steps)
+
+
+def typed(*words: str) -> str:
+    """Return a command of ours as a user types it."""
+    return f"{Program.name} {' '.join(map(shlex.quote, words))}"
+
+
+def several(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 event``, ``2 events``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

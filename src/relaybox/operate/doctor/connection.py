@@ -1,0 +1,230 @@
+"""Checks of the connection to the database: the role's privileges, notifications, this host's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+from uuid import uuid4
+
+from relaybox.database.migrations import Outbox, quoted
+from relaybox.database.roles import CHANGE
+from relaybox.database.schema import MYSQL
+from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Results, check
+from relaybox.operate.doctor.finding import Finding, Unseen
+
+_WHO = {
+    "postgresql": "SELECT current_user",
+    "mysql": "SELECT CURRENT_USER()",
+    "mariadb": "SELECT CURRENT_USER()",
+}
+_MAY = """
+SELECT name, privilege, has_table_privilege(CAST(to_regclass(name) AS oid), privilege)
+FROM unnest(CAST(ARRAY[:names] AS text[])) AS name, unnest(CAST(ARRAY[:privileges] AS text[])) AS privilege
+WHERE to_regclass(name) IS NOT NULL"""
+_USAGE = "SELECT has_schema_privilege(CAST(:schema AS text), 'USAGE')"
+_GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
+
+READ, CHANGES = "SELECT", ("INSERT", "UPDATE", "DELETE")
+
+CHANNEL = "relaybox_doctor"
+"""Its own, so that no relay is woken; always the same, because a pooler may keep a LISTEN."""
+
+NOTIFY_SECONDS = 3.0
+"""How long a notification has to arrive."""
+
+_OPTIONS = {"connect_timeout": 5, "autocommit": True, "prepare_threshold": None}
+
+NOTICEABLE = 5.0
+"""Seconds of difference that show in the ids and times that this host makes."""
+
+REFUSED = 300.0
+"""Seconds of difference for which receivers refuse signatures with this host's time."""
+
+
+@check(on=SERVERS)
+async def privileges(context: DatabaseContext) -> Results:
+    """Find what a relay needs and the connected role lacks; a role that only reads is not a relay's."""
+    outbox = context.outbox
+    [(role,)] = await context.ask(_WHO[outbox.dialect])
+    needed = _needed(outbox)
+    held = await _held(context, needed)
+    lacking = {
+        table: missing
+        for table, of in needed.items()
+        if table in held and (missing := [one for one in of if one not in held[table]])
+    }
+    if not lacking:
+        return
+    if all(READ not in of for of in lacking.values()) and not any(
+        change in of for of in held.values() for change in CHANGES
+    ):
+        yield Unseen(f"{role} may only read: whether a relay's role has its rights cannot be told from it")
+        return
+    yield _lacks(outbox, str(role), lacking)
+
+
+def _needed(outbox: Outbox) -> dict[str, list[str]]:
+    tables = outbox.tables()
+    every = [getattr(tables, field.name) for field in fields(tables)]
+    return {
+        table.name: [READ] if table is tables.migration else CHANGE.split(", ")
+        for table in every
+    }  # fmt: skip
+
+
+async def _held(context: DatabaseContext, needed: Mapping[str, list[str]]) -> Mapping[str, Collection[str]]:
+    """Return the rights to each table that exists."""
+    outbox = context.outbox
+    if outbox.dialect in MYSQL:
+        rows = await context.ask("SHOW GRANTS")
+        [(name,)] = await context.ask("SELECT COALESCE(:schema, DATABASE())", schema=outbox.schema)
+        return parse_grants([str(row[0]) for row in rows], str(name), needed)
+    if outbox.schema and (await context.ask(_USAGE, schema=outbox.schema))[0][0] is False:
+        return dict.fromkeys(needed, ())
+    names = {quoted(outbox, outbox.schema, table): table for table in needed}
+    rows = await context.ask(_MAY, names=list(names), privileges=CHANGE.split(", "))
+    # A missing table is a finding of the schema check.
+    held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
+    for name, privilege, may in rows:
+        if may:
+            held[names[name]].add(privilege)
+    return held
+
+
+def parse_grants(lines: Iterable[str], schema: str, tables: Iterable[str]) -> dict[str, set[str]]:
+    """Return the rights to these tables from the lines of SHOW GRANTS."""
+    held: dict[str, set[str]] = {table: set() for table in tables}
+    for line in lines:
+        match = _GRANT.match(line)
+        if match is None:
+            continue
+        place, _, table = match[2].replace("`", "").partition(".")
+        if place != "*" and not _like(place).fullmatch(schema):
+            continue
+        every = match[1].startswith("ALL PRIVILEGES")
+        known = CHANGE.split(", ")
+        granted = {one for one in known if every or one in re.findall(r"[A-Z]+", match[1])}
+        for name in held if table == "*" else held.keys() & {table}:
+            held[name] |= granted
+    return held
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of a MySQL pattern for names of databases."""
+    parts = re.split(r"(\\[_%]|[_%])", pattern)
+    words = {"_": ".", "%": ".*"}
+    return re.compile("".join(words.get(part, re.escape(part.removeprefix("\\"))) for part in parts))
+
+
+def _lacks(outbox: Outbox, role: str, lacking: Mapping[str, list[str]]) -> Finding:
+    whom = _grantee(outbox, role)
+    usage = []
+    if outbox.dialect == "postgresql" and outbox.schema:
+        usage = [f"GRANT USAGE ON SCHEMA {quoted(outbox, outbox.schema)} TO {whom};"]
+    grants = [
+        f"GRANT {', '.join(of)} ON {quoted(outbox, outbox.schema, table)} TO {whom};"
+        for table, of in lacking.items()
+    ]
+    detail = "; ".join(f"no {', '.join(of)} on {table}" for table, of in lacking.items())
+    title = f"{role} lacks rights that a relay needs"
+    return Finding("error", title, detail, "\n".join([*usage, *grants]))
+
+
+def _grantee(outbox: Outbox, role: str) -> str:
+    user, at, host = role.partition("@")
+    return f"{quoted(outbox, user)}@{quoted(outbox, host)}" if at and outbox.dialect in MYSQL else (
+        quoted(outbox, role)
+    )  # fmt: skip
+
+
+@check(needs="database", on=("postgresql",))
+async def listener(context: DatabaseContext) -> Results:
+    """Find that a NOTIFY of one connection is not heard by another, and a pooler that is the reason."""
+    if not context.settings.notify:
+        return
+    import psycopg
+
+    try:
+        heard, pooled = await _round_trip(context.settings.database)
+    except psycopg.Error as error:
+        yield Unseen(" ".join(str(error).split()))
+        return
+    if heard:
+        return
+    waits = "relays find events by polling, each poll_interval, instead of at once"
+    if pooled:
+        title = "a transaction pooler stands before the database"
+        detail = f"what a session has set is lost between transactions, and so is LISTEN: {waits}"
+        fix = (
+            "give the relay the server's own address (on PgBouncer: or one with pool_mode = session), "
+            "or set notify = false to be content with polling"
+        )
+        yield Finding("warning", title, detail, fix)
+    else:
+        title = "a notification that was sent did not arrive"
+        fix = "give the relay a connection on which LISTEN works, or set notify = false"
+        yield Finding("warning", title, f"within {NOTIFY_SECONDS:g} s: {waits}", fix)
+
+
+async def _round_trip(url: str) -> tuple[bool, bool]:
+    """Return whether it was heard, and whether there is a pooler: it invents the process number."""
+    from psycopg import AsyncConnection
+    from psycopg.conninfo import conninfo_to_dict
+
+    options: dict[str, Any] = {**_OPTIONS, **conninfo_to_dict(url), "autocommit": True}
+    ear = await AsyncConnection.connect(**options)
+    try:
+        cursor = await ear.execute("SELECT pg_backend_pid()")
+        pooled = await cursor.fetchone() != (ear.info.backend_pid,)
+        await ear.execute(f"LISTEN {CHANNEL}")
+        word = uuid4().hex
+        mouth = await AsyncConnection.connect(**options)
+        try:
+            await mouth.execute("SELECT pg_notify(%s, %s)", (CHANNEL, word))
+            return await _hears(ear, word), pooled
+        finally:
+            await mouth.close()
+    finally:
+        await ear.close()
+
+
+async def _hears(ear: Any, word: str) -> bool:
+    deadline = asyncio.get_running_loop().time() + NOTIFY_SECONDS
+    while (left := deadline - asyncio.get_running_loop().time()) > 0:
+        async for notification in ear.notifies(timeout=left, stop_after=1):
+            if notification.payload == word:
+                return True
+    return False
+
+
+@check(needs="database")
+async def clock(context: DatabaseContext) -> Results:
+    """Find that this host's clock, which ids, signatures and logs use, differs from the database's."""
+    begun, here = time.monotonic(), context.clock()
+    there = await context.store.now()
+    # Half of the way there and back is the best guess of when the database looked at its clock.
+    passed = time.monotonic() - begun
+    skew = here + passed / 2 - there.timestamp()
+    if abs(skew) < NOTICEABLE + passed:
+        return
+    way = "ahead of" if skew > 0 else "behind"
+    refused = abs(skew) >= REFUSED
+    effect = (
+        "receivers refuse signatures whose time is 5 minutes off"
+        if refused
+        else "leases do not depend on it, but the order of ids and the times in signatures and logs do"
+    )
+    yield Finding(
+        "error" if refused else "warning",
+        f"this host's clock is {abs(skew):,.0f} s {way} the database's",
+        f"here it is {_utc(here)}, there {_utc(there.timestamp())}; {effect}",
+        "timedatectl set-ntp true   # on whichever host is wrong; `chronyc tracking` says which",
+    )
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

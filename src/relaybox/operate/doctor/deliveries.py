@@ -1,0 +1,193 @@
+"""Checks of deliveries: events that wait or do not decode, and the relays that deliver them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib.metadata import version
+
+from relaybox.core.commands import Program
+from relaybox.core.settings import Destination, Settings
+from relaybox.errors import PayloadError
+from relaybox.operate.admin import DestinationStats
+from relaybox.operate.doctor.check import DatabaseContext, Results, check, several, typed
+from relaybox.operate.doctor.finding import Finding
+from relaybox.operate.why import at, is_alive
+from relaybox.relay.upkeep.agreement import describe, differences
+from relaybox.stores.ledger import Content, Counts, Entry, Filter
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.wire.codec import decode
+
+SAMPLE = 100
+"""How many of the newest waiting rows are decoded."""
+
+AT_ONCE = 20
+"""How many payloads are fetched at a time: each may have a mebibyte."""
+
+NAMED = 20
+"""How many rows a command names."""
+
+LATE = 60.0
+"""Seconds that an event may be due without a relay: cron may run a drain."""
+
+
+@check()
+async def destinations(context: DatabaseContext) -> Results:
+    """Find events that no relay delivers, and what holds up others; counts stop at a limit."""
+    configured = {destination.name: destination for destination in context.settings.destinations}
+    for one in (await context.admin.stats()).destinations:
+        if one.name in configured:
+            for finding in _held_up(one, configured[one.name]):
+                yield finding
+        elif not one.name:
+            if _waiting(one.counts):
+                yield await _unrouted(context, one)
+        elif _waiting(one.counts) + one.counts.failed:
+            yield _unknown(one, context.settings)
+
+
+def _waiting(counts: Counts) -> int:
+    return counts.due + counts.scheduled + counts.parked
+
+
+async def _unrouted(context: DatabaseContext, one: DestinationStats) -> Finding:
+    page = await context.admin.events(Filter(status="pending", destination=""), limit=NAMED)
+    types = sorted({entry.event_type for entry in page.entries})
+    title = f"{_wait(one.counts)} for a route"
+    detail = f"no route takes {', '.join(types) or 'them'}; relays route them as soon as one does"
+    route = Program.route.format(types[0] if types else "TYPE")
+    fix = f"{route}, or: {typed('move', '', _target('', context.settings))}"
+    return Finding("warning", title, detail, fix)
+
+
+def _unknown(one: DestinationStats, settings: Settings) -> Finding:
+    title = f"{_wait(one.counts)} for {one.name!r}, which is no destination"
+    detail = "it was renamed or removed, or this is not the configuration of the relays that know it"
+    return Finding("error", title, detail, typed("move", one.name, _target(one.name, settings)))
+
+
+def _target(name: str, settings: Settings) -> str:
+    """Return the destination that is most likely meant."""
+    names = [one.name for one in settings.destinations if not one.handed_over]
+    close = difflib.get_close_matches(name, names, n=1) if name else []
+    return close[0] if close else names[0] if len(names) == 1 else "NAME"
+
+
+def _wait(counts: Counts) -> str:
+    number = _waiting(counts) + counts.failed
+    more = "+" if counts.capped - {"delivered"} else ""
+    return "1 event waits" if number == 1 else f"{number:,}{more} events wait"
+
+
+def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Finding]:
+    place, counts, name = one.place, one.counts, one.name
+    if place is not None and place.paused:
+        until = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
+        detail = f"by {place.paused_by} until {until}: {place.pause_reason or 'no reason given'}"
+        yield Finding("info", f"destination {name!r} is paused", detail, typed("resume", name))
+    elif place is not None and place.circuit != "closed":
+        state = place.circuit.replace("_", "-")
+        detail = f"{place.circuit_reason or 'no reason given'}; a probe finds out when it is over"
+        title = f"the circuit of destination {name!r} is {state}"
+        yield Finding("warning", title, detail, typed("resume", name))
+    if not counts.failed:
+        return
+    more = "+" if "failed" in counts.capped else ""
+    failed = "1 event" if counts.failed == 1 else f"{counts.failed:,}{more} events"
+    retry = typed("retry", "--destination", name)
+    if destination.ordered and destination.on_failed == "block" and counts.parked:
+        title = f"{failed} failed for {name!r}, and what is behind in the order waits"
+        detail = f"behind them: {several(counts.parked, 'event')}; retry or discard lets them go on"
+        yield Finding("warning", title, detail, retry)
+    else:
+        title = f"{failed} failed for {name!r}"
+        detail = f"`{typed('events', 'list', '--status', 'failed', '--destination', name)}` lists them"
+        yield Finding("info", title, detail, retry)
+
+
+@check()
+async def payloads(context: DatabaseContext) -> Results:
+    """Find events that do not decode, in a sample of the newest that wait."""
+    page = await context.admin.events(Filter(status="pending"), limit=SAMPLE)
+    wrong: dict[tuple[str, str], list[Entry]] = {}
+    for start in range(0, len(page.entries), AT_ONCE):
+        part = page.entries[start : start + AT_ONCE]
+        contents = await context.admin.contents([entry.id for entry in part])
+        for entry in part:
+            content = contents.get(entry.id)
+            if content is not None and (reason := undecodable(content)):
+                wrong.setdefault((entry.destination, reason), []).append(entry)
+    for (destination, reason), entries in wrong.items():
+        yield _undecodable(destination, reason, entries, len(page.entries))
+
+
+def undecodable(content: Content) -> str | None:
+    """Return why the content of a row cannot be decoded, or ``None``."""
+    try:
+        decode(content.payload, content.payload_data, content.payload_encoding)
+    except PayloadError as error:
+        return " ".join(str(error).split())
+    try:
+        headers = json.loads(content.headers)
+    except (ValueError, RecursionError):
+        headers = None
+    return None if isinstance(headers, dict) else "the stored headers are no JSON object"
+
+
+def _undecodable(destination: str, reason: str, entries: Sequence[Entry], looked_at: int) -> Finding:
+    ids = [str(entry.id) for entry in entries[:NAMED]]
+    title = f"{several(len(entries), 'event')} for {destination!r} cannot be decoded"
+    detail = f"{reason}; of the newest {looked_at:,} that wait, such as {ids[0]}"
+    return Finding("error", title, detail, typed("discard", *ids, "--destination", destination))
+
+
+@check()
+async def relays(context: DatabaseContext) -> Results:
+    """Find that no relay runs while events are due, and how the settings and releases of relays differ."""
+    stats = await context.admin.stats()
+    alive = [relay for relay in stats.relays if is_alive(relay)]
+    due = [one for one in stats.destinations if _is_due(one)]
+    oldest = max((one.counts.oldest_seconds or 0.0 for one in due), default=0.0)
+    if due and not alive and Program.deliverer() is None:
+        seen = f"the last was seen at {at(stats.relays[0].last_seen_at)}" if stats.relays else "none was seen"
+        number = sum(one.counts.due for one in due)
+        title = f"no relay runs, and {several(number, 'event')} {'is' if number == 1 else 'are'} due"
+        detail = f"the oldest is {oldest:,.0f} s old; {seen}"
+        yield Finding("error" if oldest >= LATE else "info", title, detail, typed("relay"))
+    for problem in (await context.admin.health()).problems if alive else ():
+        if problem.destination is not None and "circuit" not in problem.reason:
+            title = f"nothing is delivered to {problem.destination!r}"
+            detail = f"{problem.reason}, for {problem.seconds or 0.0:,.0f} s, although a relay runs"
+            fix = typed("events", "list", "--status", "pending", "--destination", problem.destination)
+            yield Finding("warning", title, detail, f"{fix}, and why of one of them")
+    delivered = {one.name for one in stats.destinations if one.counts.delivered}
+    async for finding in _differences(context, delivered):
+        yield finding
+    releases = {relay.version for relay in alive}
+    if len(releases | {version("relaybox")}) > 1 and releases:
+        title = "relays of several releases run"
+        seen = ", ".join(f"{relay.name}: {relay.version}" for relay in alive)
+        detail = f"{seen}; this is {version('relaybox')}. That is well while releases are changed"
+        yield Finding("info", title, detail, "upgrade and restart the older ones")
+
+
+async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
+    """Find different settings of relays, and delivered rows that no relay prunes."""
+    upkeep = SqlUpkeep(context.store)
+    said = await upkeep.said()
+    for name, each in differences(said).items():
+        title = f"relays have different settings for {name!r}"
+        fix = "give every relay the same settings, and restart the others; while releases are changed, wait"
+        yield Finding("warning", title, describe(name, each), fix)
+    known = {one.destination for one in said} | {one.name for one in context.settings.destinations}
+    for name in sorted(delivered - known):
+        title = f"what was delivered to {name!r} is kept for good"
+        detail = "no relay has ever said how long it is to be kept, so that nobody prunes it"
+        fix = f"start a relay that has {name!r} once, with the retention that is meant"
+        yield Finding("info", title, detail, fix)
+
+
+def _is_due(one: DestinationStats) -> bool:
+    held = one.place is not None and (one.place.paused or one.place.circuit != "closed")
+    return one.configured and not one.handed_over and one.counts.due > 0 and not held

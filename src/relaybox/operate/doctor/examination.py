@@ -1,0 +1,158 @@
+"""The examination: every check runs by itself and is bounded, so that it cannot hide what another finds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from relaybox.core.commands import Program
+from relaybox.core.settings import Settings
+from relaybox.core.values import mask_url
+from relaybox.database.connect import denied, in_memory
+from relaybox.database.migrations import DialectName, Outbox
+from relaybox.database.schema import make_tables
+from relaybox.errors import ConfigError, RelayboxError, StoreError, did_you_mean
+from relaybox.operate.admin import Admin
+from relaybox.operate.doctor import configuration, connection, database, deliveries, schema, vacuum
+from relaybox.operate.doctor.check import Check, Context, DatabaseContext, typed
+from relaybox.operate.doctor.finding import Finding, Report, Unseen, report
+from relaybox.operate.open_relay import Handlers, open_store
+from relaybox.sinks.sink import describe
+from relaybox.stores.sql.ledger import SqlLedger
+
+CHECK_SECONDS = 12.0
+"""How long one check may take in all."""
+
+ACTOR = "doctor"
+
+CHECKS = tuple(
+    one
+    for module in (configuration, database, schema, connection, vacuum, deliveries)
+    for one in vars(module).values()
+    if isinstance(one, Check)
+)
+"""Every check of these modules, in the order in which they are made."""
+
+
+async def examine(
+    settings: Settings,
+    handlers: Handlers,
+    *,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    clock: Callable[[], float] = time.time,
+) -> Report:
+    """Run every check, or ``only`` those named, but not those to ``skip``."""
+    chosen = choose(only, skip)
+    context = Context(settings, handlers, clock)
+    of_settings = [_run(check, context) for check in chosen if check.needs == "settings"]
+    of_database = [check for check in chosen if check.needs != "settings"]
+    results = await asyncio.gather(*of_settings, _run_on_database(context, of_database))
+    return report((one for part in results for one in part), (check.name for check in chosen))
+
+
+def choose(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
+    """Return the checks of these names; raise ``ConfigError`` if there is no such check."""
+    known = [check.name for check in CHECKS]
+    for name in (*only, *skip):
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"no check is called {name!r}{hint}")
+    return [check for check in CHECKS if check.name not in skip and (not only or check.name in only)]
+
+
+async def _run_on_database(context: Context, checks: Sequence[Check]) -> list[Finding | Unseen]:
+    """Run the checks one after the other; each gets a connection that works."""
+    if not checks:
+        return []
+    try:
+        async with _opened(context) as opened:
+            if not opened.version:
+                possible = [check for check in checks if check.needs != "tables"]
+                return [_no_tables(), *await _run_all(opened, possible)]
+            return await _run_all(opened, checks)
+    except Exception as error:
+        # It may be of any kind: a driver's, or the file system's.
+        return [_unreachable(context.settings, error)]
+
+
+async def _run_all(context: DatabaseContext, checks: Sequence[Check]) -> list[Finding | Unseen]:
+    dialect = context.outbox.dialect
+    return [one for check in checks if dialect in check.on for one in await _run(check, context)]
+
+
+@asynccontextmanager
+async def _opened(context: Context) -> AsyncIterator[DatabaseContext]:
+    settings = context.settings
+    _check_file(settings.database)
+    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
+    async with asyncio.timeout(CHECK_SECONDS):
+        store = await asyncio.to_thread(open_store, settings.database, tables, connections=1)
+        dialect: DialectName = store.steps.dialect.name  # type: ignore[assignment]
+    try:
+        outbox = Outbox(dialect, settings.schema, settings.prefix)
+        async with asyncio.timeout(CHECK_SECONDS):
+            version = await schema.recorded_version(store, outbox)
+        admin = Admin(SqlLedger(store), settings.destinations, ACTOR)
+        yield DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox, version)
+    finally:
+        # An error of closing must not hide what was found.
+        with suppress(Exception):
+            async with asyncio.timeout(CHECK_SECONDS):
+                await store.close()
+
+
+def _check_file(url: str) -> None:
+    """Raise if the SQLite file does not exist: opening it would create it."""
+    if in_memory(url):
+        raise ConfigError("it is in memory, where no other process sees it; name a file")
+    if not url.startswith("sqlite:"):
+        return
+    path = sa.make_url(url).database or ""
+    if not path.startswith("file:") and not Path(path).exists():
+        raise ConfigError(f"there is no file {path}; run `{Program.migrate}`")
+
+
+def _unreachable(settings: Settings, error: BaseException) -> Finding:
+    where = mask_url(settings.database)
+    said = str(error) if isinstance(error, RelayboxError) else describe(error)
+    late = isinstance(error, TimeoutError)
+    text = (
+        f"no answer within {CHECK_SECONDS:g} s" if late else " ".join(said.removeprefix(f"{where}: ").split())
+    )
+    seen, _, fix = text.rpartition("; ")
+    seen, fix = (seen, fix) if seen else (text, "")
+    if denied(error.__cause__):
+        title, otherwise = "the connected role may not look at the tables", typed("sql", "--grants")
+    else:
+        title = "the database cannot be reached"
+        otherwise = "start it, or write another URL into the setting `database`"
+    return Finding("error", title, f"{where}: {seen}", fix or otherwise, "database")
+
+
+def _no_tables() -> Finding:
+    detail = "there is no table of migrations, or nothing in it, where the settings say the tables are"
+    return Finding("error", "the tables are missing", detail, Program.migrate, "schema")
+
+
+async def _run(check: Check, context: Context) -> list[Finding | Unseen]:
+    """Return what one check finds, and what ended it early."""
+    found: list[Finding | Unseen] = []
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            async for one in check.run(context):
+                found.append(one)
+    except TimeoutError:
+        found.append(Unseen(f"no answer within {CHECK_SECONDS:g} s"))
+    except StoreError as error:
+        lacks = "the connected role may not read it" if denied(error.__cause__) else ""
+        found.append(Unseen(" ".join(f"{lacks}: {error}".removeprefix(": ").split())))
+    except Exception as error:
+        found.append(Unseen(" ".join(describe(error).split())))
+    return [replace(one, check=check.name) for one in found]

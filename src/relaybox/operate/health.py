@@ -1,0 +1,68 @@
+"""Whether deliveries flow: what is due is taken, and what is taken is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from relaybox.operate.why import is_alive
+from relaybox.stores.journal import Flow
+from relaybox.stores.ledger import Place, Relay
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why deliveries do not flow, at a destination or (None) anywhere; ``seconds``: for how long."""
+
+    destination: str | None
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``ready``: nothing keeps what is due from being delivered."""
+
+    ready: bool
+    problems: tuple[Problem, ...]
+
+
+def patience(rate: float | None, stalled_after: float) -> float:
+    """Seconds without a settle after which a destination does not flow: twice what a send takes there."""
+    return stalled_after if rate is None else max(stalled_after, 2 / rate)
+
+
+def judge(
+    flows: Mapping[str, Flow],
+    places: Mapping[str, Place],
+    relays: Iterable[Relay],
+    stalled_after: Mapping[str, float],
+) -> Health:
+    """What is wrong. A destination that somebody paused is not: it waits because it is meant to."""
+    open_for_work = {
+        name: flow
+        for name, flow in flows.items()
+        if flow.pending and not (name in places and places[name].paused)
+    }
+    problems = tuple(_problems(open_for_work, places, relays, stalled_after))
+    return Health(not problems, problems)
+
+
+def _problems(
+    flows: Mapping[str, Flow],
+    places: Mapping[str, Place],
+    relays: Iterable[Relay],
+    stalled_after: Mapping[str, float],
+) -> Iterator[Problem]:
+    alive = any(map(is_alive, relays))
+    waits = [flow.due_seconds for flow in flows.values() if flow.due_seconds is not None]
+    if waits and not alive:
+        yield Problem(None, "no relay is alive, and work is due", max(waits))
+    for name, flow in sorted(flows.items()):
+        place = places.get(name)
+        if place is not None and place.circuit != "closed":
+            reason = place.circuit_reason or "no reason given"
+            # Each probe touches its row and what it tried: since when it is open is on no record.
+            yield Problem(name, f"its circuit is {place.circuit.replace('_', '-')}: {reason}", None)
+        elif alive and (flow.due_seconds or 0.0) >= stalled_after[name] and not flow.settles:
+            yield Problem(name, "work is due and nothing settles", flow.due_seconds)

@@ -1,0 +1,76 @@
+"""A span for every attempt to deliver an event whose emitter is traced.
+
+The span is in the emitter's trace, below its span, and links to it, as OpenTelemetry's conventions for
+messaging ask of whoever sends what another has made. What was not sampled where it was emitted has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from relaybox.core.event import Delivery
+from relaybox.core.fingerprint import error_class
+from relaybox.core.outcome import Delivered
+from relaybox.core.uptime import uptime
+from relaybox.errors import MissingExtra
+from relaybox.relay.observer import Observer, Sends
+from relaybox.sinks.sink import Answer
+from relaybox.wire.tracing import SYSTEM, sampled, stored, tracer
+
+try:
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode, get_current_span
+except ImportError:
+    raise MissingExtra("opentelemetry-api", "otel") from None
+
+
+class TracesObserver(Observer):
+    """Makes spans with the tracer of the application's provider, once the sends are over."""
+
+    timed = True
+
+    def __init__(self, *, clock: Callable[[], float] = uptime) -> None:
+        self._clock = clock
+        self._tracer = tracer()
+
+    def sent(self, destination: str, sends: Sends) -> None:
+        """A span for each whose emitter's was sampled."""
+        traced = [
+            at
+            for at, delivery in enumerate(sends.deliveries)
+            if (headers := delivery.headers) != "{}" and sampled(headers)
+        ]
+        if not traced:
+            return
+        epoch = time.time_ns() - int(self._clock() * 1e9)
+        for at in traced:
+            began, ended = (epoch + int(times[at] * 1e9) for times in (sends.began, sends.ended))
+            self._span(destination, sends.deliveries[at], sends.answers[at], began, ended)
+
+    def _span(self, destination: str, delivery: Delivery, answer: Answer, began: int, ended: int) -> None:
+        context = stored(delivery.headers)
+        if context is None:
+            return
+        attributes: dict[str, str | int] = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.type": "send",
+            "messaging.operation.name": "send",
+            "messaging.destination.name": destination,
+            "messaging.message.id": str(delivery.event_id),
+            "relaybox.event_type": delivery.event_type,
+            "relaybox.aggregate_type": delivery.aggregate_type,
+            "relaybox.attempt": delivery.attempts,
+        }
+        span = self._tracer.start_span(
+            f"relaybox send {destination}",
+            context,
+            SpanKind.PRODUCER,
+            attributes,
+            [Link(get_current_span(context).get_span_context())],
+            began,
+        )
+        if not isinstance(answer, Delivered):
+            reason = str(getattr(answer, "reason", ""))
+            span.set_attribute("error.type", error_class(reason))
+            span.set_status(Status(StatusCode.ERROR, reason or type(answer).__name__))
+        span.end(ended)

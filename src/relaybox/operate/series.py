@@ -1,0 +1,104 @@
+"""What happened over time, for charts: from the roll-ups of relays and the leader's samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+from relaybox.errors import ConfigError
+from relaybox.relay.upkeep.lag import percentile
+from relaybox.stores.journal import History, Level, Settled
+
+MOST = 180
+"""Points of one series."""
+
+LONGEST = 30 * 24.0
+"""Hours; what is older is not kept."""
+
+STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 240)
+"""Minutes that a point may stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of time. ``emitted`` and ``delivered`` are rows a second; p50 to p99 are seconds of lag.
+
+    What nobody measured is None: no sample was taken, or nothing was delivered that could be late.
+    """
+
+    at: datetime
+    emitted: float | None
+    delivered: float
+    retried: int
+    failed: int
+    pending: int | None
+    oldest_seconds: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points at a regular distance, oldest first; those in which nothing happened are among them."""
+
+    step: timedelta
+    points: tuple[Point, ...]
+
+
+def step_of(hours: float) -> int:
+    """The seconds that a point stands for, so that ``hours`` make no more than ``MOST`` of them."""
+    if not 0 < hours <= LONGEST:
+        raise ConfigError(f"hours = {hours:g}: use more than 0, and no more than {LONGEST:g}")
+    return next(60 * step for step in STEPS if hours * 60 / step <= MOST)
+
+
+def make_series(history: History, hours: float, step: int) -> Series:
+    """The points of the last ``hours``; the last one is the step that has just begun."""
+    count = max(1, math.ceil(hours * 3600 / step))
+    last = int(history.now.timestamp()) // step
+    settled = {one.step: one for one in history.settled}
+    emitted = dict(_emitted(history.levels))
+    levels = {one.step: one for one in history.levels}
+    # Of the step that goes on there are only so many seconds yet.
+    begun = max(1.0, history.now.timestamp() - last * step)
+    points = [
+        _point(number, step, begun if number == last else float(step), settled.get(number), levels, emitted)
+        for number in range(last - count + 1, last + 1)
+    ]
+    return Series(timedelta(seconds=step), tuple(points))
+
+
+def _point(
+    number: int,
+    step: int,
+    seconds: float,
+    settled: Settled | None,
+    levels: dict[int, Level],
+    emitted: dict[int, float],
+) -> Point:
+    level, lag = levels.get(number), {} if settled is None else settled.lag
+    return Point(
+        at=datetime.fromtimestamp(number * step, UTC),
+        emitted=emitted.get(number),
+        delivered=0.0 if settled is None else settled.delivered / seconds,
+        retried=0 if settled is None else settled.retried,
+        failed=0 if settled is None else settled.failed,
+        pending=None if level is None else level.pending,
+        oldest_seconds=None if level is None else level.oldest_seconds,
+        p50=percentile(lag, 0.50),
+        p95=percentile(lag, 0.95),
+        p99=percentile(lag, 0.99),
+    )
+
+
+def _emitted(levels: tuple[Level, ...]) -> Iterator[tuple[int, float]]:
+    """Rows a second by step: how far the position has come since the sample before."""
+    known = sorted((one for one in levels if one.position is not None), key=lambda one: one.step)
+    for before, after in pairwise(known):
+        seconds = (after.at - before.at).total_seconds()
+        if seconds > 0:
+            yield after.step, max(0, (after.position or 0) - (before.position or 0)) / seconds

@@ -1,0 +1,229 @@
+"""Why a delivery is where it is: one reason, and one sentence that says it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+from relaybox.core.commands import Program, command
+from relaybox.stores.ledger import Entry, Place, Relay, State
+
+SILENT = timedelta(seconds=15)
+"""A relay that was not seen for so long is taken for gone; it shows itself every two seconds."""
+
+Kind: TypeAlias = Literal[
+    "delivered", "failed", "discarded", "sending", "paused", "circuit_open", "circuit_half_open", "unrouted",
+    "unknown_destination", "unknown_status", "parked", "backing_off", "scheduled", "lease_expired", "due",
+    "handed_over", "not_relayed",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a delivery is where it is.
+
+    ``until`` is when that changes by itself, where it does; ``behind`` is the event of its key that it waits
+    for, and why that one is where it is.
+    """
+
+    entry: Entry
+    kind: Kind
+    text: str
+    until: datetime | None = None
+    behind: Reason | None = None
+
+
+def explain(
+    entry: Entry,
+    places: Mapping[str, Place],
+    configured: Collection[str],
+    relays: Sequence[Relay],
+    head: Entry | None = None,
+    shared: Collection[UUID] = (),
+    handed_over: Collection[str] = (),
+    shadowed: Collection[UUID] = (),
+    timeouts: Mapping[str, float] = {},
+) -> Reason:
+    """The reason that comes first: final, being sent, held with its destination, behind another, its own.
+
+    ``head`` is the first open row of its key, where its destination is ordered; ``shared`` are the events
+    that have more deliveries than this one; ``handed_over`` the destinations that Debezium sends to;
+    ``shadowed`` the rows that were delivered in shadow, ``timeouts`` the seconds that functions have.
+    """
+    if entry.destination in handed_over and (entry.status == "pending" or not entry.attempts):
+        return _handed_over(entry)
+    if entry.id in shadowed:
+        text = f"was delivered in shadow at {at(entry.delivered_at)}: nothing was sent"
+        return Reason(entry, "delivered", text)
+    if entry.status != "pending":
+        return _final(entry, shared)
+    if entry.state is State.SENDING:
+        return _sending(entry, timeouts.get(entry.destination))
+    held = _held(entry, places.get(entry.destination), configured)
+    if held is not None and entry.state is State.SCHEDULED:
+        return replace(held, text=f"{held.text}; it is not due before {at(entry.next_attempt_at)} either")
+    if held is not None:
+        return held
+    if head is not None and head.id != entry.id:
+        behind = explain(head, places, configured, relays, shared=shared, timeouts=timeouts)
+        text = f"waits behind event {head.event_id} of its key {entry.ordering_key!r}, which {behind.text}"
+        return Reason(entry, "parked", text, behind=behind)
+    if entry.state is State.PARKED:
+        text = f"is the next of its key {entry.ordering_key!r} and will be made due by a relay's next sweep"
+        return Reason(entry, "parked", text)
+    if entry.state is State.SCHEDULED:
+        return _waiting(entry)
+    return _due(entry, relays)
+
+
+def advice(entry: Entry, *, shared: bool) -> str:
+    """What to do with a delivery that failed; ``shared``: so that no other one of its event is meant."""
+    which = f"{entry.id} --destination {shlex.quote(entry.destination)}" if shared else str(entry.id)
+    return f"{command(f'retry {which}')} or {command(f'discard {which}')}"
+
+
+def _handed_over(entry: Entry) -> Reason:
+    """Not what a relay delivered before the destination became Debezium's."""
+    if entry.status == "pending":
+        text = (
+            f"waits in vain: destination {entry.destination!r} is Debezium's, which sees only what is "
+            f"emitted for it; give it to another: {command(f'move {entry.destination} NAME')}"
+        )
+        return Reason(entry, "not_relayed", text)
+    text = (
+        f"was handed to Debezium's reader of the log at {at(entry.delivered_at)}: it was written to the WAL "
+        "with its transaction, and Relaybox does not know when it was read"
+    )
+    return Reason(entry, "handed_over", text)
+
+
+def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
+    if entry.status == "delivered":
+        text = f"was delivered at {at(entry.delivered_at)}, {_count(entry.attempts, 'attempt')} in all"
+        return Reason(entry, "delivered", text)
+    if entry.status == "discarded":
+        return Reason(entry, "discarded", f"was discarded by an operator at {at(entry.updated_at)}")
+    if entry.state is State.UNKNOWN:
+        text = f"has the status {entry.status!r}, which this version does not know and leaves alone"
+        return Reason(entry, "unknown_status", text)
+    crashes = f"; its relay died {_count(entry.crashes, 'time')}" if entry.crashes else ""
+    text = (
+        f"failed at {at(entry.updated_at)} after {_count(entry.attempts, 'attempt')}{crashes}: "
+        f"{_error(entry)}; {advice(entry, shared=entry.event_id in shared)}"
+    )
+    return Reason(entry, "failed", text)
+
+
+def _sending(entry: Entry, timeout: float | None) -> Reason:
+    end = at(entry.leased_until)
+    text = f"is being sent by {entry.lease_owner}, {_attempt(entry)}; its lease runs until {end}"
+    claimed = entry.last_attempt_at
+    if timeout is not None and claimed is not None and (entry.seen_at - claimed).total_seconds() > timeout:
+        text += f"; it was claimed at {at(claimed)}, and {overdue(timeout)}"
+    return Reason(entry, "sending", text, entry.leased_until)
+
+
+def overdue(timeout: float) -> str:
+    """Say what a delivery waits for that has been with a function for longer than its time."""
+    return f"its function is over its time of {timeout:g} s, or it waits in the relay behind others"
+
+
+def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:
+    """What holds up everything of its destination."""
+    name = entry.destination
+    if place is not None and place.paused:
+        end = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
+        text = (
+            f"waits because destination {name!r} was paused by {place.paused_by} at {at(place.paused_at)} "
+            f"({place.pause_reason or 'no reason given'}) until {end}; {command(f'resume {name}')}"
+        )
+        return Reason(entry, "paused", text, place.paused_until)
+    if place is not None and place.circuit != "closed":
+        return _circuit(entry, place)
+    if not name:
+        move = command("move '' NAME")
+        text = f"has no destination: no route takes its event type; add a route, or {move}"
+        return Reason(entry, "unrouted", text)
+    if name not in configured:
+        text = (
+            f"waits because no destination is called {name!r}; configure it, or give its events to another: "
+            f"{command(f'move {name} NAME')}"
+        )
+        return Reason(entry, "unknown_destination", text)
+    return None
+
+
+def _circuit(entry: Entry, place: Place) -> Reason:
+    reason = place.circuit_reason or "no reason given"
+    if place.circuit == "half_open":
+        text = (
+            f"waits because the circuit of destination {place.name!r} is half-open ({reason}): "
+            "a probe is on its way"
+        )
+        return Reason(entry, "circuit_half_open", text, place.circuit_until)
+    over = place.circuit_until is not None and place.circuit_until <= place.seen_at
+    when = "is due now" if over else f"comes at {at(place.circuit_until)}"
+    text = (
+        f"waits because the circuit of destination {place.name!r} is open ({reason}): "
+        f"the next probe {when}; {command(f'resume {place.name}')} closes it now"
+    )
+    return Reason(entry, "circuit_open", text, place.circuit_until)
+
+
+def _waiting(entry: Entry) -> Reason:
+    if not entry.backing_off:
+        text = f"was emitted for later and is due at {at(entry.next_attempt_at)}"
+        return Reason(entry, "scheduled", text, entry.next_attempt_at)
+    # An attempt that found the destination in trouble is given back.
+    unavailable = "because its destination was unavailable, which is not counted as an attempt"
+    cause = f"after {_attempt(entry)}, which failed" if entry.attempts else unavailable
+    text = f"backs off {cause}: {_error(entry)}; the next one is at {at(entry.next_attempt_at)}"
+    return Reason(entry, "backing_off", text, entry.next_attempt_at)
+
+
+def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
+    relay = _relay(relays)
+    if entry.leased_until is not None:
+        text = (
+            f"was held by {entry.lease_owner} until its lease ran out at {at(entry.leased_until)} with no "
+            f"answer: it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
+        )
+        return Reason(entry, "lease_expired", text)
+    apart = f" apart from others, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
+    text = f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}"
+    return Reason(entry, "due", text)
+
+
+def _relay(relays: Sequence[Relay]) -> str:
+    if any(map(is_alive, relays)):
+        return "by the next relay that has room"
+    if deliverer := Program.deliverer():
+        return f"by {deliverer}"
+    seen = f"the last was seen at {at(relays[0].last_seen_at)}" if relays else "none runs now"
+    return f"when a relay runs, but {seen}; {command('relay')}"
+
+
+def _attempt(entry: Entry) -> str:
+    return f"attempt {entry.attempts} of {entry.max_attempts}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _error(entry: Entry) -> str:
+    return " ".join((entry.error_message or "no error on record").split())
+
+
+def is_alive(relay: Relay) -> bool:
+    """Whether it was seen lately."""
+    return relay.seen_at - relay.last_seen_at < SILENT
+
+
+def at(moment: datetime | None) -> str:
+    """A moment as people read it."""
+    return "an unknown time" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

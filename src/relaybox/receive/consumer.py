@@ -1,0 +1,334 @@
+"""What becomes of a message: its handlers run once, in one transaction with the inbox's mark of it.
+
+Webhook receivers and the loops in ``consumers`` differ in how a message comes and how they answer. What
+happens between is here: find the handlers, open the application's transaction, have the inbox say whether
+this is the first time, run them, commit, and tell how it ended.
+
+| it ended as | when |
+|---|---|
+| ``Done`` | the transaction committed, now or the time before; or no handler takes the event |
+| ``Later`` | a handler raised ``Retry`` or ``Unavailable``, or the transaction could not be begun |
+| ``Crashed`` | a handler raised anything else, or the commit failed |
+| ``Refused`` | a handler raised ``Reject``, or the message holds no event |
+
+Unless it is ``Done`` nothing was committed, the mark neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from relaybox.core.event import Event
+from relaybox.core.outcome import Reject, Retry, Unavailable, unfinished, wait
+from relaybox.core.routing import Routes
+from relaybox.core.settings import Route
+from relaybox.core.values import parse_name
+from relaybox.errors import ConfigError, shorten
+from relaybox.sinks.sink import describe
+from relaybox.wire.tracing import processing
+
+log = logging.getLogger("relaybox.consumer")
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Once(Protocol):
+    """What is needed of an ``Inbox``."""
+
+    consumer: str | None
+
+    def once(
+        self, connection: Any, message: Any, /, *, consumer: str | None = None
+    ) -> AbstractContextManager[bool]:
+        """A block that is told whether the message is new."""
+
+    def aonce(
+        self, connection: Any, message: Any, /, *, consumer: str | None = None
+    ) -> AbstractAsyncContextManager[bool]:
+        """The same on an asynchronous connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing is left to do. ``duplicate``: it had been done before."""
+
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """To be tried again, in ``after`` seconds where that was said."""
+
+    reason: str
+    after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A handler failed, or the commit did. To be tried again; the reason is for the log only."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It can never succeed."""
+
+    reason: str
+
+
+Verdict: TypeAlias = Done | Later | Crashed | Refused
+
+
+class Registered(NamedTuple):
+    """A handler, and whether it has a second parameter."""
+
+    function: Callable[..., Any]
+    takes_connection: bool
+
+    def __call__(self, event: Event, connection: Any) -> Any:
+        return self.function(event, connection) if self.takes_connection else self.function(event)
+
+
+class Consumer:
+    """Handlers by event type, and where their effects and the inbox's marks are kept.
+
+    ``transaction`` opens the application's transaction: a SQLAlchemy ``sessionmaker``, ``Engine`` or their
+    asynchronous twins, or a function that returns a context manager, which gives a connection and commits at
+    its end. ``consumer`` is the name under which the inbox remembers, its own unless one is given here: one
+    for each set of handlers, because two that shared it would each do a part of the work.
+    """
+
+    def __init__(self, *, inbox: Once, transaction: Any, consumer: str | None) -> None:
+        self._inbox = inbox
+        self._begin = opener(transaction)
+        self._consumer = _name(consumer, inbox)
+        self._handlers: list[Registered] = []
+        self._patterns: list[Route] = []
+        self._routes = Routes([])
+        self._asynchronous = False
+
+    def on(self, *events: str) -> Callable[[Handler], Handler]:
+        """Register a function for the event types that match: ``@receiver.on("order.*")``.
+
+        It is called with the event, and with what ``transaction`` opened if it has a second parameter. Of a
+        type that several take, all run, in the order they were registered and in the one transaction.
+        """
+        if not events or callable(events[0]):
+            raise ConfigError("on: say which events it takes, as in @receiver.on('order.*')")
+
+        def register(function: Handler) -> Handler:
+            self._register(function, events)
+            return function
+
+        return register
+
+    def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
+        registered = Registered(function, _takes_connection(function))
+        asynchronous = is_asynchronous(function)
+        if self._handlers and asynchronous != self._asynchronous:
+            raise ConfigError(
+                f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all of "
+                "them are async functions or none is"
+            )
+        route = Route(events, to=str(len(self._handlers)))
+        self._asynchronous = asynchronous
+        self._handlers.append(registered)
+        self._patterns.append(route)
+        self._routes = Routes(self._patterns)
+
+    def _of(self, event: Event) -> list[Registered]:
+        return [self._handlers[int(place)] for place in self._routes.destinations(event.type)]
+
+    def _unwanted(self, event: Event) -> Verdict:
+        if event.type:
+            log.debug("%s: no handler takes %s; event %s is done", self._consumer, event.type, event.id)
+            return Done()
+        return Refused("the message does not say its event type, and no handler takes every type ('*')")
+
+    def handle(self, event: Event) -> Verdict:
+        """Run the handlers of an event here and now."""
+        handlers = self._of(event)
+        if not handlers:
+            return self._unwanted(event)
+        began = ended = False
+        try:
+            with (
+                opened(self._begin) as connection,
+                self._inbox.once(connection, event, consumer=self._consumer) as first,
+            ):
+                began = True
+                if first:
+                    with processing(event, self._consumer):
+                        for handler in handlers:
+                            finished(handler(event, connection))
+                ended = True
+        except Exception as error:
+            return self._failed(event, error, began)
+        return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
+
+    async def ahandle(self, event: Event) -> Verdict:
+        """Run the handlers of an event: asynchronous ones in this loop, others in a thread."""
+        handlers = self._of(event)
+        if not handlers:
+            return self._unwanted(event)
+        return await (self._in_loop(event, handlers) if self._asynchronous else self._in_thread(event))
+
+    async def _in_thread(self, event: Event) -> Verdict:
+        return await asyncio.to_thread(self.handle, event)
+
+    async def _in_loop(self, event: Event, handlers: list[Registered]) -> Verdict:
+        began = ended = False
+        try:
+            async with (
+                aopened(self._begin) as connection,
+                self._inbox.aonce(connection, event, consumer=self._consumer) as first,
+            ):
+                began = True
+                if first:
+                    with processing(event, self._consumer):
+                        for handler in handlers:
+                            await handler(event, connection)
+                ended = True
+        except asyncio.CancelledError as error:
+            if cancelled():
+                raise
+            return self._failed(event, error, began)
+        except Exception as error:
+            return self._failed(event, error, began)
+        return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
+
+    def _failed(self, event: Event, error: BaseException, began: bool) -> Verdict:
+        match error:
+            case Reject():
+                return Refused(_noted(error.reason or "the handler rejected it", error))
+            case Retry() | Unavailable():
+                reason = error.reason or "the handler asks to try again"
+                return Later(_noted(reason, error), seconds_of(error.after))
+        doing = "the handler failed" if began else "the transaction could not be begun"
+        log.error(
+            "%s: event %s (%s): %s: %s",
+            *(self._consumer, event.id, event.type, doing, describe(error)),
+            exc_info=error,
+        )
+        # Before a handler ran, it is nothing about this event.
+        return Crashed(describe(error)) if began else Later("the receiver's database is not ready")
+
+
+SWALLOWED = "a handler failed, and the context manager of transaction swallowed its exception"
+_FIX_SYNC = (
+    "handlers that are no async functions need a context manager (`with`): give a sessionmaker, an Engine or "
+    "a function made with contextlib.contextmanager"
+)
+_FIX_ASYNC = (
+    "async handlers need an asynchronous context manager (`async with`): give an async_sessionmaker, an "
+    "AsyncEngine or a function made with contextlib.asynccontextmanager"
+)
+
+
+def _noted(reason: str, error: BaseException) -> str:
+    """With what the inbox has to say of it."""
+    return "; ".join((reason, *getattr(error, "__notes__", ())))
+
+
+def _name(consumer: str | None, inbox: Once) -> str:
+    name = inbox.consumer if consumer is None else consumer
+    if name is None:
+        raise ConfigError("consumer is missing; write consumer='…', or a name for all in Inbox(consumer='…')")
+    return parse_name(name, "consumer")
+
+
+def opener(transaction: Any) -> Callable[[], Any]:
+    """What begins a transaction: the setting itself, or its ``begin``; raises ``ConfigError``."""
+    begin = getattr(transaction, "begin", transaction)
+    if not callable(begin):
+        raise ConfigError(
+            f"transaction = {shorten(transaction)}: give a sessionmaker, an engine, or a function that "
+            "returns a context manager"
+        )
+    return begin  # type: ignore[no-any-return]
+
+
+def opened(begin: Callable[[], Any]) -> AbstractContextManager[Any]:
+    """The block of a transaction, for `with`."""
+    block = begin()
+    if not hasattr(type(block), "__enter__"):
+        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_SYNC}")
+    if isinstance(block, (Connection, Session)):
+        block.close()
+        raise _uncommitted(block)
+    return block  # type: ignore[no-any-return]
+
+
+def aopened(begin: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
+    """The block of a transaction, for `async with`."""
+    block = begin()
+    if not hasattr(type(block), "__aenter__"):
+        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_ASYNC}")
+    if isinstance(block, (AsyncConnection, AsyncSession)):
+        raise _uncommitted(block)
+    return block  # type: ignore[no-any-return]
+
+
+def _uncommitted(block: Any) -> ConfigError:
+    return ConfigError(
+        f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
+        "sessionmaker itself, or its begin"
+    )
+
+
+def finished(result: Any) -> Any:
+    """What a plain handler returned; raises ``ConfigError`` where its work would run after the commit."""
+    if unfinished(result):
+        raise ConfigError(
+            "the handler returned an awaitable, which would run after the commit; write async def, or wait "
+            "for it"
+        )
+    return result
+
+
+def cancelled() -> bool:
+    """Whether whoever waits has given up; else it is a handler or a client that cancelled itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def is_asynchronous(function: Callable[..., Any]) -> bool:
+    """Whether a handler is an async function; raises ``ConfigError`` for one that can be neither."""
+    kinds = (function, getattr(function, "__call__", None))  # noqa: B004
+    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
+        raise ConfigError(f"on: {shorten(function)} yields, so that a call would run none of it")
+    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
+
+
+def _takes_connection(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ConfigError(f"on: {shorten(function)} is no function; give one that takes an Event") from None
+    for given, answer in (((None, None), True), ((None,), False)):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return answer
+    fix = "it must take an Event, and may take the connection as a second parameter"
+    raise ConfigError(f"on: {shorten(function)}{signature}: {fix}")
+
+
+def seconds_of(after: float | timedelta | None) -> float | None:
+    """What a handler said of when to try again, in seconds."""
+    if after is None:
+        return None
+    return wait(after.total_seconds() if isinstance(after, timedelta) else after)

@@ -1,0 +1,276 @@
+"""What the loops share: they run until stopped, connect again after a failure, and end on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import random
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from relaybox.core.event import Event
+from relaybox.core.retry import delay
+from relaybox.core.settings import Backoff
+from relaybox.core.values import Duration, Secret, duration_from, mask_url, parse_secret
+from relaybox.receive.consumer import (
+    Consumer,
+    Crashed,
+    Done,
+    Later,
+    Once,
+    Refused,
+    Registered,
+    Verdict,
+    cancelled,
+)
+from relaybox.sinks.sink import Places, describe
+from relaybox.sinks.threads import Threads
+from relaybox.wire.unpack import Malformed, Received, unpack
+
+log = logging.getLogger("relaybox.consumer")
+
+BACKOFF = Backoff(base=1, cap=60)
+TIMEOUT = 30.0
+"""Seconds that a handler has, where nothing else is said."""
+AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
+"""Synchronous handlers that run at the same time: as many as asyncio has threads for."""
+PATIENCE = 30.0
+"""Seconds that handlers have to finish when the loop stops, or their messages go to another consumer."""
+
+
+parse_timeout = duration_from(0.001)
+
+
+class Loop(Consumer):
+    """A consumer that fetches its messages itself; subclasses say how.
+
+    A handler that has not returned after ``timeout`` is given up, and its message comes again. An
+    asynchronous one is cancelled; a thread cannot be stopped, and what its handler still commits is known to
+    the inbox.
+    """
+
+    def __init__(
+        self,
+        *,
+        inbox: Once,
+        transaction: Any,
+        consumer: str,
+        timeout: Duration,
+        backoff: Backoff | Mapping[str, Any],
+    ) -> None:
+        super().__init__(inbox=inbox, transaction=transaction, consumer=consumer)
+        self._timeout = parse_timeout(timeout, "timeout")
+        self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
+        self._stopping = asyncio.Event()
+        self._failures = 0
+        self._threads = Threads(consumer)
+        self._places = Places(AT_ONCE)
+        self._left: dict[UUID, threading.Event] = {}
+        """The events whose handlers were left to themselves, and when these are over."""
+        self._full = False
+
+    async def run(self) -> None:
+        """Consume until ``stop()``. What the broker does is no reason to end: it is asked again."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self._consume()
+                except asyncio.CancelledError as error:
+                    # A client that gives up its connection may cancel what waits for an answer.
+                    if cancelled():
+                        raise
+                    await self._wait_after(error)
+                except Exception as error:
+                    await self._wait_after(error)
+        finally:
+            self._threads.close()
+            # The next run may be in another loop.
+            self._stopping = asyncio.Event()
+
+    async def _wait_after(self, error: BaseException) -> None:
+        if self._stopping.is_set():
+            return
+        self._failures += 1
+        seconds = delay(self._backoff, self._failures, random.random)
+        reason = mask_url(describe(error))
+        log.warning("%s: %s; connecting again in %.1fs", self._consumer, reason, seconds)
+        await pause(self._stopping, seconds)
+
+    def stop(self) -> None:
+        """Take no more messages; ``run`` returns when those in hand are finished. From the loop's thread."""
+        self._stopping.set()
+
+    def serve(self) -> None:
+        """Run in a process of its own until SIGTERM or SIGINT."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self.run()
+
+    async def _consume(self) -> None:
+        """Connect, and consume until stopped; raises where the connection is lost."""
+        raise NotImplementedError
+
+    def _connected(self) -> None:
+        self._failures = 0
+
+    async def _judge(self, message: Received) -> Verdict:
+        """Run the handlers of a message."""
+        try:
+            event = unpack(message)
+        except Malformed as error:
+            return Refused(str(error))
+        return await self.ahandle(event)
+
+    async def _in_loop(self, event: Event, handlers: list[Registered]) -> Verdict:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await super()._in_loop(event, handlers)
+        except TimeoutError:
+            return self._late()
+
+    async def _in_thread(self, event: Event) -> Verdict:
+        left = self._left.pop(event.id, None)
+        if left is not None and not left.is_set():
+            # Another call would only wait for the first one's mark, with another thread and connection.
+            self._left[event.id] = left
+            return Later("its handler was called before, and has not returned yet")
+        over = threading.Event()
+
+        def handle() -> Verdict:
+            try:
+                return self.handle(event)
+            finally:
+                over.set()
+
+        async with self._places:
+            if (hanging := self._hanging()) >= AT_ONCE:
+                return Later(f"{hanging} handlers hang, and no other is called before one of them is over")
+            try:
+                verdict: Verdict = await self._in_time(handle)
+                return verdict
+            except TimeoutError:
+                self._left[event.id] = over
+                return self._late()
+
+    def _hanging(self) -> int:
+        """How many handlers were left to themselves: each has a thread, and maybe a transaction."""
+        self._left = {one: over for one, over in self._left.items() if not over.is_set()}
+        count = len(self._left)
+        if count >= AT_ONCE and not self._full:
+            then = "none is called before one of them is over"
+            log.error("%s: %d handlers hang; %s", self._consumer, count, then)
+        self._full = count >= AT_ONCE
+        return count
+
+    async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
+        """What a synchronous function returns or raises in a thread, which is left if it takes too long."""
+        async with self._places:
+            return await self._in_time(function, *given)
+
+    async def _in_time(self, function: Callable[..., Any], *given: Any) -> Any:
+        async with asyncio.timeout(self._timeout):
+            return await self._threads.call(function, *given)
+
+    async def _ask(self, function: Callable[..., Any], *given: Any) -> None:
+        """Call a function of the application that is no handler; it has as much time as one."""
+        in_loop = inspect.iscoroutinefunction(function)
+        result = function(*given) if in_loop else await self._call(function, *given)
+        if inspect.isawaitable(result):
+            async with asyncio.timeout(self._timeout):
+                await result
+
+    def _late(self) -> Later:
+        return Later(f"the handler took longer than {self._timeout:g}s")
+
+    async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
+        """How it ended, whatever it raised; only whoever waits can cancel it."""
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            if cancelled():
+                raise
+            raised: BaseException = error
+        except Exception as error:
+            raised = error
+        log.error("%s: %s", self._consumer, describe(raised), exc_info=raised)
+        return Crashed(describe(raised))
+
+    def _report(self, message_id: str, verdict: Verdict, then: str) -> None:
+        """Say what went wrong, and what happens now."""
+        match verdict:
+            case Refused(reason) | Later(reason) | Crashed(reason):
+                told = (self._consumer, message_id or "without an id", reason, then)
+                log.warning("%s: message %s: %s; %s", *told)
+            case Done():
+                pass
+
+    def _delay(self, verdict: Later | Crashed, attempt: int) -> float:
+        """Seconds to wait: what the handler said, else the backoff."""
+        if isinstance(verdict, Later) and verdict.after is not None:
+            return verdict.after
+        return delay(self._backoff, attempt, random.random)
+
+
+class Work:
+    """The messages in hand: a task for each, which looks at ``ending`` before it begins anew."""
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin with a message."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def any(self) -> None:
+        """Wait until one of them is over."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def end(self) -> None:
+        """Finish them, if that does not take too long."""
+        self.ending.set()
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=PATIENCE)
+        for task in late:
+            log.warning("a handler did not finish in %gs; its message will be delivered again", PATIENCE)
+            task.cancel()
+
+
+def parse_url(url: str | Secret) -> Secret:
+    """A broker's URL: itself, ``env:NAME`` or ``file:PATH``, which has to be there."""
+    secret = parse_secret(url, "url")
+    secret.reveal()
+    return secret
+
+
+async def pause(ending: asyncio.Event, seconds: float) -> None:
+    """Wait, unless it is time to end."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ending.wait(), seconds)
+
+
+def text_headers(headers: Mapping[str, Any] | None) -> dict[str, str]:
+    """The headers as texts; what is not text is left out."""
+    found: dict[str, str] = {}
+    for name, value in (headers or {}).items():
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, str):
+            found[name] = value
+    return found

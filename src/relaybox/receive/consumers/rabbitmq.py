@@ -1,0 +1,175 @@
+"""Events from a RabbitMQ queue: acknowledged after the transaction of their handlers.
+
+    consumer = RabbitmqConsumer("amqp://rabbit", "billing", inbox=inbox, transaction=Session)
+
+    @consumer.on("order.*")
+    async def on_order(event: Event, session: AsyncSession) -> None: ...
+
+    consumer.serve()
+
+Up to ``prefetch`` messages are worked on at once; with ``prefetch=1`` they keep the queue's order. One that
+is to be tried again is held here, unacknowledged, and tried after the backoff: RabbitMQ itself knows no
+delay, and a quorum queue drops what was given back too often. Only after ``HOLD_SECONDS`` is it given back,
+so that another consumer may have it. What is refused goes to the queue's dead-letter exchange, if it has one;
+else it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from relaybox.core.settings import Backoff
+from relaybox.core.values import Duration, Secret, parse_count, parse_name
+from relaybox.errors import MissingExtra
+from relaybox.receive.consumer import Done, Once, Refused, cancelled
+from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, pause, text_headers
+from relaybox.sinks.sink import describe
+from relaybox.wire.envelope import JSON
+from relaybox.wire.unpack import Received
+
+try:
+    import aio_pika
+    from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+except ImportError:
+    raise MissingExtra("aio-pika", "rabbitmq") from None
+
+log = logging.getLogger("relaybox.consumer")
+
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
+HOLD_SECONDS = 900.0
+"""Half of what RabbitMQ allows by default before it closes the channel of a consumer that says nothing."""
+_LOST = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError, OSError)
+"""What an acknowledgement raises where the channel or its connection is gone."""
+
+
+class RabbitmqConsumer(Loop):
+    """Consumes one queue, which has to exist.
+
+    ``url`` may be ``env:NAME`` or ``file:PATH``. A handler has ``timeout`` to return. The rest is
+    ``Consumer``'s; its name is the queue's.
+    """
+
+    def __init__(
+        self,
+        url: str | Secret,
+        queue: str,
+        *,
+        inbox: Once,
+        transaction: Any,
+        consumer: str | None = None,
+        prefetch: int = 10,
+        timeout: Duration = TIMEOUT,
+        backoff: Backoff | Mapping[str, Any] = BACKOFF,
+    ) -> None:
+        name = consumer or inbox.consumer or parse_name(queue, "queue")
+        super().__init__(
+            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
+        )
+        self._url = parse_url(url)
+        self._queue = queue
+        self._prefetch = parse_count(prefetch, "prefetch")
+
+    async def _consume(self) -> None:
+        connection = await aio_pika.connect(self._url.reveal(), timeout=CONNECT_SECONDS)
+        work = Work()
+        try:
+            await self._consume_from(connection, work)
+        finally:
+            # While the connection is there, so that what is finished now can be acknowledged.
+            await work.end()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await connection.close()
+
+    async def _consume_from(self, connection: AbstractConnection, work: Work) -> None:
+        async def take(message: AbstractIncomingMessage) -> None:
+            work.start(self._attend(message, work.ending))
+
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                channel = await connection.channel(publisher_confirms=False)
+                await channel.set_qos(prefetch_count=self._prefetch)
+                queue = await channel.get_queue(self._queue, ensure=True)
+                lost = await _lost(channel)
+                tag = await queue.consume(take)
+        except TimeoutError:
+            raise ConnectionError(f"RabbitMQ did not answer in {CONNECT_SECONDS:g}s") from None
+        self._connected()
+        stopping = asyncio.create_task(self._stopping.wait())
+        waited: list[asyncio.Future[Any]] = [stopping, lost]
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if lost.done():
+            raise ConnectionError(lost.result())
+        with suppress(TimeoutError):
+            await queue.cancel(tag, timeout=CLOSE_SECONDS)
+
+    async def _attend(self, message: AbstractIncomingMessage, ending: asyncio.Event) -> None:
+        try:
+            await self._decide(message, ending)
+        except _LOST as error:
+            # The queue delivers it again, and the inbox knows whether it was done.
+            log.warning("%s: a message was not acknowledged: %s", self._consumer, describe(error))
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and cancelled():
+                raise
+            log.error("%s: a message is given back: %s", self._consumer, describe(error), exc_info=error)
+            with suppress(*_LOST):
+                await message.nack(requeue=True)
+
+    async def _decide(self, message: AbstractIncomingMessage, ending: asyncio.Event) -> None:
+        since, attempt = time.monotonic(), 0
+        while not ending.is_set() and time.monotonic() - since < HOLD_SECONDS:
+            attempt += 1
+            received = _received(message, attempt)
+            verdict = await self._guard(self._judge(received))
+            if isinstance(verdict, Done):
+                await message.ack()
+                return
+            if isinstance(verdict, Refused):
+                self._report(received.message_id, verdict, "rejected: dead-lettered where the queue says so")
+                await message.reject(requeue=False)
+                return
+            seconds = min(self._delay(verdict, attempt), HOLD_SECONDS)
+            self._report(received.message_id, verdict, f"tried again in {seconds:.1f}s")
+            await pause(ending, seconds)
+        await message.nack(requeue=True)
+
+
+async def _lost(channel: AbstractChannel) -> asyncio.Future[str]:
+    """Resolved with the reason when nothing more will come: the channel closed, or the queue was deleted."""
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def tell(reason: str) -> None:
+        if not lost.done():
+            lost.set_result(reason)
+
+    def closed(_: Any, error: BaseException | None = None) -> None:
+        tell("the channel was closed" if error is None else describe(error))
+
+    channel.close_callbacks.add(closed)
+    underlay: Any = await channel.get_underlay_channel()
+    underlay.on_consumer_cancel_callbacks.add(lambda *_: tell("the queue was deleted, or moved"))
+    return lost
+
+
+def _received(message: AbstractIncomingMessage, attempt: int) -> Received:
+    headers = text_headers(message.headers)
+    sent_at = message.timestamp
+    return Received(
+        headers.get("event-id") or message.message_id or "",
+        message.body,
+        message.content_type or JSON,
+        headers,
+        sent_at if isinstance(sent_at, datetime) and sent_at.tzinfo else datetime.now(UTC),
+        attempt,
+    )

@@ -1,0 +1,161 @@
+"""A handler that runs once for an event: handler and mark in one transaction of the outbox's database.
+
+However often a relay delivers the event, because it died before it could write that it was delivered, or
+because an answer was lost, the handler's changes are there once. A delivery that comes again is acknowledged
+without a call. One that comes while the first still runs waits for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool, QueuePool
+
+from relaybox.core.event import Event
+from relaybox.core.outcome import Reject, unfinished
+from relaybox.core.settings import Destination
+from relaybox.database.connect import BUSY
+from relaybox.database.schema import Tables
+from relaybox.errors import ConfigError
+from relaybox.receive.inbox import Inbox
+from relaybox.sinks.handler import is_async
+from relaybox.sinks.threads import MOST_LEFT
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
+ASYNC_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+    "sqlite": "sqlite+aiosqlite",
+}
+MYSQL_DRIVERS = {"MySQLdb": "mysql+mysqldb", "pymysql": "mysql+pymysql"}
+IDLE = 5
+"""Connections that are kept for the next event."""
+
+
+class OnceHandler:
+    """Calls a synchronous function, with the event and, if it takes a second argument, the connection."""
+
+    def __init__(
+        self, destination: Destination, function: Callable[..., Any], url: str, inbox: Inbox
+    ) -> None:
+        self._name = destination.name
+        self._function = with_connection(function)
+        self._inbox = inbox
+        self._address = _address(url, _driver(destination, url))
+        self._options = _options(self._address, destination)
+        self._making = threading.Lock()
+        self._engine: sa.Engine | None = None
+
+    def __call__(self, event: Event) -> None:
+        with (
+            self._opened().begin() as connection,
+            self._inbox.once(connection, event, consumer=self._name) as first,
+        ):
+            if first:
+                check_done(self._function(event, connection))
+
+    async def close(self) -> None:
+        """Give up the connections."""
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def _opened(self) -> sa.Engine:
+        # Several threads may come with the first events.
+        with self._making:
+            if self._engine is None:
+                self._engine = sa.create_engine(self._address, poolclass=QueuePool, **self._options)
+            return self._engine
+
+
+class AsyncOnceHandler:
+    """``OnceHandler``, of an asynchronous function."""
+
+    def __init__(
+        self, destination: Destination, function: Callable[..., Any], url: str, inbox: Inbox
+    ) -> None:
+        self._name = destination.name
+        self._function = with_connection(function)
+        self._inbox = inbox
+        self._address = _address(url, ASYNC_DRIVERS[_backend(url)])
+        self._options = _options(self._address, destination)
+        self._engine: AsyncEngine | None = None
+
+    async def __call__(self, event: Event) -> None:
+        if self._engine is None:
+            self._engine = create_async_engine(
+                self._address, poolclass=AsyncAdaptedQueuePool, **self._options
+            )
+        async with (
+            self._engine.begin() as connection,
+            self._inbox.aonce(connection, event, consumer=self._name) as first,
+        ):
+            if first:
+                await self._function(event, connection)
+
+    async def close(self) -> None:
+        """Give up the connections."""
+        if self._engine is not None:
+            await self._engine.dispose()
+
+
+def once_handler(
+    destination: Destination, function: Callable[..., Any], url: str, tables: Tables
+) -> OnceHandler | AsyncOnceHandler:
+    """The function as one that runs once for each event; nothing is connected to before the first."""
+    kind = AsyncOnceHandler if is_async(destination.name, function) else OnceHandler
+    return kind(destination, function, url, Inbox(tables=tables))
+
+
+def with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]:
+    """The function as one of two arguments: if it takes one only, that is the event."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return lambda event, _: function(event)
+    return function
+
+
+def check_done(result: Any) -> None:
+    """Refuse what has yet to run when the transaction ends."""
+    if unfinished(result):
+        reason = "the handler returned an awaitable, which would run after the commit; write async def"
+        raise Reject(f"once: {reason}")
+
+
+def _backend(url: str) -> str:
+    return sa.make_url(url).get_backend_name()
+
+
+def _driver(destination: Destination, url: str) -> str:
+    if _backend(url) != "mysql":
+        return DRIVERS[_backend(url)]
+    for package, driver in MYSQL_DRIVERS.items():
+        if find_spec(package):
+            return driver
+    fix = "install PyMySQL or mysqlclient, or make the function an async def"
+    raise ConfigError(
+        f"destination {destination.name!r}: once = true: a plain function needs a driver; {fix}"
+    )
+
+
+def _address(url: str, driver: str) -> sa.URL:
+    return sa.make_url(url).set(drivername=driver)
+
+
+def _options(address: sa.URL, destination: Destination) -> dict[str, Any]:
+    """As many connections as handlers may run at once, those that were left to themselves included."""
+    kept = min(IDLE, destination.concurrency)
+    options: dict[str, Any] = {
+        "pool_size": kept,
+        "max_overflow": destination.concurrency - kept + MOST_LEFT,
+        "pool_pre_ping": True,
+    }
+    if address.get_backend_name() == "sqlite" and "timeout" not in address.query:
+        options["connect_args"] = {"timeout": BUSY}
+    return options

@@ -1,0 +1,180 @@
+"""A webhook at its receiver: what is asked of a request, and what its sender is answered.
+
+Web frameworks read requests and write responses; ``contrib`` has one module for each. What stands between
+is here and knows none of them. A request is looked at in this order:
+
+| answer | when |
+|---|---|
+| 405 | it is no POST |
+| 415 | its content type is none that an event is sent as, or its body is compressed |
+| 413 | its body is longer than ``max_body`` |
+| 401 | no signature fits: missing, wrong, stale, or of another message |
+| 400 | it is signed and holds no event |
+| 204 | done, also where it was before, and where no handler takes its type |
+| 422 | a handler raised ``Reject`` |
+| 503 | a handler raised ``Retry`` or ``Unavailable`` (``after``: ``Retry-After``), or the database is away |
+| 500 | a handler raised anything else |
+
+To a sender that is a Relaybox, 400, 413, 415 and 422 fail the event, 500 is another attempt, and 401 and 503
+are the receiver's trouble, through which the event keeps its attempts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import NamedTuple
+
+from msgspec import json
+
+from relaybox.core.event import Event
+from relaybox.core.values import Duration, Secret, parse_duration, parse_secret, parse_size
+from relaybox.errors import ConfigError
+from relaybox.receive.consumer import Crashed, Done, Later, Refused, Verdict
+from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, is_recent, parse_keys, verify
+from relaybox.wire.tracing import NAMES
+from relaybox.wire.unpack import CONTENT_TYPES, Malformed, Received, media_type, unpack
+
+_SIGNED = (ID, TIMESTAMP, SIGNATURE)
+_TOLD = (*NAMES, "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
+"""The headers that are the event's; the others are the request's."""
+_LONGEST_REASON = 500
+READ_AGAIN_SECONDS = 1.0
+
+
+class Answer(NamedTuple):
+    """A response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Refusal(Exception):
+    """The request is not served; ``answer`` says why."""
+
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.answer = problem(
+            status, detail, {name.replace("_", "-"): text for name, text in headers.items()}
+        )
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Answer:
+    """A problem document (RFC 9457)."""
+    shown = detail.encode("utf-8", "replace").decode()[:_LONGEST_REASON]
+    body = {"title": HTTPStatus(status).phrase, "status": status, "detail": shown}
+    return Answer(status, {"content-type": "application/problem+json", **(headers or {})}, json.encode(body))
+
+
+class Webhooks:
+    """Reads signed requests.
+
+    ``secret`` is one or several with spaces between them, as for a destination: a value, ``env:NAME`` or
+    ``file:PATH``, which is read again after a signature that does not fit, at most once a second.
+    ``tolerance`` is how far the sender's clock may be off, either way.
+    """
+
+    def __init__(self, secret: str | Secret, tolerance: Duration, max_body: str | int) -> None:
+        self._secret = parse_secret(secret, "secret")
+        self._tolerance = parse_duration(tolerance, "tolerance")
+        self.max_body = parse_size(max_body, "max_body")
+        self._revealed = self._reveal()
+        self._read_again = -math.inf
+
+    def _reveal(self) -> str:
+        try:
+            revealed = self._secret.reveal()
+            parse_keys(revealed)
+        except ConfigError as error:
+            raise ConfigError(f"secret: {error}") from None
+        return revealed
+
+    def admit(self, method: str, headers: Mapping[str, str]) -> None:
+        """Raise ``Refusal`` where the body need not be read at all."""
+        if method != "POST":
+            raise Refusal(405, "events are sent with POST", allow="POST")
+        if media_type(headers.get("content-type", "")) not in CONTENT_TYPES:
+            raise Refusal(415, f"the content type is none of {', '.join(CONTENT_TYPES)}")
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise Refusal(415, "the body is compressed; send it as it is")
+        length = headers.get("content-length", "").strip()
+        if length and not (length.isascii() and length.isdigit()):
+            raise Refusal(400, "the content length is no number")
+        # No number of a length that can be sent has twenty digits, and Python refuses to read very long ones.
+        if len(length) > 20 or (length and int(length) > self.max_body):
+            raise self.too_large()
+
+    def too_large(self) -> Refusal:
+        """For a body that is longer than ``max_body``."""
+        return Refusal(413, f"the body is longer than {self.max_body:,} bytes")
+
+    def read(self, headers: Mapping[str, str], body: bytes) -> Event:
+        """The event of an admitted request; raises ``Refusal``."""
+        if not self._is_genuine(headers, body):
+            raise Refusal(401, "the signature is missing, does not fit, or is too old or too new")
+        sent_at = datetime.fromtimestamp(int(headers[TIMESTAMP].strip()), UTC)
+        told = {name: headers[name] for name in _TOLD if name in headers}
+        message = Received(headers[ID].strip(), body, headers["content-type"], told, sent_at)
+        try:
+            return unpack(message)
+        except Malformed as error:
+            raise Refusal(400, str(error)) from None
+
+    def _is_genuine(self, headers: Mapping[str, str], body: bytes) -> bool:
+        signed = {name: headers[name] for name in _SIGNED if name in headers}
+        if self._fits(signed, body):
+            return True
+        return self._may_have_changed(signed) and self._changed() and self._fits(signed, body)
+
+    def _may_have_changed(self, signed: Mapping[str, str]) -> bool:
+        """Whether another secret could fit, and it is not too soon: anybody can send what does not fit."""
+        if len(signed) < len(_SIGNED):
+            return False
+        if not is_recent(signed[TIMESTAMP].strip(), self._tolerance, time.time()):
+            return False
+        return time.monotonic() - self._read_again >= READ_AGAIN_SECONDS
+
+    def _changed(self) -> bool:
+        self._read_again = time.monotonic()
+        try:
+            now = self._reveal()
+        except ConfigError:
+            # A file that is just being replaced: what was read before is the best there is.
+            return False
+        changed, self._revealed = now != self._revealed, now
+        return changed
+
+    def _fits(self, signed: Mapping[str, str], body: bytes) -> bool:
+        return verify(body, signed, self._revealed, tolerance=self._tolerance, now=time.time())
+
+
+def answer(verdict: Verdict) -> Answer:
+    """What a sender is told of how its event ended."""
+    match verdict:
+        case Done():
+            return Answer(204, {}, b"")
+        case Refused(reason):
+            return problem(422, reason)
+        case Later(reason, after):
+            return problem(503, reason, {} if after is None else {"retry-after": str(math.ceil(after))})
+        case Crashed():
+            # What an exception says is for the log: it may show anything.
+            return problem(500, "the handler failed; the receiver's log says why")
+
+
+def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The headers by name, in lower case; raises ``Refusal`` where one that decides stands there twice.
+
+    Else the signature could be that of one id, and the event be remembered by the other.
+    """
+    found: dict[str, str] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if lower in found and lower in (*_SIGNED, "content-type", "content-length", "content-encoding"):
+            raise Refusal(400, f"the header {lower} stands there twice")
+        found[lower] = value
+    return found

@@ -1,0 +1,250 @@
+"""Upkeep as a task beside the lanes: a relay is seen and counts; the leader keeps all the rest in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+from relaybox.core.clock import Clock
+from relaybox.core.settings import Destination
+from relaybox.errors import StoreError
+from relaybox.receive.key import WINDOW
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.canary import LOOK, Canary
+from relaybox.relay.upkeep.leadership import Leadership
+from relaybox.relay.upkeep.membership import Membership, nobody
+from relaybox.relay.upkeep.prune import IDEMPOTENCY_WINDOW, Prune
+from relaybox.relay.upkeep.round import Round
+from relaybox.relay.upkeep.route import Reroute, Wake
+from relaybox.relay.upkeep.sample import Sampling
+from relaybox.relay.upkeep.sweep import Sweep
+from relaybox.relay.upkeep.tally import Tally
+from relaybox.stores.upkeep import Member, Router, Samples, Upkeep
+
+RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
+"""Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
+
+TURNS = 10
+"""Turns of the leader to one of each other relay, at most: with a sweep a relay says what it knows."""
+
+AGAIN = 1.0
+"""Seconds after which a heartbeat or a sweep that failed is tried again: something may wait for it."""
+
+log = logging.getLogger(__name__)
+
+Job = Callable[[], Awaitable[Any]]
+
+
+class Chores(NamedTuple):
+    """What a single run did: the rounds of its jobs; None where it was left out.
+
+    What is led is left out where another relay leads.
+    """
+
+    pruned: Round | None = None
+    swept: Round | None = None
+    routed: Round | None = None
+
+
+def wake_nobody(destinations: Iterable[str]) -> None:
+    """Whoever polls finds it."""
+
+
+class Caretaker:
+    """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
+
+    ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
+    remembers for ``inbox_window`` seconds, an idempotency key is kept ``idempotency_window`` seconds longer
+    than its event is open. ``canary`` proves the path while this relay leads,
+    ``samples`` are taken for the charts.
+    """
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        destinations: Sequence[Destination],
+        member: Member,
+        clock: Clock,
+        tally: Tally,
+        died: Callable[[str], bool] = nobody,
+        router: Router | None = None,
+        wake: Wake = wake_nobody,
+        *,
+        inbox_window: float = WINDOW,
+        idempotency_window: float = IDEMPOTENCY_WINDOW,
+        canary: Canary | None = None,
+        samples: Samples | None = None,
+    ) -> None:
+        self._upkeep = upkeep
+        self.canary = canary
+        self._clock = clock
+        self.tally = tally
+        self._agreement = Agreement(upkeep, destinations, member.name)
+        introduce = partial(self._try, "say what destinations it has", self._agreement.introduce)
+        self.membership = Membership(
+            upkeep, member, clock, died=died, introduce=introduce, may_have=self._agreement.may_have
+        )
+        self.leadership = Leadership(upkeep, member.name, clock)
+        windows = inbox_window, idempotency_window
+        self._prune = Prune(upkeep, self._agreement, clock, self._rest, *windows)
+        self._sweep = Sweep(upkeep, self._agreement, clock, self._rest)
+        self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
+        self._sampling = (
+            None if samples is None else Sampling(samples, destinations, tally.time, clock, self._rest)
+        )
+        self._stopping = asyncio.Event()
+        self._elected = asyncio.Event()
+        self._troubled: set[str] = set()
+        self._meeting: asyncio.Task[bool] | None = None
+
+    def share(self, destination: str, total: int) -> int:
+        """The part of a destination's limit that this relay may use now."""
+        return self.membership.share(destination, total)
+
+    async def run(self) -> None:
+        """Do every job in its time until stopped; then write the last counts, resign and leave."""
+        self._agreement.runs = True
+        await self._try("beat", self._beat)
+        await self._try("lead", self._lead)
+        async with asyncio.TaskGroup() as jobs:
+            beat = partial(self._beat_and_meet, jobs)
+            jobs.create_task(self._every(self.membership.interval, "beat", beat, again=AGAIN))
+            jobs.create_task(self._every(RENEW, "lead", self._lead))
+            jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
+            jobs.create_task(self._sweep_in_turn())
+            if self._reroute:
+                jobs.create_task(self._every(ROUTE, "route", partial(self._route_in_turn, self._reroute)))
+            if self._sampling:
+                jobs.create_task(self._every(SAMPLE, "sample", self._led(self._sampling)))
+            jobs.create_task(self._every(FLUSH, "write statistics", self.flush))
+            if self.canary:
+                jobs.create_task(self._every(LOOK, "send a test event", self._prove))
+        await self._try("write statistics", self.flush)
+        await self._try("resign", self.leadership.resign)
+        await self._try("fall silent", self._agreement.leave)
+        await self._try("leave", self.membership.leave)
+
+    def stop(self) -> None:
+        """Let ``run`` end after what is under way. Call it when the lanes have stopped."""
+        self._stopping.set()
+
+    async def once(self, *, prune: bool = True, sweep: bool = True) -> Chores:
+        """One sweep, and one round of each job that is led unless another relay leads; counts are written.
+
+        ``prune`` or ``sweep`` alone leaves the others out; to route what is unrouted goes with the sweep.
+        """
+        swept = await self._sweep() if sweep else None
+        await self.flush()
+        term = await self.leadership.renew()
+        if term is None:
+            return Chores(swept=swept)
+        renewing = asyncio.create_task(self._every(RENEW, "lead", self.leadership.renew))
+        try:
+            return Chores(
+                pruned=await self._prune(term) if prune else None,
+                swept=swept,
+                routed=await self._reroute.round(term) if sweep and self._reroute else None,
+            )
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+            await self._try("resign", self.leadership.resign)
+
+    def set_time(self, now: datetime) -> None:
+        """The database has just said what time it is."""
+        self.tally.time.set(now)
+
+    async def flush(self) -> None:
+        """Write what was counted."""
+        await self.tally.flush(self._upkeep)
+
+    async def _beat(self) -> None:
+        beat = await self.membership.beat()
+        self.set_time(beat.now)
+
+    async def _beat_and_meet(self, jobs: asyncio.TaskGroup) -> None:
+        await self._beat()
+        alive = self.membership.alive
+        if self._agreement.strange(alive) and (self._meeting is None or self._meeting.done()):
+            # Beside it: no beat is to wait for another table.
+            meet = partial(self._agreement.meet, alive)
+            self._meeting = jobs.create_task(self._try("learn what destinations others have", meet))
+
+    async def _prove(self) -> None:
+        assert self.canary is not None
+        if self.leadership.term is None:
+            self.canary.rest()
+        else:
+            await self.canary.look()
+
+    async def _lead(self) -> None:
+        before = self.leadership.term
+        if await self.leadership.renew() not in (None, before):
+            self._elected.set()
+
+    async def _sweep_in_turn(self) -> None:
+        """Sweep when the relay begins, and when it begins to lead.
+
+        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version.
+        """
+        pause = 0.0
+        while await self._rest(pause, self._elected):
+            self._elected.clear()
+            swept = await self._try("sweep", self._sweep)
+            pause = self._turns() * SWEEP if swept else AGAIN
+
+    async def _route_in_turn(self, reroute: Reroute) -> None:
+        """Every relay does it in turn: the leader may not have the route."""
+        term = self.leadership.term
+        round_ = await reroute(term, self._turns())
+        if term is not None and not round_.led:
+            self.leadership.lost()
+
+    def _turns(self) -> int:
+        """How many turns of the leader come to one of this relay."""
+        return 1 if self.leadership.term is not None else min(max(1, len(self.membership.alive)), TURNS)
+
+    def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
+        async def led() -> None:
+            term = self.leadership.term
+            if term is not None and not (await job(term)).led:
+                self.leadership.lost()
+
+        return led
+
+    async def _every(self, seconds: float, doing: str, job: Job, *, again: float = math.inf) -> None:
+        """Do it so often; after a failure ``again`` so many seconds later, if that is sooner."""
+        pause = seconds
+        while await self._rest(pause):
+            pause = seconds if await self._try(doing, job) else min(seconds, again)
+
+    async def _try(self, doing: str, job: Job) -> bool:
+        """Do it, and say whether that worked; what goes wrong is logged once until it goes right again."""
+        try:
+            await job()
+        except Exception as error:
+            if doing not in self._troubled:
+                self._troubled.add(doing)
+                known = isinstance(error, StoreError)
+                log.warning("upkeep cannot %s: %s; it is tried again", doing, error, exc_info=not known)
+            return False
+        if doing in self._troubled:
+            self._troubled.discard(doing)
+            log.info("upkeep can %s again", doing)
+        return True
+
+    async def _rest(self, seconds: float, *events: asyncio.Event) -> bool:
+        """Wait so long, or for one of the events, or until stopped; whether to go on."""
+        ends = [event.wait() for event in (self._stopping, *events)]
+        waits = [asyncio.ensure_future(wait) for wait in (self._clock.sleep(seconds), *ends)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self._stopping.is_set()

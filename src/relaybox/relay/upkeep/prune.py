@@ -1,0 +1,103 @@
+"""Removes what was kept long enough: delivered and discarded rows, and what the side tables gather."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from relaybox.core.clock import Clock
+from relaybox.receive.key import WINDOW
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.stores.upkeep import PROMPT, History, Setting, Slice, Upkeep
+
+Place = TypeVar("Place")
+
+BATCH = 1000
+"""Rows removed, or looked at, in one transaction."""
+BATCHES = 500
+"""In one round: with their rests it is over before the next one is due."""
+STEPS = 10
+"""Of each walk through a table that has no index for what is looked for, in one round."""
+DAY = 86_400.0
+IDEMPOTENCY_WINDOW = 30 * DAY
+UNROUTED = 7 * DAY
+"""For what was discarded before any destination got it."""
+HISTORY: dict[History, float] = {"stats": 30 * DAY, "audit": 365 * DAY}
+"""Of what is kept for the same time everywhere."""
+
+
+class Prune:
+    """Prunes round by round; the walks go on where the last round left them."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        agreement: Agreement,
+        clock: Clock,
+        rest: Rest,
+        inbox_window: float = WINDOW,
+        idempotency_window: float = IDEMPOTENCY_WINDOW,
+    ) -> None:
+        self._upkeep = upkeep
+        self._agreement = agreement
+        self._history = HISTORY | {"inbox": inbox_window}
+        self._key_age = idempotency_window + PROMPT
+        self._known: Mapping[str, Setting] = {}
+        self._clock = clock
+        self._rest = rest
+        self._discarded = _Walk(partial(upkeep.prune_discarded, age=self._age, limit=BATCH))
+        self._orphans = _Walk(partial(upkeep.prune_orphans, limit=BATCH))
+
+    async def __call__(self, term: int) -> Round:
+        """One round under this term."""
+        self._known = await self._agreement()
+        kept = [name for name in await self._upkeep.kept() if name in self._known]
+        works = [self._delivered(name).begin(BATCHES) for name in kept]
+        works.append(self._keys().begin(BATCHES))
+        works += [partial(self._prune_history, history, age) for history, age in self._history.items()]
+        works += [self._discarded.begin(STEPS), self._orphans.begin(STEPS)]
+        return await take_turns(term, works, self._clock, self._rest, BATCHES)
+
+    def _age(self, destination: str) -> float:
+        """So long its rows are kept: what nobody knows, for good."""
+        if not destination:
+            return UNROUTED
+        known = self._known.get(destination)
+        return math.inf if known is None else known.retention
+
+    def _keys(self) -> _Walk[datetime]:
+        return _Walk(partial(self._upkeep.prune_keys, age=self._key_age, limit=BATCH))
+
+    def _delivered(self, destination: str) -> _Walk[datetime]:
+        options: dict[str, Any] = {"destination": destination, "age": self._age(destination), "limit": BATCH}
+        return _Walk(partial(self._upkeep.prune_delivered, **options))
+
+    async def _prune_history(self, history: History, age: float, term: int) -> Batch | None:
+        changed = await self._upkeep.prune_history(term, history, age, BATCH)
+        return None if changed is None else Batch(changed, more=changed == BATCH)
+
+
+class _Walk(Generic[Place]):
+    """Goes through rows step by step, and from the end back to the beginning, round after round."""
+
+    def __init__(self, step: Callable[..., Awaitable[Slice[Place] | None]]) -> None:
+        self._step = step
+        self._after: Place | None = None
+        self._steps = 0
+
+    def begin(self, steps: int) -> Work:
+        """The work of one round."""
+        self._steps = steps
+        return self._work
+
+    async def _work(self, term: int) -> Batch | None:
+        slice_ = await self._step(term, after=self._after)
+        if slice_ is None:
+            return None
+        self._after = slice_.after
+        self._steps -= 1
+        return Batch(slice_.changed, more=self._after is not None and self._steps > 0)

@@ -1,0 +1,118 @@
+"""Gives events to their destinations that no route took when they were emitted.
+
+Routes change when a process starts, so the first round comes at once when a relay starts, and when it begins
+to lead. Those that do not lead take their turns as well: the leader may not have the route. They route under
+its term. To hold the term is to hold a lock, so that of all relays one routes at a time, and what it finds
+routed is seen by the next: an event is routed once, and no other of its key gets ahead of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from relaybox.core.clock import Clock
+from relaybox.core.commands import command
+from relaybox.errors import RelayboxError
+from relaybox.relay.upkeep.round import Batch, Rest, Round, take_turns
+from relaybox.stores.upkeep import Router, Target, Turn, Upkeep, Waiting
+
+BATCH = 1000
+"""Events looked at before the next rest."""
+BATCHES = 200
+"""In one round: with their rests it is over before the next one is due."""
+INTERVAL = 30.0
+"""Seconds from the end of a round of the leader to its next."""
+
+log = logging.getLogger(__name__)
+
+Wake = Callable[[Iterable[str]], None]
+"""Told of the destinations that have got something."""
+
+
+class Reroute:
+    """Routes round by round; a long line of events is gone on with where the last round left it."""
+
+    def __init__(self, upkeep: Upkeep, router: Router, wake: Wake, clock: Clock, rest: Rest) -> None:
+        self._upkeep = upkeep
+        self._asked = _Asked(router)
+        self._wake = wake
+        self._clock = clock
+        self._rest = rest
+        self._after: Turn | None = None
+        self._term: int | None = None
+        self._due = -math.inf
+
+    async def __call__(self, mine: int | None, turns: int) -> Round:
+        """One round if it is time, or if my term is a new one; without a term, under that of the leader."""
+        if mine in (None, self._term) and self._clock.now() < self._due:
+            return Round()
+        term = await self._upkeep.current_term() if mine is None else mine
+        if term is None:
+            return Round()
+        round_ = await self.round(term)
+        if round_.led:
+            self._term, self._due = mine, self._clock.now() + turns * INTERVAL
+        return round_
+
+    async def round(self, term: int) -> Round:
+        """One round, whenever the last one was."""
+        self._asked.refused = 0
+        round_ = await take_turns(term, [self._batch], self._clock, self._rest, BATCHES)
+        self._asked.report()
+        return round_
+
+    async def _batch(self, term: int) -> Batch | None:
+        try:
+            routed = await self._upkeep.route(term, self._asked, self._after, BATCH)
+        finally:
+            # Also where it broke off: some of it may have been committed.
+            self._wake_lanes()
+        if routed is None:
+            return None
+        self._after = routed.after
+        return Batch(routed.changed, more=routed.after is not None)
+
+    def _wake_lanes(self) -> None:
+        names, self._asked.named = self._asked.named, set()
+        if names:
+            self._wake(names)
+
+
+class _Asked:
+    """A router that remembers what it said. An event that it cannot route waits, and holds up no other."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.named: set[str] = set()
+        self.refused = 0
+        self._problem = ""
+        self._reported = ""
+
+    def takes(self, event_type: str) -> bool:
+        return self._router.takes(event_type)
+
+    def targets(self, event: Waiting) -> Sequence[Target]:
+        try:
+            targets = self._router.targets(event)
+        except Exception as error:
+            self._refuse(event, error)
+            return ()
+        self.named.update(target.destination for target in targets)
+        return targets
+
+    def _refuse(self, event: Waiting, error: Exception) -> None:
+        if not self.refused:
+            known = isinstance(error, RelayboxError)
+            what = str(error) if known else f"{type(error).__name__}: {error}"
+            self._problem = f"{event.event_id} ({event.event_type}): {what}"
+        self.refused += 1
+
+    def report(self) -> None:
+        """Say it once, until the first that is refused is another."""
+        if self.refused and self._problem != self._reported:
+            many = "1 event stays" if self.refused == 1 else f"{self.refused} events stay"
+            fix = "mend what makes its ordering key, or use " + command("move '' NAME")
+            log.warning("%s unrouted, the first is %s; %s", many, self._problem, fix)
+        self._reported = self._problem if self.refused else ""

@@ -1,0 +1,95 @@
+"""Looks once a minute at how much waits, for the charts; whoever leads does it.
+
+Between two looks nothing is counted: what a chart shows of a minute is what was there at its sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from functools import partial
+
+from relaybox.core.clock import Clock
+from relaybox.core.settings import Destination
+from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.stores.upkeep import Sample, Sampled, Samples
+
+CAP = 100_000
+"""Counts go no further than this."""
+
+DAY = 86_400.0
+AGES: dict[Sampled, float] = {"sample": 30 * DAY, "operation": 90 * DAY}
+"""So long they are kept, in seconds."""
+
+BATCH = 1_000
+"""Rows removed in one transaction."""
+
+BATCHES = 50
+"""In one round."""
+
+
+class Sampling:
+    """Takes a sample of every destination, and one of the whole, when a new minute has begun."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        destinations: Iterable[Destination],
+        time: DatabaseTime,
+        clock: Clock,
+        rest: Rest,
+    ) -> None:
+        self._samples = samples
+        self._configured = tuple(destination.name for destination in destinations)
+        self._time = time
+        self._clock = clock
+        self._rest = rest
+        self._done: datetime | None = None
+
+    async def __call__(self, term: int) -> Round:
+        """One round under this term; after one that went wrong there is none before the next minute."""
+        minute = _minute(self._time.now())
+        if minute == self._done:
+            return Round()
+        self._done = minute
+        taken = await self._take()
+        if taken is None:
+            return Round(done=False)
+        position, now = await self._samples.position()
+        kept = await self._samples.keep(term, _minute(now), [*taken[1:], _whole(taken, position)])
+        if kept is None:
+            return Round(done=False, led=False)
+        works: list[Work] = [partial(self._prune, what, age) for what, age in AGES.items()]
+        return await take_turns(term, works, self._clock, self._rest, BATCHES)
+
+    async def _take(self) -> list[Sample] | None:
+        """Of every destination, of what is unrouted first; None: it was stopped."""
+        names = dict.fromkeys(("", *self._configured, *await self._samples.names()))
+        taken: list[Sample] = []
+        for name in names:
+            began = self._clock.now()
+            taken.append(await self._samples.measure(name, CAP))
+            # As long as it took: the database is there for others.
+            if not await self._rest(self._clock.now() - began):
+                return None
+        return taken
+
+    async def _prune(self, what: Sampled, age: float, term: int) -> Batch | None:
+        changed = await self._samples.prune(term, what, age, BATCH)
+        return None if changed is None else Batch(changed, more=changed == BATCH)
+
+
+def _whole(samples: Iterable[Sample], position: int | None) -> Sample:
+    every = list(samples)
+    return Sample(
+        destination="",
+        pending=min(CAP, sum(one.pending for one in every)),
+        failed=min(CAP, sum(one.failed for one in every)),
+        oldest_seconds=max((s for one in every if (s := one.oldest_seconds) is not None), default=None),
+        position=position,
+    )
+
+
+def _minute(moment: datetime) -> datetime:
+    return moment.replace(second=0, microsecond=0)

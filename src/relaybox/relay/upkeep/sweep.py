@@ -1,0 +1,51 @@
+"""Makes parked rows due that have nothing before them.
+
+Claims and settles see to that themselves. Left over is what a change of the configuration leaves behind (a
+destination that is no longer ordered, or where a failed event no longer blocks its key), what was edited by
+hand, and what a relay of an older version does that dies after it settled an event and before it made the
+next of its key due.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from relaybox.core.clock import Clock
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.stores.upkeep import Setting, Upkeep
+
+BATCH = 5000
+"""Keys looked at before a rest."""
+ROWS = 1000
+"""Rows made due in one transaction where there is no order any more."""
+BATCHES = 200
+"""In one round."""
+
+
+class Sweep:
+    """Sweeps round by round; a long line of keys is gone on with where the last round left it."""
+
+    def __init__(self, upkeep: Upkeep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
+        self._upkeep = upkeep
+        self._agreement = agreement
+        self._clock = clock
+        self._rest = rest
+        self._after: dict[str, str | None] = {}
+
+    async def __call__(self) -> Round:
+        """One round. It is led by nobody: what it does is right whoever does it."""
+        works: list[Work] = [
+            partial(self._ordered if setting.ordered else self._unordered, name, setting)
+            for name, setting in (await self._agreement()).items()
+        ]
+        return await take_turns(0, works, self._clock, self._rest, BATCHES)
+
+    async def _ordered(self, name: str, setting: Setting, _term: int) -> Batch:
+        swept = await self._upkeep.sweep(name, setting.on_failed == "block", self._after.get(name), BATCH)
+        self._after[name] = swept.after
+        return Batch(swept.changed, more=swept.after is not None)
+
+    async def _unordered(self, name: str, _setting: Setting, _term: int) -> Batch:
+        changed = await self._upkeep.unpark(name, ROWS)
+        return Batch(changed, more=changed == ROWS)

@@ -1,0 +1,48 @@
+"""Keep a search index in step with a database: backfill, reindex, reconcile.
+
+The names load on first use: a relay imports the engines below this package, and none of this.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relaybox.search._backfill import abackfill, backfill
+    from relaybox.search._reconcile import areconcile, reconcile
+    from relaybox.search._reindex import areindex, reindex
+    from relaybox.search.backfilled import Backfilled, Progress
+    from relaybox.search.source import Source, load_source
+
+__all__ = [
+    "Backfilled",
+    "Progress",
+    "Source",
+    "abackfill",
+    "areconcile",
+    "areindex",
+    "backfill",
+    "load_source",
+    "reconcile",
+    "reindex",
+]
+
+_HOMES = {
+    "Backfilled": "backfilled",
+    "Progress": "backfilled",
+    "Source": "source",
+    "abackfill": "_backfill",
+    "areconcile": "_reconcile",
+    "areindex": "_reindex",
+    "backfill": "_backfill",
+    "load_source": "source",
+    "reconcile": "_reconcile",
+    "reindex": "_reindex",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

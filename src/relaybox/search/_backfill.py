@@ -1,0 +1,366 @@
+"""Backfill: an event of every document that there is, to one destination, beside the live ones.
+
+Each page is one transaction: its rows are read and locked, their events written, and how far it is. A process
+that dies leaves whole pages behind, and the next one goes on after the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from relaybox.core.settings import Destination
+from relaybox.database.dialects import Dialect
+from relaybox.database.statements.delivery import Statements
+from relaybox.emit.row import Call, RowBuilder
+from relaybox.emit.write import Writing
+from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
+from relaybox.operate.open_relay import open_store, run
+from relaybox.operate.pace import LOOK, Pace, never
+from relaybox.search.acceptance import check_target, rereads
+from relaybox.search.backfilled import Backfilled, Refused
+from relaybox.search.backfilled import Progress as Progress
+from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
+from relaybox.search.rehearsal import rehearse
+from relaybox.search.rows import Item, Rows, name_of, open_rows
+from relaybox.search.source import Source, as_source
+from relaybox.stores.journal import OperationState
+
+if TYPE_CHECKING:
+    from relaybox.outbox import Outbox
+
+INDEX = "relaybox-index"
+"""The header of an event that is for one index only."""
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+TRIES = 6
+PAUSE = 0.5
+"""Seconds after the first of several failures of the database, and twice as many after each other."""
+
+LISTED = 20
+"""Documents that were refused and are named."""
+
+STOPPED = "it was interrupted; start it again, and it goes on where it was"
+
+log = logging.getLogger("relaybox.backfill")
+
+
+async def abackfill(
+    outbox: Outbox,
+    destination: str,
+    source: Source,
+    *,
+    rate: float | None = None,
+    batch: int = 500,
+    max_pending: int | None = 10_000,
+    index: str | None = None,
+    dry_run: bool = False,
+    resume: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] = never,
+    actor: str = "application",
+) -> Backfilled:
+    """Emit an event of every document of the source, to this destination alone.
+
+    - ``rate``: no more than so many a second. ``batch``: so many in one transaction.
+    - ``max_pending``: wait while more deliveries than that wait at the destination; None: never.
+    - ``index``: for a search destination, the one index that is written to.
+    - ``resume``: go on with one that was interrupted; False begins anew.
+    - ``stop`` is asked between two pages; ``progress`` is told after each.
+
+    A document that cannot be an event is passed over, and named in what comes back. Raises ``ConfigError``
+    where the source or the destination is wrong, or another process is at the same backfill.
+    """
+    source, target = as_source(source), _known(outbox, destination)
+    if batch < 1:
+        raise ConfigError(f"batch = {batch}: use 1 or more")
+    pace = Pace(rate, stop)
+    async with open_rows(outbox, source) as rows:
+        check_target(target, rows.event_type)
+        store = open_store(outbox.settings.database, outbox.tables)
+        try:
+            checkpoint = Checkpoint(store, destination, name_of(source, rows), index, actor)
+            if dry_run:
+                make = partial(call_of, rows, destination=destination, headers=_headers(index))
+                earlier = await checkpoint.earlier()
+                return await rehearse(outbox, rows, target, make, earlier if resume else None, batch)
+            _warn(rows, source, target)
+            total = await _count(rows)
+            place = await checkpoint.take(total, resume=resume)
+            work = _Work(outbox, rows, checkpoint, place, target, index, total, progress or _ignore)
+            return await work.run(pace, batch, max_pending)
+        finally:
+            await store.close()
+
+
+def backfill(outbox: Outbox, destination: str, source: Source, **options: Any) -> Backfilled:
+    """``abackfill``, from synchronous code."""
+    return run(abackfill(outbox, destination, source, **options))
+
+
+class _Work:
+    """A backfill that is under way."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        rows: Rows,
+        checkpoint: Checkpoint,
+        place: Place,
+        target: Destination,
+        index: str | None,
+        total: int | None,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._builder = RowBuilder(outbox.settings)
+        self._rows = rows
+        self._checkpoint = checkpoint
+        self._began_at = place.key
+        self._place = place
+        self._next = place
+        self._target = target
+        self._headers = _headers(index)
+        self._total = total
+        self._progress = progress
+        self._page: Sequence[Item] = ()
+        self._dialect: Dialect | None = None
+        self._bad: dict[str, str] = {}
+        self._refused: list[Refused] = []
+        self._refusals = 0
+        self._lost: Lost | None = None
+
+    async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
+        """Go through all pages, and put on record how it ended."""
+        if self._place.resumed:
+            log.info("goes on after %r, with %s done", self._place.key, self._place.done)
+        if self._place.resumed and self._place.key and not self._rows.guarded:
+            log.warning(
+                "passes over the first %s documents, which were emitted before: right only if the iterable"
+                " gives the same ones in the same order; --restart (resume=False) begins anew",
+                f"{self._place.key:,}",
+            )
+        try:
+            async with self._alive():
+                stopped = await self._pages(pace, batch, max_pending)
+        except Cancelled:
+            stopped = True
+        except Lost:
+            raise
+        except asyncio.CancelledError:
+            # The first of its class ends what is awaited; this may still take a moment.
+            await asyncio.shield(self._end("cancelled", STOPPED))
+            raise
+        except BaseException as error:
+            await self._end("failed", str(error) or type(error).__name__)
+            raise
+        await self._end(*(("cancelled", STOPPED) if stopped else ("done", None)))
+        return self._result(stopped)
+
+    async def _pages(self, pace: Pace, batch: int, max_pending: int | None) -> bool:
+        """Until there are no more, or it is to stop: which of the two."""
+        size = pace.size(batch)
+        while await pace.turn(size):
+            if not await self._room(pace, max_pending):
+                return True
+            if not await self._emit(size):
+                return False
+            self._tell()
+        return True
+
+    async def _emit(self, size: int) -> bool:
+        """One page; whether there was one. After an error it is the database that says how far it is."""
+        for attempt in range(TRIES):
+            if self._lost is not None:
+                raise self._lost
+            try:
+                if attempt:
+                    self._place = await self._checkpoint.look(self._place)
+                return await self._try(size)
+            except StoreError as error:
+                if attempt == TRIES - 1:
+                    raise
+                log.warning("the database refused, and is asked again: %s", error)
+                await asyncio.sleep(PAUSE * 2**attempt)
+        raise AssertionError("unreachable")
+
+    async def _try(self, size: int) -> bool:
+        while True:
+            try:
+                page = await self._rows.emit_after(self._place.key, size, self._calls, self._also)
+                break
+            except EmitError:
+                # Nothing of the page was written.
+                if not self._find_bad():
+                    raise
+        if page:
+            self._place = self._next
+            self._note_refused(page)
+        return bool(page)
+
+    def _also(self, statements: Statements, items: Sequence[Item]) -> Writing[Sequence[Item]]:
+        """In the page's transaction: which of its documents get events, and how far it is then."""
+        self._dialect = statements.dialect
+        kept = [item for item in items if item.id not in self._bad]
+        if not self._rows.guarded and kept:
+            ids = [item.id for item in kept]
+            changed = yield from self._checkpoint.changed(
+                statements, self._place, self._rows.aggregate_type, ids
+            )
+            kept = [item for item in kept if item.id not in changed]
+        place = self._place
+        self._next = replace(
+            place,
+            details={**place.details, "key": items[-1].key},
+            done=place.done + len(kept),
+            skipped=place.skipped + len(items) - len(kept),
+        )
+        yield from self._checkpoint.advance(statements, self._next)
+        return kept
+
+    def _calls(self, items: Sequence[Item]) -> Sequence[Call]:
+        self._page = items
+        return [call_of(self._rows, item, self._target.name, self._headers) for item in items]
+
+    def _find_bad(self) -> bool:
+        """Look which documents of the page are refused; whether any is that was not known to be."""
+        if self._dialect is None:
+            # The first page could not even be read.
+            return False
+        found = False
+        for item in self._page:
+            try:
+                self._builder.build(
+                    call_of(self._rows, item, self._target.name, self._headers), self._dialect
+                )
+            except PayloadError as error:
+                self._bad[item.id] = str(error)
+                found = True
+        return found
+
+    def _note_refused(self, page: Sequence[Item]) -> None:
+        for item in page:
+            if (reason := self._bad.pop(item.id, None)) is not None:
+                self._refusals += 1
+                if len(self._refused) < LISTED:
+                    self._refused.append(Refused(item.id, reason))
+        self._bad.clear()
+
+    async def _room(self, pace: Pace, max_pending: int | None) -> bool:
+        """Wait until few enough deliveries wait at the destination; whether to go on."""
+        if max_pending is None:
+            return True
+        while (waiting := await self._waiting(max_pending + 1)) > max_pending:
+            self._tell(waiting)
+            await asyncio.sleep(LOOK)
+            if self._lost is not None:
+                raise self._lost
+            if not await pace.turn(0):
+                return False
+        return True
+
+    async def _waiting(self, limit: int) -> int:
+        try:
+            return await self._checkpoint.pending(self._target.name, limit)
+        except StoreError as error:
+            log.warning("the database does not say how much is pending: %s", error)
+            return 0
+
+    def _tell(self, waiting: int | None = None) -> None:
+        self._progress(Progress(self._place.done, self._place.skipped, self._total, waiting))
+
+    @asynccontextmanager
+    async def _alive(self) -> AsyncIterator[None]:
+        """Give signs of life, and learn whether somebody cancelled it."""
+        beating = asyncio.create_task(self._beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await beating
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            try:
+                await self._checkpoint.look(self._place)
+            except Lost as lost:
+                self._lost = lost
+                return
+            except StoreError as error:
+                log.warning("the backfill cannot give a sign of life: %s", error)
+
+    async def _end(self, state: OperationState, error: str | None) -> None:
+        try:
+            await self._checkpoint.end(self._place, state, error)
+        except StoreError as trouble:
+            # It will show as stalled, and can be gone on with all the same.
+            log.warning("the backfill cannot say how it ended: %s", trouble)
+
+    def _result(self, stopped: bool) -> Backfilled:
+        place = self._place
+        return Backfilled(
+            place.done,
+            self._total,
+            place.skipped,
+            self._began_at,
+            stopped,
+            place.id,
+            tuple(self._refused),
+            self._refusals,
+            by_id=self._rows.guarded,
+        )
+
+
+def call_of(rows: Rows, item: Item, destination: str, headers: dict[str, str]) -> Call:
+    """The event of a document."""
+    return Call(
+        rows.aggregate_type,
+        item.id,
+        rows.event_type,
+        item.payload,
+        headers=headers,
+        destinations=[destination],
+    )
+
+
+async def _count(rows: Rows) -> int | None:
+    """How many documents there are, for those who watch: a table may be too large to be counted in time."""
+    try:
+        return await rows.count()
+    except NoTables:
+        raise
+    except StoreError as error:
+        log.warning("the documents cannot be counted: %s", error)
+        return None
+
+
+def _known(outbox: Outbox, name: str) -> Destination:
+    known = {one.name: one for one in outbox.settings.destinations}
+    if name not in known:
+        raise UnknownDestination(name, known)
+    return known[name]
+
+
+def _headers(index: str | None) -> dict[str, str]:
+    return {MARK: "true"} if index is None else {MARK: "true", INDEX: index}
+
+
+def _warn(rows: Rows, source: Source, target: Destination) -> None:
+    if not rows.guarded and not rereads(target):
+        log.warning(
+            "%s is an iterable, whose rows cannot be locked: documents that the application changes meanwhile"
+            " may be overwritten with older ones; give a select or a QuerySet, or let the destination reread",
+            source.told,
+        )
+
+
+def _ignore(progress: Progress) -> None:
+    """For callers that do not ask."""

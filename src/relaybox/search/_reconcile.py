@@ -1,0 +1,90 @@
+"""Compare a database and a search index, and have what differs written again, through the outbox.
+
+The database is read page by page, and the index asked for the documents of each page; then the ids of the
+index are read, and the database asked which of them it has. Nothing is locked while that goes on, so a
+difference is looked at once more before it counts: the database, the outbox, the index and the database
+again, in this order. Where nothing of the document is under way in the outbox, everything that was committed
+before is in the index; so an index that then differs from a row that was the same before and after is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from relaybox.operate.actions import Progress, Stop, no_progress
+from relaybox.operate.pace import Pace, never
+from relaybox.search.comparison import Comparison
+from relaybox.search.desk import Desk, open_desk
+from relaybox.search.failure import EngineFailed, told_of
+from relaybox.search.reconciled import Reconciled, told
+from relaybox.search.repairs import Repairs
+from relaybox.search.rows import Rows, open_rows
+from relaybox.search.source import Source, as_source
+from relaybox.search.target import Target, open_target
+
+if TYPE_CHECKING:
+    from relaybox.outbox import Outbox
+
+
+async def areconcile(
+    outbox: Outbox,
+    destination: str,
+    source: Any,
+    *,
+    index: str | None = None,
+    repair: bool = False,
+    allow_empty: bool = False,
+    dry_run: bool = False,
+    rate: float | None = None,
+    examples: int = 20,
+    actor: str = "application",
+    progress: Progress = no_progress,
+    stop: Stop = never,
+) -> Reconciled:
+    """Compare the documents of a source with the index of a destination.
+
+    With ``repair`` an event is emitted for each difference, to this destination only: no more than ``rate``
+    a second, of the row as it is in that transaction. ``index`` is for a destination that has several.
+    ``examples`` is how many differences of each kind are told one by one. Where the source has no documents
+    at all a repair is refused with ``ConfigError``, unless ``allow_empty``: it would delete every document of
+    the index. ``dry_run``: as with ``repair``, but nothing is emitted.
+    """
+    pace = Pace(rate, stop)
+    async with opened(outbox, destination, as_source(source), index, actor) as (desk, rows, target):
+        repairs = Repairs(rows, target, pace, {"relaybox-index": index} if index else {})
+        emits = repair and not dry_run
+        comparison = Comparison(desk, rows, target, repairs if emits else None, examples, progress, stop)
+        with told_of(target.engine):
+            await _check_index(target)
+            result = await comparison.run(allow_empty=allow_empty or not repair)
+        if emits:
+            await desk.admin.note("reconcile", told(result))
+    return result
+
+
+def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reconciled:
+    """``areconcile``, from synchronous code."""
+    from relaybox.operate.open_relay import run
+
+    return run(areconcile(outbox, destination, source, **options))
+
+
+@asynccontextmanager
+async def opened(
+    outbox: Outbox, destination: str, source: Source, index: str | None, actor: str
+) -> AsyncIterator[tuple[Desk, Rows, Target]]:
+    """What a comparison needs."""
+    async with (
+        open_rows(outbox, source) as rows,
+        open_target(outbox, destination, rows, index) as target,
+        open_desk(outbox, actor) as desk,
+    ):
+        yield desk, rows, target
+
+
+async def _check_index(target: Target) -> None:
+    if target.index not in await target.engine.present([target.index]):
+        fix = "create it, or name another with --index"
+        raise EngineFailed(f"the index {target.index!r} does not exist on {target.engine.where}: {fix}")

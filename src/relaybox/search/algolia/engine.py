@@ -1,0 +1,384 @@
+"""Algolia: batches of its REST API, each of them done when its task is published.
+
+A document replaces the record of its id. With ``version_field`` it is a partial update that Algolia ignores
+where the record has a newer version in that attribute: attributes that are no longer in the document stay in
+the record then, and a delete is not guarded.
+
+Algolia refuses a batch for one bad record: that one is looked for, and the others are written without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+from uuid import uuid4
+
+from msgspec import json
+
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.search.algolia.answer import error_in, is_of_record, object_of, over_quota, said_in, task_of
+from relaybox.search.algolia.place import Place, place_of
+from relaybox.search.change import BUILDING
+from relaybox.search.engine import Change
+from relaybox.search.http import Client, Reply
+from relaybox.sinks.excerpt import clean
+from relaybox.sinks.sink import DELIVERED, Answer
+
+MOST = 1000
+LARGEST_BODY = 10_000_000
+"""Bytes of a batch, as Algolia advises; one record may be larger."""
+DOWN_SECONDS = 300.0
+"""For so long a host that was in trouble is asked after the others."""
+MOVE_SECONDS = 300.0
+"""An index of any size is moved, which is slower than to write a batch."""
+MARK = "relaybox-index"
+"""In ``userData`` of an index's settings: what tells it apart from a later one of its name."""
+
+_FIRST_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.01, 1.0
+_BAD = re.compile(r"[Rr]ecord at the position ([0-9]+)(?: objectID=(.*))? is too big", re.DOTALL)
+
+
+def open_engine(destination: Destination) -> AlgoliaEngine:
+    """The engine of a destination whose URL begins with ``algolia://``."""
+    return AlgoliaEngine(place_of(destination), destination.timeout)
+
+
+class _Action(NamedTuple):
+    """What a batch holds of the change ``at`` its place."""
+
+    at: int
+    id: str
+    deletes: bool
+    packed: bytes
+
+
+class AlgoliaEngine:
+    """The indexes of an Algolia application."""
+
+    most = MOST
+
+    def __init__(self, place: Place, timeout: float) -> None:
+        self._place = place
+        self._timeout = timeout
+        self.where = place.where
+        self._client = Client(
+            (*place.writing, *place.reading),
+            timeout=timeout,
+            headers={"X-Algolia-Application-Id": place.application, "X-Algolia-API-Key": place.key},
+            secrets=(place.key,),
+            ssl=place.ssl,
+        )
+        self._down: dict[str, float] = {}
+        self._pause = _FIRST_PAUSE
+
+    async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
+        """An answer for each change, when the tasks of all are published."""
+        answers: dict[int, Answer] = {}
+        actions = []
+        for at, change in enumerate(changes):
+            try:
+                actions.append(_Action(at, change.id, change.document is None, self._packed(change)))
+            except Reject as error:
+                answers[at] = error
+        tasks = await self._send(index, actions, answers)
+        await self._await_tasks(index, tasks, answers)
+        return [answers[at] for at in range(len(changes))]
+
+    async def present(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Those that exist, each with its mark; one that Relaybox did not create has an empty one.
+
+        Without a mark an index that is being built is none: Algolia has made it of a late write to one that
+        was moved or deleted, and whoever took it for the other would write to it for ever.
+        """
+        found = await asyncio.gather(*(self._user_data(name) for name in names))
+        marks = {
+            name: str(data.get(MARK, "")) for name, data in zip(names, found, strict=True) if data is not None
+        }
+        return {name: mark for name, mark in marks.items() if mark or not name.endswith(BUILDING)}
+
+    async def create(self, name: str, *, like: str | None = None) -> None:
+        """Make an empty index; with ``like``, of its settings, synonyms and rules, whatever had the name."""
+        kept: Mapping[str, Any] = {}
+        if like is not None:
+            await self.drop(name)
+            scope = ["settings", "synonyms", "rules"]
+            asked = {"operation": "copy", "destination": name, "scope": scope}
+            await self._do("POST", like, "/operation", asked)
+            kept = await self._user_data(name) or {}
+        await self._do("PUT", name, "/settings", {"userData": {**kept, MARK: uuid4().hex}})
+
+    async def replace(self, live: str, fresh: str) -> None:
+        """Move ``fresh`` over ``live``. Algolia says nothing where there is none to move: it is looked at."""
+        mark = (await self.present([fresh])).get(fresh)
+        if mark is None:
+            raise Unavailable(f"the index {fresh!r} does not exist on {self.where}; {live!r} stays as it is")
+        asked = {"operation": "move", "destination": live}
+        await self._do("POST", fresh, "/operation", asked, max(self._timeout, MOVE_SECONDS))
+        if (await self.present([live])).get(live) != mark:
+            raise Unavailable(f"{self.where} did not move {fresh!r} to {live!r}; was it deleted meanwhile?")
+
+    async def drop(self, name: str) -> None:
+        """Delete the index, if it exists."""
+        await self._do("DELETE", name, "", None)
+
+    async def refresh(self, index: str) -> None:
+        """Whatever was written is visible: its task was published."""
+
+    async def count(self, index: str) -> int:
+        """How many records the list of all indexes says it has."""
+        listed = await self._read("GET", "/1/indexes")
+        for item in listed["items"]:
+            if item["name"] == index:
+                return int(item["entries"])
+        raise Unavailable(f"the index {index!r} does not exist on {self.where}")
+
+    async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """The records that exist of these, without what was added to the documents."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for begin in range(0, len(ids), MOST):
+            requests = [{"indexName": index, "objectID": id} for id in ids[begin : begin + MOST]]
+            answer = await self._read("POST", "/1/indexes/*/objects", {"requests": requests})
+            found |= {each["objectID"]: self._document(each) for each in answer["results"] if each}
+        return found
+
+    async def scan(self, index: str) -> AsyncIterator[Sequence[str]]:
+        """The ids of all records, by a thousand."""
+        asked: dict[str, Any] = {"attributesToRetrieve": ["objectID"], "hitsPerPage": MOST}
+        while True:
+            page = await self._read("POST", _path(index, "/browse"), asked)
+            if page["hits"]:
+                yield [hit["objectID"] for hit in page["hits"]]
+            if not page.get("cursor"):
+                return
+            asked["cursor"] = page["cursor"]
+
+    async def check(self) -> None:
+        """List the indexes, for which the key must be known; raises ``Unavailable`` with the reason."""
+        await self._read("GET", "/1/indexes?page=0&hitsPerPage=1")
+
+    async def close(self) -> None:
+        """Give up the connections."""
+        await self._client.close()
+
+    def _packed(self, change: Change) -> bytes:
+        """The action of a batch; raises ``Reject`` where Algolia has no place for the document."""
+        if not change.id:
+            raise Reject("the aggregate's id is empty, and an objectID must not be")
+        if change.document is None:
+            return json.encode({"action": "deleteObject", "body": {"objectID": change.id}})
+        document, version = change.document, self._place.version_field
+        if "objectID" in document and self._place.id_field != "objectID":
+            fix = "leave it out, or set id_field = objectID"
+            raise Reject(f"the document has an attribute objectID, which is Algolia's own; {fix}")
+        if version is None:
+            return json.encode({"action": "updateObject", "body": {**document, "objectID": change.id}})
+        if version in document:
+            raise Reject(
+                f"the document has the attribute {version!r}, which is the version_field; rename one"
+            )
+        for name, value in document.items():
+            if isinstance(value, Mapping) and "_operation" in value:
+                raise Reject(f"the attribute {name!r} has a key _operation, which would be done, not kept")
+        guard = {"_operation": "IncrementSet", "value": change.version}
+        body = {**document, "objectID": change.id, version: guard}
+        return json.encode({"action": "partialUpdateObject", "body": body})
+
+    def _document(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        added = {self._place.version_field, "objectID"} - {self._place.id_field}
+        return {name: value for name, value in record.items() if name not in added}
+
+    async def _send(
+        self, index: str, actions: Sequence[_Action], answers: dict[int, Answer]
+    ) -> Sequence[tuple[int, Sequence[_Action]]]:
+        """The tasks of what Algolia took; what it did not take is answered."""
+        tasks = []
+        left = _parts(actions)
+        end = time.monotonic() + self._timeout
+        while left:
+            part = left.pop()
+            body = b'{"requests":[%b]}' % b",".join([action.packed for action in part])
+            try:
+                if time.monotonic() > end:
+                    raise Unavailable(f"{self.where} has not taken all within {self._timeout:g}s")
+                reply = await self._ask("POST", _path(index, "/batch"), body)
+                if reply.ok:
+                    tasks.append((task_of(reply), part))
+                elif reply.status == 413 and len(part) > 1:
+                    left += _halves(part)
+                elif reply.status in (400, 413) and is_of_record(reply):
+                    left += self._without_bad(reply, part, answers)
+                elif over_quota(reply) and len(part) > 1:
+                    # Deletes make room, and must not wait for it; of others there may be room for some.
+                    deletes = [action for action in part if action.deletes]
+                    fewer = deletes if 0 < len(deletes) < len(part) else part[: len(part) // 2]
+                    left.append(fewer)
+                    refused = self._failed(reply)
+                    answers.update((action.at, refused) for action in part if action not in fewer)
+                else:
+                    raise self._failed(reply)
+            except (Retry, Reject, Unavailable) as error:
+                # It holds for the application or the index, and so for whatever would follow.
+                for action in (*part, *(each for more in left for each in more)):
+                    answers[action.at] = error
+                break
+        return tasks
+
+    def _without_bad(
+        self, reply: Reply, part: Sequence[_Action], answers: dict[int, Answer]
+    ) -> list[Sequence[_Action]]:
+        """What to try next of a batch that was refused for a bad record; the bad one is answered."""
+        bad = part[0] if len(part) == 1 else _named(reply, part)
+        if bad is None:
+            return _halves(part)
+        reason = self._client.reason(reply)
+        answers[bad.at] = Reject(reason)
+        rest = [action for action in part if action is not bad]
+        if "too big" in said_in(reply):
+            for action in rest:
+                if len(action.packed) > len(bad.packed):
+                    answers[action.at] = Reject(
+                        f"the record is larger than another that was refused: {reason}"
+                    )
+            rest = [action for action in rest if action.at not in answers]
+        return [rest] if rest else []
+
+    async def _await_tasks(
+        self, index: str, tasks: Sequence[tuple[int, Sequence[_Action]]], answers: dict[int, Answer]
+    ) -> None:
+        end = time.monotonic() + self._timeout
+        trouble: Answer | None = None
+        for task, part in tasks:
+            if trouble is None:
+                try:
+                    await self._published(index, task, end)
+                except (Retry, Reject, Unavailable) as error:
+                    trouble = error
+            answers.update((action.at, trouble or DELIVERED) for action in part)
+
+    async def _published(self, index: str, task: int, end: float) -> None:
+        """Wait until the task is done. The first look comes after half of what the last task took."""
+        begin, pause = time.monotonic(), self._pause
+        while True:
+            await asyncio.sleep(min(pause, max(end - time.monotonic(), 0.0)))
+            status = await self._read("GET", _path(index, f"/task/{task}"))
+            if status.get("status") == "published":
+                took = time.monotonic() - begin
+                self._pause = min(max(took / 2, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+                return
+            if "status" not in status:
+                raise Unavailable(f"{self.where} tells nothing of a task: is it Algolia?")
+            if time.monotonic() >= end:
+                raise Unavailable(
+                    f"{self.where} has taken task {task} of {index!r}, and not published it yet"
+                )
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+
+    async def _do(
+        self,
+        method: str,
+        index: str,
+        path: str,
+        asked: Mapping[str, Any] | None,
+        seconds: float | None = None,
+    ) -> None:
+        """A request that makes a task; returns when that is published."""
+        reply = await self._ask(method, _path(index, path), None if asked is None else json.encode(asked))
+        if not reply.ok:
+            raise self._failed(reply)
+        end = time.monotonic() + (self._timeout if seconds is None else seconds)
+        await self._published(index, task_of(reply), end)
+
+    async def _user_data(self, index: str) -> Mapping[str, Any] | None:
+        """What the settings of an index keep for others; None where it does not exist."""
+        # Not of the hosts near by, which may be behind: a build that they do not know yet would miss changes.
+        reply = await self._ask("GET", _path(index, "/settings"))
+        if reply.status == 404 or (reply.status == 403 and index.endswith(BUILDING)):
+            # A key that is for the live index alone does not see the other: nothing is built with it, either.
+            return None
+        if not reply.ok:
+            raise self._failed(reply)
+        data = object_of(reply).get("userData")
+        return data if isinstance(data, dict) else {}
+
+    async def _read(
+        self, method: str, path: str, asked: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        body = None if asked is None else json.encode(asked)
+        reply = await self._ask(method, path, body, reading=True)
+        if not reply.ok:
+            raise self._failed(reply)
+        return object_of(reply)
+
+    async def _ask(
+        self, method: str, path: str, body: bytes | None = None, *, reading: bool = False
+    ) -> Reply:
+        """The answer of the first host that has one: not of those that nobody reaches, or that say 5xx."""
+        bases = self._place.reading if reading else self._place.writing
+        now = time.monotonic()
+        in_turn = sorted(bases, key=lambda base: self._down.get(base, 0.0) > now)
+        for base in in_turn:
+            last = base is in_turn[-1]
+            try:
+                reply = await self._client.request(method, path, body=body, bases=[base])
+                if reply.status < 500:
+                    return reply
+                self._down[base] = time.monotonic() + DOWN_SECONDS
+                if last:
+                    return reply
+            except Unavailable as error:
+                self._down[base] = time.monotonic() + DOWN_SECONDS
+                # A host that took the request and did not answer may be at it yet.
+                if last or not isinstance(error, Unreachable):
+                    raise
+        raise AssertionError("an application has at least one host")
+
+    def _failed(self, reply: Reply) -> Retry | Reject | Unavailable:
+        if reply.status == 429:
+            return Throttled(self._client.reason(reply), after=reply.after)
+        if over_quota(reply):
+            said = clean(said_in(reply), [self._place.key])
+            # Deletes are taken all the while, and what waits for room has not failed by itself.
+            return Throttled(f"{reply.where}: {reply.status}: {said}", after=reply.after)
+        if reply.status in (400, 402) or reply.status >= 500:
+            return Unavailable(self._client.reason(reply), after=reply.after)
+        return self._client.failed(reply)
+
+
+def _path(index: str, path: str) -> str:
+    if index in ("", ".", "..", "*"):
+        raise Reject(f"no index of Algolia can be called {index!r}")
+    return f"/1/indexes/{quote(index, safe='')}{path}"
+
+
+def _named(reply: Reply, part: Sequence[_Action]) -> _Action | None:
+    """The record that Algolia names as the bad one: by its fields, or on newer clusters in the message."""
+    error = error_in(reply)
+    told = _BAD.search(said_in(reply))
+    position = str(error.get("position", told and told[1]))
+    name = error.get("objectID", told and told[2])
+    named = part[int(position) :][:1] if re.fullmatch("[0-9]{1,9}", position, re.ASCII) else []
+    if named and name in (None, named[0].id):
+        return named[0]
+    return next((action for action in part if action.id == name), None)
+
+
+def _halves(part: Sequence[_Action]) -> list[Sequence[_Action]]:
+    middle = len(part) // 2
+    return [part[:middle], part[middle:]]
+
+
+def _parts(actions: Sequence[_Action]) -> list[Sequence[_Action]]:
+    """Batches of no more than what Algolia advises."""
+    parts: list[Sequence[_Action]] = []
+    begin = size = 0
+    for at, action in enumerate(actions):
+        if at > begin and size + len(action.packed) > LARGEST_BODY:
+            parts.append(actions[begin:at])
+            begin, size = at, 0
+        size += len(action.packed)
+    return [*parts, actions[begin:]] if actions else parts

@@ -1,0 +1,95 @@
+"""Where an Algolia application is, and how it is spoken to: the URL of a destination and its options.
+
+| option | |
+|---|---|
+| ``host`` | a server in the place of Algolia's own, as host:port; several with commas |
+| ``tls`` | whether that one is spoken to with TLS (true where left out) |
+| ``version_field`` | the attribute that keeps a record's version, and guards it against older ones |
+"""
+
+from __future__ import annotations
+
+import re
+from ssl import SSLContext
+from typing import Any, NamedTuple
+
+from relaybox.core.settings import Destination
+from relaybox.core.values import Parse, mask_url, wrong
+from relaybox.errors import ConfigError
+from relaybox.search.change import SEARCH_OPTIONS
+from relaybox.sinks.broker import flag, parse_address, text
+from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+
+_HOSTS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+):[0-9]{1,5}", re.ASCII)
+
+
+class Place(NamedTuple):
+    """An application, the hosts to ask for a change and for a look, and how records are kept."""
+
+    application: str
+    key: str
+    writing: tuple[str, ...]
+    reading: tuple[str, ...]
+    where: str
+    ssl: SSLContext | None
+    id_field: str
+    version_field: str | None
+
+
+def _hosts(value: str, setting: str) -> tuple[str, ...]:
+    hosts = tuple(text(value, setting).split(","))
+    if not all(map(_HOSTS.fullmatch, hosts)):
+        raise wrong(setting, value, "write host:port")
+    return hosts
+
+
+OPTIONS: dict[str, Parse[Any]] = {"host": _hosts, "tls": flag, "version_field": text}
+
+
+def place_of(destination: Destination) -> Place:
+    """What the URL and the options say; raises ``ConfigError``."""
+    address = parse_address(destination, 443, {**SEARCH_OPTIONS, **OPTIONS, **TLS_OPTIONS})
+    options, setting = address.options, f"destination {destination.name!r}"
+    if not address.password:
+        raise ConfigError(f"{setting}: Algolia needs an API key; set auth to one that may write the index")
+    encrypted, own = options.get("tls", True), options.get("host")
+    if not encrypted and own is None:
+        raise ConfigError(f"{setting}: tls = false is for a server of your own; name it in host")
+    if not encrypted and (given := [name for name in TLS_OPTIONS if name in options]):
+        raise ConfigError(f"{setting}: {given[0]} is of no use with tls = false; keep one of them")
+    if options.get("version_field") in ("objectID", options.get("id_field", "id")):
+        raise ConfigError(f"{setting}: version_field must be another attribute than the id's")
+    application = _application(destination)
+    writing, reading = _bases(application, own, "https" if encrypted else "http")
+    return Place(
+        application,
+        address.password,
+        writing,
+        reading,
+        own[0] if own else f"{application}.algolia.net",
+        tls_context(options, destination) if encrypted else None,
+        options.get("id_field", "id"),
+        options.get("version_field"),
+    )
+
+
+def _bases(
+    application: str, own: tuple[str, ...] | None, scheme: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The hosts for writes and for reads, each in the order in which they are asked."""
+    if own is not None:
+        bases = tuple(f"{scheme}://{host}" for host in own)
+        return bases, bases
+    others = tuple(f"{scheme}://{application}-{number}.algolianet.com" for number in (1, 2, 3))
+    first, near = f"{scheme}://{application}.algolia.net", f"{scheme}://{application}-dsn.algolia.net"
+    return (first, *others), (near, *others)
+
+
+def _application(destination: Destination) -> str:
+    """The URL's host as it is written: the header wants it in capitals."""
+    found = re.match(r"[^:]*://(?:[^/?#]*@)?([A-Za-z0-9]+)(?:[/?]|\Z)", destination.sink)
+    if found is None:
+        masked = mask_url(destination.sink)
+        fix = "write algolia://APPLICATION-ID/index"
+        raise ConfigError(f"destination {destination.name!r}: sink = {masked!r}: {fix}")
+    return found[1]

@@ -1,0 +1,259 @@
+"""How far a backfill is: a row of ``outbox_operation``, written in the transaction of every page.
+
+Of two that begin at once, or where one comes back that was taken for dead, only one goes on: they take their
+place under the lock of the destination's row, and every page looks whether the place is still its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from uuid_utils.compat import uuid7
+
+from relaybox.database.statements.delivery import Statements
+from relaybox.database.statements.journal import filled
+from relaybox.emit.write import Writing
+from relaybox.errors import ConfigError, NoTables, StoreError
+from relaybox.operate.open_relay import died, this_process
+from relaybox.stores.journal import STALLED, OperationState
+from relaybox.stores.sql.steps import Steps
+from relaybox.stores.sql.store import SqlStore
+
+T = TypeVar("T")
+
+ACTION = "backfill"
+MARK = "relaybox-backfill"
+"""The header of an event that a backfill emitted."""
+
+TRIES = 4
+PAUSE = 0.5
+"""Seconds after the first of several failures of the database, and twice as many after each other."""
+
+LOOKED_AT = 1_000
+"""Operations among which an earlier backfill is looked for."""
+
+_TEXTS = {
+    "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
+    "backfills": """
+SELECT id, state, details, done, skipped, started_at, updated_at, {now} FROM {operation}
+WHERE action = :action ORDER BY id DESC LIMIT :limit""",
+    "held": """
+SELECT id, state, details, done, skipped, started_at, updated_at, {now} FROM {operation}
+WHERE id = :id {lock}""",
+    "begin": """
+INSERT INTO {operation} (id, action, actor, details, total)
+VALUES (:id, :action, :actor, {details}, :total)""",
+    "take_over": """
+UPDATE {operation} SET state = 'running', actor = :actor, details = {details}, total = :total,
+    updated_at = {now}, finished_at = NULL, error = NULL WHERE id = :id""",
+    "advance": """
+UPDATE {operation} SET details = {details}, done = :done, skipped = :skipped, updated_at = {now}
+WHERE id = :id""",
+    "live": "UPDATE {operation} SET updated_at = {now} WHERE id = :id",
+    "end": """
+UPDATE {operation} SET state = :state, error = :error, updated_at = {now}, finished_at = {now}
+WHERE id = :id""",
+    "pending": """
+SELECT count(*) FROM (SELECT 1 FROM {event} WHERE {pending_of} LIMIT :limit) AS bounded""",
+    "changed": """
+SELECT aggregate_id, headers FROM {event}
+WHERE aggregate_type = :aggregate_type AND aggregate_id IN (:ids) AND created_at >= :since""",
+}
+
+
+class Lost(ConfigError):
+    """The backfill is no longer this process's: another one has taken it up."""
+
+
+class Cancelled(Lost):
+    """Somebody has cancelled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose backfill it is, and how far it has come. ``since``: when it began, as the database has it."""
+
+    id: UUID
+    details: Mapping[str, Any]
+    done: int = 0
+    skipped: int = 0
+    resumed: bool = False
+    since: Any = field(default=None, compare=False)
+
+    @property
+    def key(self) -> Any:
+        """What the next page starts after."""
+        return self.details.get("key")
+
+
+class Checkpoint:
+    """The place of one backfill, on the outbox's own database."""
+
+    def __init__(self, store: SqlStore, destination: str, source: str, index: str | None, actor: str) -> None:
+        self._driver = store.driver
+        self._own = store.steps.statements
+        self._notes = notes_of(self._own)
+        self._identity = {"destination": destination, "source": source, "index": index}
+        self._actor = actor
+        self._process = this_process().name
+
+    async def take(self, total: int | None, *, resume: bool) -> Place:
+        """Take a place: that of a backfill that was interrupted, else a new one.
+
+        Raises ``ConfigError`` where another process is at it.
+        """
+        return await self._persistently(lambda: self._take(total, resume))
+
+    async def earlier(self) -> Place | None:
+        """The place that one which goes on would take; raises ``ConfigError`` as ``take`` does."""
+        return await self._persistently(self._earlier)
+
+    def advance(self, statements: Statements, place: Place) -> Writing[None]:
+        """In the transaction of a page: how far it is with that; raises ``Lost``."""
+        notes = notes_of(statements)
+        own = statements.dialect.to_uuid(place.id)
+        rows = yield notes("held", id=own)
+        self._check(rows)
+        yield notes("advance", id=own, details=_text(place.details), done=place.done, skipped=place.skipped)
+
+    def changed(
+        self, statements: Statements, place: Place, aggregate_type: str, ids: Sequence[str]
+    ) -> Writing[set[str]]:
+        """Those of the ids that the application has emitted an event of since the backfill began."""
+        rows = yield notes_of(statements)(
+            "changed", aggregate_type=aggregate_type, ids=list(ids), since=place.since
+        )
+        return {str(id_) for id_, headers in rows if MARK not in headers}
+
+    async def look(self, place: Place) -> Place:
+        """Give a sign of life; how far it is on record; raises ``Lost``."""
+        return await self._driver.run(lambda: self._look(place))
+
+    async def end(self, place: Place, state: OperationState, error: str | None = None) -> None:
+        """Put on record how it ended, if it is this process's still."""
+        await self._persistently(lambda: self._end(place, state, error))
+
+    async def pending(self, destination: str, limit: int) -> int:
+        """How many deliveries wait there, no more than ``limit``."""
+
+        def steps() -> Steps[int]:
+            [[[count]]] = yield [self._notes("pending", destination=destination, limit=limit)]
+            return int(count)
+
+        return await self._driver.run(steps)
+
+    async def _persistently(self, begin: Callable[[], Steps[T]]) -> T:
+        """Where the database refuses, try some more times; done twice, it is as done once."""
+        for attempt in range(TRIES - 1):
+            try:
+                return await self._driver.run(begin)
+            except NoTables:
+                raise
+            except StoreError:
+                await asyncio.sleep(PAUSE * 2**attempt)
+        return await self._driver.run(begin)
+
+    def _take(self, total: int | None, resume: bool) -> Steps[Place]:
+        name = self._identity["destination"]
+        yield [self._own("ensure_destination", destination=name)]
+        yield [self._notes("lock_destination", destination=name)]
+        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
+        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        if last is not None:
+            # Once more, and locked: a page of whoever is at it may be about to commit.
+            [held] = yield [self._notes("held", id=last[0])]
+            last = next(iter(held), None)
+        if last is not None and self._is_alive(last):
+            raise ConfigError(self._busy(last))
+        if last is not None and resume and last[1] != "done":
+            before = self._place(last)
+            place = replace(before, details={**before.details, "process": self._process}, resumed=True)
+            words = {"details": _text(place.details), "total": total, "actor": self._actor}
+            yield [self._notes("take_over", id=last[0], **words)]
+            return place
+        if last is not None and last[1] == "running":
+            yield [self._notes("end", id=last[0], state="cancelled", error="another one was begun instead")]
+        return (yield from self._begin(total))
+
+    def _earlier(self) -> Steps[Place | None]:
+        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
+        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        if last is not None and self._is_alive(last):
+            raise ConfigError(self._busy(last))
+        return None if last is None or last[1] == "done" else self._place(last)
+
+    def _begin(self, total: int | None) -> Steps[Place]:
+        details = {**self._identity, "key": None, "process": self._process}
+        id_ = uuid7()
+        own = self._own.dialect.to_uuid(id_)
+        words = {"action": ACTION, "actor": self._actor, "details": _text(details), "total": total}
+        yield [self._notes("begin", id=own, **words)]
+        [[row]] = yield [self._notes("held", id=own)]
+        return self._place(row)
+
+    def _look(self, place: Place) -> Steps[Place]:
+        own = self._own.dialect.to_uuid(place.id)
+        [rows] = yield [self._notes("held", id=own)]
+        self._check(rows)
+        yield [self._notes("live", id=own)]
+        return replace(self._place(rows[0]), resumed=place.resumed)
+
+    def _end(self, place: Place, state: OperationState, error: str | None) -> Steps[None]:
+        own = self._own.dialect.to_uuid(place.id)
+        [rows] = yield [self._notes("held", id=own)]
+        if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):
+            ended = state if rows[0][1] == "running" else "cancelled"
+            yield [self._notes("end", id=own, state=ended, error=error)]
+
+    def _place(self, row: Sequence[Any]) -> Place:
+        id_, _, details, done, skipped, since, *_ = row
+        return Place(self._own.dialect.from_uuid(id_), _document(details), done, skipped, since=since)
+
+    def _check(self, rows: Sequence[Sequence[Any]]) -> None:
+        if not rows or not self._is_ours(rows[0]):
+            raise Lost("another process has taken the backfill up, and goes on with it")
+        if rows[0][1] != "running":
+            raise Cancelled("the backfill was cancelled")
+
+    def _is_ours(self, row: Sequence[Any]) -> bool:
+        return _document(row[2]).get("process") == self._process
+
+    def _is_same(self, details: Mapping[str, Any]) -> bool:
+        return all(details.get(name) == value for name, value in self._identity.items())
+
+    def _is_alive(self, row: Sequence[Any]) -> bool:
+        from_time = self._own.dialect.from_time
+        silent = (from_time(row[7]) - from_time(row[6])).total_seconds()
+        process = str(_document(row[2]).get("process"))
+        # Our own: taken by a commit whose answer was lost.
+        others = process != self._process and not died(process)
+        return row[1] == "running" and silent <= STALLED and others
+
+    def _busy(self, row: Sequence[Any]) -> str:
+        process = _document(row[2]).get("process")
+        what = f"a backfill of {self._identity['source']!r} to {self._identity['destination']!r} is running"
+        id_ = self._own.dialect.from_uuid(row[0])
+        return f"{what} (operation {id_}, process {process}); wait for its end, or cancel it"
+
+
+@lru_cache(maxsize=16)
+def notes_of(statements: Statements) -> Statements:
+    """The statements of this module, for the same tables, database and driver."""
+    return statements.others(filled(_TEXTS, statements.dialect.name))
+
+
+def _text(details: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(details).decode()
+
+
+def _document(value: Any) -> dict[str, Any]:
+    """A JSON object, as the driver gives it."""
+    found = json.loads(value) if isinstance(value, str | bytes) else value
+    return dict(found) if isinstance(found, Mapping) else {}

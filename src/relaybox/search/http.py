@@ -1,0 +1,262 @@
+"""HTTP with a search engine: one session for its hosts, and what an answer means.
+
+Redirects are not followed, cookies not kept, proxies of the environment not used. A request whose connection
+the server had already closed is sent once more on a new one: every write of an engine may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from importlib.metadata import version
+from ssl import SSLContext
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import aiohttp
+from msgspec import json
+from yarl import URL
+
+from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.sinks.excerpt import clean
+from relaybox.sinks.http.address import shown
+from relaybox.sinks.http.sink import cause, retry_after
+from relaybox.sinks.http.status import classify, phrase_of
+from relaybox.sinks.sink import being_cancelled
+
+JSON = "application/json"
+LARGEST_ANSWER = 256 * 1024 * 1024
+"""Bytes of an answer; whoever sends more is no search engine."""
+
+_CHUNK = 65_536
+_IN_TROUBLE = frozenset([502, 503, 504])
+
+
+class Reply(NamedTuple):
+    """What a server answered, of whatever status; ``after``: the seconds that it asks to wait."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    after: float | None
+    where: str
+    """Host and port that it came from."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the status is 2xx."""
+        return self.status // 100 == 2
+
+    def json(self) -> Any:
+        """The body, decoded; raises ``Unavailable`` where it is no JSON: somebody else answered."""
+        try:
+            return json.decode(self.body)
+        except (ValueError, RecursionError):
+            raise Unavailable(
+                f"{self.where} answered {self.status} without JSON: is it the engine?"
+            ) from None
+
+
+class Client:
+    """Asks the hosts of one engine. Nothing is opened before the first request.
+
+    ``bases`` are such as ``http://127.0.0.1:7700``. ``headers`` go with every request, and nothing of
+    ``secrets`` is shown in a message. ``timeout`` is for one request, its answer included.
+    """
+
+    def __init__(
+        self,
+        bases: Sequence[str],
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        secrets: Iterable[str] = (),
+        ssl: SSLContext | None = None,
+    ) -> None:
+        self.bases = tuple(bases)
+        self.where = ",".join(map(_where, self.bases))
+        self._timeout = timeout
+        self._headers = {"User-Agent": f"relaybox/{version('relaybox')}", **(headers or {})}
+        self._secrets = tuple(secret for secret in secrets if secret)
+        self._ssl = ssl
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._first = 0
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        bases: Sequence[str] | None = None,
+    ) -> Reply:
+        """The answer, whatever its status; ``path`` begins with a slash and is percent-encoded already.
+
+        Where nobody is there, the next of the hosts is asked (``bases`` in the place of all). Raises
+        ``Unreachable`` where none is, and ``Unavailable`` where the answer did not come.
+        """
+        own = {**self._headers, **(headers or {})}
+        if body is not None:
+            own["Content-Type"] = content_type
+        *others, last = self._in_turn() if bases is None else bases
+        for base in others:
+            with suppress(Unreachable):
+                return await self._from(base, method, path, params, body, own)
+        return await self._from(last, method, path, params, body, own)
+
+    def failed(self, reply: Reply) -> Retry | Reject | Unavailable:
+        """What an answer other than 2xx means, by its status."""
+        return classify(reply.status, self.reason(reply), reply.after)
+
+    def reason(self, reply: Reply) -> str:
+        """``127.0.0.1:7700: 503 Service Unavailable: what the engine says``, in one line, nothing secret."""
+        status = f"{reply.status} {phrase_of(reply.status)}".strip()
+        said = clean(_message(reply.body), self._secrets)
+        told = f"{reply.where}: {status}: {said}" if said else f"{reply.where}: {status}"
+        if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return f"{told}; see whether the destination's auth is a key that may do this"
+        if reply.status // 100 == 3:
+            return f"{told}; redirects are not followed, write the new address into the sink's URL"
+        return told
+
+    async def close(self) -> None:
+        """Give up the connections; the next request opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _in_turn(self) -> tuple[str, ...]:
+        """All hosts, the one that answered last before the others."""
+        return (*self.bases[self._first :], *self.bases[: self._first])
+
+    async def _from(
+        self,
+        base: str,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> Reply:
+        """The answer of one host; the next request begins with it, or with another where it is in trouble."""
+        url = URL(f"{base}{path}", encoded=True)
+        at = self.bases.index(base)
+        following = (at + 1) % len(self.bases)
+        try:
+            reply = await self._ask(method, url.update_query(params) if params else url, body, headers)
+        except Unavailable:
+            self._first = following
+            raise
+        self._first = following if reply.status in _IN_TROUBLE else at
+        return reply
+
+    async def _ask(self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        where = _where(str(url.origin()))
+        seen = SimpleNamespace(reused=False)
+        try:
+            async with asyncio.timeout(self._timeout):
+                try:
+                    return await self._once(method, url, body, headers, seen, where)
+                except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
+                    if not seen.reused:
+                        raise
+                return await self._once(method, url, body, headers, SimpleNamespace(), where)
+        except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
+            raise self._explained(error, where) from None
+
+    async def _once(
+        self,
+        method: str,
+        url: URL,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        seen: SimpleNamespace,
+        where: str,
+    ) -> Reply:
+        session = self._opened()
+        async with session.request(
+            method, url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=seen
+        ) as response:
+            read = await _read(response, where)
+            after = retry_after(response.headers.get("Retry-After"), time.time())
+            return Reply(response.status, read, response.headers, after, where)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            # The connections of another loop ended with it.
+            self._loop = loop
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._ssl or True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+                trace_configs=[_watching_reuse()],
+            )
+        return self._session
+
+    def _explained(self, error: BaseException, where: str) -> Unavailable:
+        match error:
+            case asyncio.CancelledError():
+                return Unavailable(f"the request to {where} was given up: the sink is closed")
+            case TimeoutError():
+                return Unavailable(f"no answer from {where} within {self._timeout:g}s")
+            case aiohttp.ClientConnectorDNSError():
+                return Unreachable(f"DNS knows no address of {where}: {cause(error)}")
+            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+                return Unreachable(f"TLS with {where} failed: {cause(error)}")
+            case aiohttp.ClientConnectorError():
+                return Unreachable(f"cannot connect to {where}: {cause(error)}")
+            case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
+                return Unavailable(f"{where} closed the connection before its answer was complete")
+        said = clean(str(error), self._secrets)
+        return Unavailable(f"the request to {where} failed: {type(error).__name__}: {said}")
+
+
+async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:
+    """The body, up to a limit."""
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(_CHUNK):
+        body += chunk
+        if len(body) > LARGEST_ANSWER:
+            raise Unavailable(f"{where} answers with more than {LARGEST_ANSWER} bytes; is it the engine?")
+    return bytes(body)
+
+
+def _watching_reuse() -> aiohttp.TraceConfig:
+    """Tells a request whether its connection had been used before."""
+
+    async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+        context.trace_request_ctx.reused = True
+
+    watching = aiohttp.TraceConfig()
+    watching.on_connection_reuseconn.append(reused)
+    return watching
+
+
+def _where(base: str) -> str:
+    url = URL(base)
+    host = shown(url.raw_host or "")
+    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+
+
+def _message(body: bytes) -> str:
+    """What an engine says is wrong, else the body as it is."""
+    text = body[:_CHUNK].decode("utf-8", "replace")
+    try:
+        said = json.decode(body)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(said, dict):
+        return text
+    error = said.get("error")
+    found = said.get("message") or (error.get("reason") if isinstance(error, dict) else error)
+    return found if isinstance(found, str) else text

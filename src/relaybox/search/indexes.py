@@ -1,0 +1,196 @@
+"""Which indexes there are: the one that is searched, and the one that is being built to take its place.
+
+While ``NAME__building`` exists, every change goes to both. Whoever builds knows when that holds: a send that
+begins more than ``LOOK`` after the creation has seen it, and what was sent before was committed before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Delivered, Reject, Retry, Unavailable
+from relaybox.search.change import BUILDING
+from relaybox.search.engine import Change, Engine
+from relaybox.sinks.sink import DELIVERED, Answer, answer_of
+
+LOOK = 1.0
+"""Seconds for which it is known which indexes exist."""
+
+_KEPT = 1000
+"""Indexes of which it is kept; where tenants have their own there may be many."""
+
+ON_RECORD = 2.0
+"""Seconds for which who builds can read why it was given up, before the event in question is tried again."""
+
+log = logging.getLogger("relaybox.search")
+
+
+class Spoilt(Retry):
+    """What is being built has not taken it, and was dropped for that: next time it is not in the way."""
+
+
+class Seen(NamedTuple):
+    """Which of the two were there, and when somebody looked."""
+
+    at: float
+    live: bool
+    building: bool
+
+
+class Indexes:
+    """The indexes of one destination."""
+
+    def __init__(self, name: str, engine: Engine, *, create: bool) -> None:
+        self._name = name
+        self._engine = engine
+        self._create = create
+        self._seen: dict[str, Seen] = {}
+
+    async def look(self, indexes: Collection[str]) -> dict[str, tuple[str, ...] | Answer]:
+        """By index, all that have to be written where it is meant, in this order; or what it is answered."""
+        return dict(zip(indexes, await asyncio.gather(*map(self._written, indexes)), strict=True))
+
+    async def write(self, written: Sequence[str], changes: Sequence[Change]) -> Sequence[Answer]:
+        """Write the changes to all of these indexes: an answer for each."""
+        if len(written) == 1:
+            return await self._ask(written[0], changes)
+        building, live = written
+        built = await self._ask(building, changes)
+        if not all(isinstance(answer, Delivered) for answer in built) and not await self._exists(building):
+            # It has taken its place in the meantime, or was given up.
+            built = [DELIVERED] * len(changes)
+        # Not before: it may take the place of the other between the two.
+        answers = await self._ask(live, changes)
+        both = list(zip(changes, built, answers, strict=True))
+        refused = {
+            change.id: one.reason
+            for change, one, answer in both
+            if isinstance(one, Reject) and isinstance(answer, Delivered)
+        }
+        spoilt = await self._give_up(building, refused) if refused else {}
+        return [
+            spoilt.get(change.id, one) if isinstance(answer, Delivered) else answer
+            for change, one, answer in both
+        ]
+
+    async def spare(
+        self, building: str, deliveries: Sequence[Delivery], answers: Sequence[Answer]
+    ) -> Sequence[Answer]:
+        """Let none fail that is for what is being built alone, where live events would wait behind it."""
+        refused = {
+            delivery.aggregate_id: answer.reason
+            for delivery, answer in zip(deliveries, answers, strict=True)
+            if isinstance(answer, Reject) or (isinstance(answer, Retry) and is_last(delivery))
+        }
+        spoilt = await self._give_up(building, refused) if refused else {}
+        return [spoilt.get(one.aggregate_id, answer) for one, answer in zip(deliveries, answers, strict=True)]
+
+    async def check(self, index: str) -> None:
+        """Raises ``Unavailable`` where it does not exist and is not to be created."""
+        if not self._create and not await self._engine.present([index]):
+            raise self._missing(index)
+
+    async def _written(self, index: str) -> tuple[str, ...] | Answer:
+        live = index.removesuffix(BUILDING)
+        try:
+            seen = await self._look(live)
+            if index != live:
+                return (index,) if seen.building else ()
+            if not seen.live:
+                await self._make(live)
+        except Reject as error:
+            return answer_of(error)
+        except Exception as error:
+            return _no_events_fault(error)
+        return (f"{live}{BUILDING}", live) if seen.building else (live,)
+
+    async def _look(self, live: str) -> Seen:
+        now = time.monotonic()
+        seen = self._seen.get(live)
+        if seen is not None and seen.live and now - seen.at <= LOOK:
+            return seen
+        building = f"{live}{BUILDING}"
+        present = await self._engine.present([live, building])
+        seen = Seen(now, live in present, building in present)
+        if len(self._seen) >= _KEPT:
+            self._seen.clear()
+        self._seen[live] = seen
+        return seen
+
+    async def _make(self, index: str) -> None:
+        if not self._create:
+            raise self._missing(index)
+        try:
+            await self._engine.create(index)
+        except (Reject, Retry) as error:
+            # Another relay may have been faster.
+            if not await self._exists(index):
+                raise _no_events_fault(error) from None
+        self._seen.pop(index, None)
+
+    async def _ask(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
+        try:
+            answers = await self._engine.write(index, changes)
+        except Exception as error:
+            answers = [answer_of(error)] * len(changes)
+        if any(isinstance(answer, Retry | Unavailable) for answer in answers):
+            self._seen.pop(index.removesuffix(BUILDING), None)
+        return answers
+
+    async def _exists(self, index: str) -> bool:
+        try:
+            return index in await self._engine.present([index])
+        except Exception:
+            return True
+
+    async def _give_up(self, building: str, refused: Mapping[str, str]) -> Mapping[str, Answer]:
+        """Drop what is being built, which has not taken these, each for a reason; what they are answered."""
+        [(first, reason), *_] = refused.items()
+        log.error(
+            "%s: %r cannot take the place of the index and is dropped, because %s document(s) cannot be"
+            " written to it, such as %r: %s",
+            self._name,
+            building,
+            len(refused),
+            first,
+            reason,
+        )
+        try:
+            await self._engine.drop(building)
+        except Exception as error:
+            # The live index is well, and whatever is for it goes on.
+            trouble = str(error) or type(error).__name__
+            told = f"it cannot be written to {building!r}, which cannot be dropped ({trouble})"
+            return {id_: Retry(f"{told}: {reason}") for id_, reason in refused.items()}
+        self._seen.pop(building.removesuffix(BUILDING), None)
+        told = given_up(building)
+        return {id_: Spoilt(f"{told}{reason}", after=ON_RECORD) for id_, reason in refused.items()}
+
+    def _missing(self, index: str) -> Unavailable:
+        fix = "create it, or set create_index = true"
+        return Unavailable(f"the index {index!r} does not exist on {self._engine.where}: {fix}")
+
+
+def given_up(building: str) -> str:
+    """What events are answered because of which it was dropped; the reason follows."""
+    return f"it cannot be written to the index {building!r}, which is dropped: "
+
+
+def is_last(delivery: Delivery) -> bool:
+    """Whether it fails if it is to be tried again."""
+    return delivery.attempts >= delivery.max_attempts
+
+
+def _no_events_fault(error: Exception) -> Unavailable:
+    """What goes wrong before any document is written is the engine's trouble, or its settings'."""
+    match answer_of(error):
+        case Unavailable() as trouble:
+            return trouble
+        case Retry() as told:
+            return Unavailable(told.reason, after=told.after)
+    return Unavailable(str(error))

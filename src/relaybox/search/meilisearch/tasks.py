@@ -1,0 +1,241 @@
+"""Meilisearch's tasks: what it accepts is only queued, and done when its task has succeeded.
+
+All tasks that somebody waits for are asked about in one request, by one poller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from http import HTTPStatus
+
+from msgspec import Struct, json
+
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
+from relaybox.search.http import Client, Reply
+from relaybox.sinks.excerpt import clean
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.004, 0.1
+"""Seconds between two looks: longer and longer while nothing is done."""
+AT_A_TIME = 200
+"""Tasks in one look: they stand in its URL."""
+BUSY_PAUSE = 1.0
+"""Seconds to the next look after a server that is asked too much, where it does not say."""
+
+_FINISHED = frozenset(["succeeded", "failed", "canceled"])
+_BUSY = frozenset([HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE])
+_FULL = frozenset(["no_space_left_on_device", "database_size_limit_reached"])
+_SERVERS_TROUBLE = frozenset(
+    [
+        "index_not_found",
+        "index_primary_key_already_exists",
+        *_FULL,
+        "io_error",
+        "too_many_open_files",
+    ]
+)
+_OF_DOCUMENTS = ("invalid_document_", "missing_document_", "document_", "invalid_vector", "malformed_payload")
+
+
+class Error(Struct):
+    """Why it refuses something."""
+
+    message: str = ""
+    code: str = ""
+    type: str = ""
+
+    @property
+    def of_document(self) -> bool:
+        """Whether a document is at fault, and the others would be taken without it."""
+        return self.code.startswith(_OF_DOCUMENTS)
+
+    @property
+    def of_index(self) -> bool:
+        """Whether the index has another primary key."""
+        return self.code == "index_primary_key_already_exists"
+
+    @property
+    def may_be_of_document(self) -> bool:
+        """Whether a document may be at fault, for all that is known of this code."""
+        may_be = self.type in ("invalid_request", "internal") and self.code not in _SERVERS_TROUBLE
+        return self.of_document or may_be
+
+
+class Task(Struct, rename="camel"):
+    """A task as far as it matters here."""
+
+    uid: int
+    status: str
+    error: Error | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class _Listed(Struct):
+    results: list[Task]
+
+
+class _Enqueued(Struct, rename="camel"):
+    task_uid: int
+
+
+_decode_listed = json.Decoder(_Listed).decode
+_decode_enqueued = json.Decoder(_Enqueued).decode
+_decode_error = json.Decoder(Error).decode
+
+
+def error_of(reply: Reply) -> Error:
+    """What an answer says is wrong; nothing where somebody else answered."""
+    try:
+        return _decode_error(reply.body)
+    except (ValueError, RecursionError):
+        return Error()
+
+
+def enqueued(reply: Reply) -> int:
+    """The number of the task that a request made."""
+    try:
+        return _decode_enqueued(reply.body).task_uid
+    except (ValueError, RecursionError):
+        raise Unavailable(
+            f"{reply.where} answered {reply.status} without a task: is it Meilisearch?"
+        ) from None
+
+
+def _listed(reply: Reply) -> list[Task]:
+    try:
+        return _decode_listed(reply.body).results
+    except (ValueError, RecursionError):
+        raise Unavailable(f"{reply.where} answered without its tasks: is it Meilisearch?") from None
+
+
+class Tasks:
+    """Waits for the tasks of one server."""
+
+    def __init__(self, client: Client, timeout: float, secrets: tuple[str, ...]) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._secrets = secrets
+        self._waiting: dict[int, asyncio.Future[Task]] = {}
+        self._seen: dict[int, str] = {}
+        self._changed = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def finished(self, uid: int, end: float) -> Task:
+        """The task when it has finished; raises ``Unavailable`` where it has not by ``end``."""
+        if self._poller is None or self._poller.done() or self._poller.get_loop() is not _loop():
+            # What waited in another loop ended with it.
+            self._waiting, self._changed = {}, asyncio.Event()
+            self._poller = asyncio.create_task(self._poll())
+        future: asyncio.Future[Task] = _loop().create_future()
+        self._waiting[uid] = future
+        self._changed.set()
+        try:
+            async with asyncio.timeout_at(end):
+                return await future
+        except TimeoutError:
+            status = self._seen.get(uid, "enqueued")
+            reason = f"{self._client.where}: task {uid} is still {status} after {self._timeout:g}s"
+            raise Unavailable(reason) from None
+        finally:
+            self._waiting.pop(uid, None)
+            self._seen.pop(uid, None)
+            if not self._waiting:
+                self._changed.set()
+
+    def failure(self, task: Task) -> Retry | Reject | Unavailable | None:
+        """What a finished task means for what it was to do; None where that is done."""
+        if task.status == "succeeded":
+            return None
+        if task.status == "canceled" or task.error is None:
+            return Retry(f"{self._client.where}: task {task.uid} was {task.status}")
+        what = f"task {task.uid} failed"
+        if task.error.of_document:
+            return Reject(self._told(task.error, what))
+        return self.trouble(task.error, what) or Retry(self._told(task.error, what))
+
+    def trouble(self, error: Error, what: str) -> Unavailable | None:
+        """What an error means that is nobody's fault but the server's or its settings'; None for another."""
+        if error.code in _FULL:
+            # Deletes may be taken all the while, and what waits for room has not failed by itself.
+            return Throttled(self._told(error, what))
+        if error.code in _SERVERS_TROUBLE or error.type == "system":
+            return Unavailable(self._told(error, what))
+        return None
+
+    def _told(self, error: Error, what: str) -> str:
+        return f"{self._client.where}: {what}: {clean(error.message, self._secrets)} ({error.code})"
+
+    async def close(self) -> None:
+        """Nobody waits any more."""
+        poller, self._poller = self._poller, None
+        if poller is None or poller.get_loop() is not _loop():
+            return
+        poller.cancel()
+        await asyncio.wait([poller])
+        self._fail(Retry(f"{self._client.where} was given up: the sink is closed"))
+
+    async def _poll(self) -> None:
+        """Look again and again, until nobody waits."""
+        pause = SHORTEST_PAUSE
+        try:
+            while self._waiting:
+                self._changed.clear()
+                if await self._interrupted(pause):
+                    await asyncio.sleep(SHORTEST_PAUSE)
+                    pause = SHORTEST_PAUSE
+                pause = SHORTEST_PAUSE if await self._look() else min(2 * pause, LONGEST_PAUSE)
+        except Exception as error:
+            self._fail(error)
+
+    async def _interrupted(self, pause: float) -> bool:
+        """Whether somebody came, or the last one left, before the pause was over."""
+        try:
+            async with asyncio.timeout(pause):
+                return await self._changed.wait()
+        except TimeoutError:
+            return False
+
+    async def _look(self) -> bool:
+        """Whether any of them has finished."""
+        uids = sorted(self._waiting)
+        finished = False
+        for begin in range(0, len(uids), AT_A_TIME):
+            some = uids[begin : begin + AT_A_TIME]
+            params = {"uids": ",".join(map(str, some)), "limit": str(len(some))}
+            reply = await self._client.request("GET", "/tasks", params=params)
+            if reply.status in _BUSY:
+                # What they do goes on: to send it again would be more to do.
+                after = BUSY_PAUSE if reply.after is None else max(reply.after, LONGEST_PAUSE)
+                await asyncio.sleep(min(after, self._timeout))
+                return finished
+            if not reply.ok:
+                failure = self._client.failed(reply)
+                # What the tasks do is another matter.
+                raise failure if isinstance(failure, Unavailable) else Unavailable(failure.reason)
+            found = {task.uid: task for task in _listed(reply)}
+            for uid in some:
+                finished |= self._tell(uid, found.get(uid))
+        return finished
+
+    def _tell(self, uid: int, task: Task | None) -> bool:
+        future = self._waiting.get(uid)
+        if future is None or future.done():
+            return False
+        if task is None:
+            future.set_exception(Retry(f"{self._client.where} knows nothing of its task {uid} any more"))
+        elif task.status in _FINISHED:
+            future.set_result(task)
+        else:
+            self._seen[uid] = task.status
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()

@@ -1,0 +1,132 @@
+"""OpenSearch's bulk requests: changes as lines, requests of a bearable size, and what the answers mean.
+
+A change carries the version of its event (``external_gte``). OpenSearch takes none that is older than what it
+has, so a conflict says that a newer one is there. It knows the versions of deleted documents for a while
+(``index.gc_deletes``, 60 seconds); after that only the order of the deliveries guards them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct, json
+
+from relaybox.core.outcome import Reject, Throttled, Unavailable
+from relaybox.search.engine import Change
+from relaybox.search.http import Reply
+from relaybox.sinks.excerpt import clean
+from relaybox.sinks.http.status import classify
+from relaybox.sinks.sink import DELIVERED, Answer
+
+LARGEST_BODY = 10_000_000
+"""Bytes of a request of more than one change; a server takes 100 MB unless told otherwise."""
+LONGEST_ID = 512
+"""Bytes of a document's id."""
+
+GUARD = b'{"index":{"_id":"-","if_seq_no":9007199254740991,"if_primary_term":1}}\n{}\n'
+"""Refused in every index. Beside it a delete creates none: alone it ignores ``require_alias``."""
+
+_TROUBLE = frozenset(
+    [
+        "index_closed_exception",
+        "invalid_index_name_exception",
+        "security_exception",
+    ]
+)
+_OVERLOAD = frozenset(
+    ["circuit_breaking_exception", "cluster_block_exception", "rejected_execution_exception"]
+)
+"""A cluster whose disks are full blocks writes and takes deletes: what waits has not failed by itself."""
+
+
+class Line(NamedTuple):
+    """A change as it is sent: what to do, and the document if there is one."""
+
+    sent: bytes
+    is_delete: bool
+
+
+def line_of(change: Change) -> Line:
+    """A change, encoded; raises ``Reject`` where no server takes it."""
+    size = len(change.id.encode("utf-8", "surrogatepass"))
+    if not 0 < size <= LONGEST_ID:
+        raise Reject(f"the document's id has {size} bytes; OpenSearch takes 1 to {LONGEST_ID}")
+    what = {"_id": change.id, "version": change.version, "version_type": "external_gte"}
+    try:
+        if change.document is None:
+            return Line(json.encode({"delete": what}) + b"\n", is_delete=True)
+        document = json.encode(change.document)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Reject(f"the document cannot be written as JSON: {error}") from None
+    return Line(json.encode({"index": what}) + b"\n" + document + b"\n", is_delete=False)
+
+
+def parts_of(lines: Mapping[int, Line]) -> Iterator[dict[int, Line]]:
+    """The lines in requests that are not too large."""
+    part: dict[int, Line] = {}
+    size = 0
+    for at, line in lines.items():
+        if part and size + len(line.sent) > LARGEST_BODY:
+            yield part
+            part, size = {}, 0
+        part[at] = line
+        size += len(line.sent)
+    if part:
+        yield part
+
+
+class _Cause(Struct, gc=False):
+    type: str = ""
+    reason: str | None = None
+
+
+class _Error(Struct, gc=False):
+    type: str = ""
+    reason: str | None = None
+    caused_by: _Cause | None = None
+
+
+class Item(Struct, gc=False):
+    """What became of one change."""
+
+    status: int
+    error: _Error | None = None
+
+
+class _Bulk(Struct, gc=False):
+    items: list[dict[str, Item]]
+
+
+_decode = json.Decoder(_Bulk).decode
+
+
+def items_of(reply: Reply, count: int) -> Sequence[Item]:
+    """What became of each change; raises ``Unavailable`` where the answer does not tell."""
+    try:
+        items = [item for entry in _decode(reply.body).items for item in entry.values()]
+    except (ValueError, RecursionError):
+        items = []
+    if len(items) != count:
+        raise Unavailable(f"{reply.where} answered a bulk request in another way than OpenSearch does")
+    return items
+
+
+def answer_to(item: Item, where: str, secrets: Sequence[str]) -> Answer:
+    """What a server said of one change; that a document to delete is not there comes without an error."""
+    error = item.error
+    if error is None or error.type == "version_conflict_engine_exception":
+        return DELIVERED
+    reason = f"{where} refuses it: {item.status}: {clean(_told(error), secrets)}"
+    # Servers that speak the protocol of Elasticsearch put "es_" before some of the names.
+    kind = error.type.removeprefix("es_").removeprefix("open_search_")
+    if kind in _TROUBLE or "no write index" in (error.reason or ""):
+        return Unavailable(reason)
+    return Throttled(reason) if kind in _OVERLOAD else classify(item.status, reason)
+
+
+def _told(error: _Error) -> str:
+    parts = [error.type, error.reason]
+    if error.caused_by is not None and error.caused_by.reason != error.reason:
+        parts += [error.caused_by.reason]
+    return ": ".join(filter(None, parts))

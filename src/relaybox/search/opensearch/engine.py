@@ -1,0 +1,399 @@
+"""OpenSearch: changes go in bulk requests, each with an answer of its own.
+
+An index of ours is a concrete one, such as ``documents-000001``, behind an alias ``documents``: a rebuilt one
+takes its place in a single request. An index that somebody made as ``documents`` itself works as well, and is
+replaced by such an alias when it is first rebuilt.
+
+A write to an alias never creates an index. Of an index without an alias a look before each write tells that
+it is there; one that is deleted in just that moment is created again by the server, with mappings of its own
+making, unless ``action.auto_create_index`` forbids that.
+
+What was written is found by a search after the next refresh: within the ``index.refresh_interval``, a second
+by default. Where nobody searched for 30 seconds there is none, and the next search makes it up. With the
+option ``refresh`` a change is delivered only when a search finds it: not for an index whose interval is -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from http import HTTPStatus
+from secrets import token_hex
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct, ValidationError, convert, field, json
+
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.core.values import Parse
+from relaybox.errors import ConfigError
+from relaybox.search.change import BUILDING, SEARCH_OPTIONS
+from relaybox.search.engine import Change
+from relaybox.search.http import Client, Reply
+from relaybox.search.opensearch.bulk import GUARD, Line, answer_to, items_of, line_of, parts_of
+from relaybox.sinks.broker import Address, flag, parse_address
+from relaybox.sinks.excerpt import clean
+from relaybox.sinks.sink import Answer, answer_of
+from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+
+PORT = 9200
+MOST = 1000
+PAGE = 5000
+"""Ids in a page of ``scan``."""
+MOST_GOT = 500
+"""Documents that ``get`` asks for in one request."""
+SCROLL = "5m"
+"""How long a server keeps the place of a ``scan`` between two pages."""
+
+REPLACED = "__replaced"
+"""What the name of an index ends with whose place another has taken, or that was given up."""
+GRACE = 1.0
+"""Seconds for which it is kept, for the searches that had begun in it."""
+MOST_GRACES = 10
+"""How often it is given that time where searches go on in it."""
+
+OPTIONS: dict[str, Parse[Any]] = {**SEARCH_OPTIONS, "refresh": flag, "tls": flag, **TLS_OPTIONS}
+
+_NDJSON = "application/x-ndjson"
+_NO_NAME = re.compile(r'[-_+].*|\.{1,2}|.*[\\/*?"<>|\s,#:].*|', re.DOTALL)
+_LONGEST_NAME = 255
+# What a server notes about an index, what holds for the old one alone, and who may not write to it just now.
+_NOT_COPIED = re.compile(
+    r"index\.(uuid|creation_date|provided_name|history\.|version\.|blocks\.|resize\.|shrink\.|remote_store\.|"
+    r"verified_before_close|routing\.allocation\.initial_recovery\.)"
+)
+
+
+class _Settings(Struct, gc=False):
+    uuid: str = ""
+
+
+class _IndexSettings(Struct, gc=False):
+    index: _Settings = field(default_factory=_Settings)
+
+
+class _Index(Struct, gc=False):
+    """A concrete index, as far as it is of interest: its aliases with what they say, and its identity."""
+
+    aliases: dict[str, dict[str, Any]] = {}
+    settings: _IndexSettings = field(default_factory=_IndexSettings)
+
+
+def open_engine(destination: Destination) -> OpenSearchEngine:
+    """The engine of a destination whose URL begins with ``opensearch://``."""
+    return OpenSearchEngine(destination)
+
+
+class OpenSearchEngine:
+    """A cluster. Raises ``ConfigError`` where the URL or an option is wrong, or a file cannot be read."""
+
+    most = MOST
+
+    def __init__(self, destination: Destination) -> None:
+        address = parse_address(destination, PORT, OPTIONS)
+        options = address.options
+        encrypted = any(options.get(name) for name in ("tls", *TLS_OPTIONS))
+        scheme = "https" if encrypted else "http"
+        headers = _login(address, destination)
+        self._secrets = (*address.secrets, *(login.removeprefix("Basic ") for login in headers.values()))
+        self._client = Client(
+            [f"{scheme}://{_bracketed(host)}:{port}" for host, port in address.hosts],
+            timeout=destination.timeout,
+            headers=headers,
+            secrets=self._secrets,
+            ssl=tls_context(options, destination) if encrypted else None,
+        )
+        self._refresh: bool = options.get("refresh", False)
+        self._aliases: set[str] = set()
+        self.where = self._client.where
+
+    async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
+        """Do them all; each is answered as the server answered it."""
+        answers: dict[int, Answer] = {}
+        lines: dict[int, Line] = {}
+        for at, change in enumerate(changes):
+            try:
+                lines[at] = line_of(change)
+            except Reject as error:
+                answers[at] = answer_of(error)
+        if lines and index not in self._aliases and index not in await self.present([index]):
+            raise self._missing(index)
+        otherwise: Answer | None = None
+        for part in parts_of(lines):
+            if otherwise is None:
+                try:
+                    answers |= await self._bulk(index, part)
+                    continue
+                except (Retry, Reject, Unavailable) as error:
+                    otherwise = answer_of(error)
+            answers |= dict.fromkeys(part, otherwise)
+        return [answers[at] for at in range(len(changes))]
+
+    async def present(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Those that exist, each with the unique id that the cluster gave it, or what is behind it."""
+        found = await self._look(names)
+        return {
+            name: ",".join(sorted(index.settings.index.uuid for index in indexes.values()))
+            for name, indexes in found.items()
+        }
+
+    async def create(self, name: str, *, like: str | None = None) -> None:
+        """Make an empty index with the mappings and the settings of ``like``, and an alias ``name`` of it.
+
+        One that is there already is left as it is, or refused where a copy was asked for.
+        """
+        if await self._look([name]):
+            if like is None:
+                return
+            raise Unavailable(f"the index {name!r} exists already on {self.where}; drop it first")
+        await self._clear(name.removesuffix(BUILDING))
+        body: dict[str, Any] = {} if like is None else await self._copied(like)
+        # Several relays may be about to create it at once: of one name there can be only one.
+        ending = "000001" if like is None else f"{datetime.now(UTC):%Y%m%dt%H%M%S}-{token_hex(3)}"
+        concrete = f"{name.removesuffix(BUILDING).lower()}-{ending}"
+        reply = await self._request("PUT", _path(concrete), {**body, "aliases": {name: {}}})
+        if not reply.ok and b"resource_already_exists_exception" not in reply.body:
+            raise self._client.failed(reply)
+        if reply.ok and not reply.json().get("shards_acknowledged"):
+            raise Retry(f"the index {concrete!r} was created on {self.where}, but is not usable yet")
+        if len((await self._look([name])).get(name, {})) > 1:
+            await self._delete(concrete)
+            raise Retry(f"the index {name!r} was created by somebody else on {self.where} at the same time")
+
+    async def replace(self, live: str, fresh: str) -> None:
+        """``live`` becomes an alias of what ``fresh`` is, in one step; the old one and ``fresh`` are no more.
+
+        Other aliases that the old one had go over to the new one. Where ``live`` was no alias, a search that
+        is under way in that moment may fail; else the old one is kept until such searches are done.
+        """
+        found = await self._look([live, fresh])
+        new = self._only(found, fresh)
+        # Whoever drops the new one takes its alias away first: then this is refused as a whole.
+        actions = [{"remove": {"index": new, "alias": fresh, "must_exist": True}}]
+        aliases: dict[str, dict[str, Any]] = {live: {}}
+        if live in found:
+            old = self._only(found, live)
+            aliases |= found[live][old].aliases
+            actions += _removal(live, old, aliases)
+        actions += [{"add": {"index": new, "alias": alias, **more}} for alias, more in aliases.items()]
+        reply = await self._request("POST", "_aliases", {"actions": actions})
+        if not reply.ok and list((await self._look([live])).get(live, {})) != [new]:
+            raise self._client.failed(reply)
+        # It is done; what is left of the old one the next rebuild deletes as well.
+        with suppress(Retry, Reject, Unavailable):
+            await self._clear(live)
+
+    async def drop(self, name: str) -> None:
+        """Delete the index, or what is behind the alias; it may be gone already."""
+        for concrete in (await self._look([name])).get(name, {}):
+            if concrete != name:
+                # Somebody may be about to put it in the place of the live one: only one finds the alias.
+                remove = {"remove": {"index": concrete, "alias": name, "must_exist": True}}
+                given_up = {"index": concrete, "alias": f"{name.removesuffix(BUILDING)}{REPLACED}"}
+                reply = await self._request("POST", "_aliases", {"actions": [remove, {"add": given_up}]})
+                if reply.status == HTTPStatus.NOT_FOUND:
+                    continue
+                await self._done(reply)
+            await self._delete(concrete)
+
+    async def refresh(self, index: str) -> None:
+        """Make visible whatever was written."""
+        await self._done(await self._request("POST", f"{_path(index)}/_refresh"))
+
+    async def count(self, index: str) -> int:
+        """How many documents it has, as of its last refresh."""
+        answer = await self._done(await self._request("POST", f"{_path(index)}/_count"))
+        return int(answer["count"])
+
+    async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """The documents that exist of these."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for begin in range(0, len(ids), MOST_GOT):
+            body = {"ids": ids[begin : begin + MOST_GOT]}
+            reply = await self._request("POST", f"{_path(index)}/_mget", body)
+            for document in (await self._done(reply))["docs"]:
+                if "error" in document:
+                    said = clean(str(document["error"]), self._secrets)
+                    raise Unavailable(f"{self.where}: {said}")
+                if document["found"]:
+                    found[document["_id"]] = document["_source"]
+        return found
+
+    async def scan(self, index: str) -> AsyncIterator[Sequence[str]]:
+        """The ids of all documents that there were at the last refresh, page by page."""
+        body: dict[str, Any] = {"size": PAGE, "sort": ["_doc"], "_source": False}
+        more = {"scroll": SCROLL, "allow_partial_search_results": "false"}
+        page = await self._done(await self._request("POST", f"{_path(index)}/_search", body, more))
+        try:
+            while hits := page["hits"]["hits"]:
+                yield [hit["_id"] for hit in hits]
+                body = {"scroll": SCROLL, "scroll_id": page["_scroll_id"]}
+                page = await self._done(await self._request("POST", "_search/scroll", body))
+        finally:
+            with suppress(Unavailable):
+                await self._request("DELETE", "_search/scroll", {"scroll_id": page["_scroll_id"]})
+
+    async def check(self) -> None:
+        """Reach the cluster with the user; raises ``Unavailable`` with the reason."""
+        reply = await self._client.request("GET", "/")
+        if not reply.ok:
+            raise Unavailable(self._client.reason(reply))
+        if not isinstance(answer := reply.json(), dict) or "version" not in answer:
+            raise Unavailable(f"{reply.where} answers, but is no OpenSearch")
+
+    async def close(self) -> None:
+        """Give up the connections."""
+        await self._client.close()
+
+    async def _bulk(self, index: str, part: Mapping[int, Line]) -> dict[int, Answer]:
+        """Send them in one request, or in halves where it is too large."""
+        params = {}
+        guard = b""
+        if index in self._aliases:
+            params["require_alias"] = "true"
+            guard = GUARD if all(line.is_delete for line in part.values()) else b""
+        if self._refresh and not index.endswith(BUILDING):
+            params["refresh"] = "wait_for"
+        body = guard + b"".join(line.sent for line in part.values())
+        path = f"/{_path(index)}/_bulk"
+        reply = await self._client.request("POST", path, body=body, content_type=_NDJSON, params=params)
+        if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return await self._halves(index, part, reply)
+        if not reply.ok:
+            raise self._refused(reply)
+        items = items_of(reply, len(part) + bool(guard))[bool(guard) :]
+        if any(item.status == HTTPStatus.NOT_FOUND and item.error is not None for item in items):
+            # It was an alias when it was last looked for; what it is now, the next look tells.
+            self._aliases.discard(index)
+        answers = (answer_to(item, reply.where, self._secrets) for item in items)
+        return dict(zip(part, answers, strict=True))
+
+    async def _halves(self, index: str, part: Mapping[int, Line], reply: Reply) -> dict[int, Answer]:
+        places = list(part)
+        if len(places) == 1:
+            size = len(part[places[0]].sent)
+            fix = "its http.max_content_length allows less"
+            return {places[0]: Reject(f"the document has {size} bytes, too many for {reply.where}: {fix}")}
+        answers: dict[int, Answer] = {}
+        for half in (places[: len(places) // 2], places[len(places) // 2 :]):
+            answers |= await self._bulk(index, {at: part[at] for at in half})
+        return answers
+
+    async def _look(self, names: Sequence[str]) -> dict[str, dict[str, _Index]]:
+        """Of each name that exists, the concrete indexes: itself, or those that it is an alias of."""
+        if not names:
+            return {}
+        params = {"ignore_unavailable": "true", "filter_path": "*.aliases,*.settings.index.uuid"}
+        reply = await self._request("GET", ",".join(map(_path, names)), params=params)
+        if not reply.ok:
+            raise self._refused(reply)
+        try:
+            indexes = convert(await self._done(reply), dict[str, _Index])
+        except ValidationError:
+            raise Unavailable(f"{reply.where} tells of its indexes otherwise than OpenSearch does") from None
+        found = {}
+        for name in names:
+            behind = {own: index for own, index in indexes.items() if own == name or name in index.aliases}
+            if behind:
+                found[name] = behind
+            (self._aliases.discard if name in indexes or not behind else self._aliases.add)(name)
+        return found
+
+    def _only(self, found: Mapping[str, Mapping[str, _Index]], name: str) -> str:
+        """The one concrete index behind a name."""
+        match list(found.get(name, ())):
+            case [concrete]:
+                return concrete
+            case []:
+                raise self._missing(name)
+            case several:
+                told = f"the alias {name!r} on {self.where} covers {len(several)} indexes"
+                raise Unavailable(f"{told} ({', '.join(sorted(several))}); leave it one of them")
+
+    async def _clear(self, live: str) -> None:
+        """Delete what was replaced, when the searches that had begun in it are done."""
+        for concrete in (await self._look([f"{live}{REPLACED}"])).get(f"{live}{REPLACED}", {}):
+            for _ in range(MOST_GRACES):
+                await asyncio.sleep(GRACE)
+                if not await self._is_searched(concrete):
+                    break
+            await self._delete(concrete)
+
+    async def _is_searched(self, concrete: str) -> bool:
+        reply = await self._request("GET", f"{_path(concrete)}/_stats/search")
+        if reply.status == HTTPStatus.NOT_FOUND:
+            return False
+        search = (await self._done(reply))["_all"]["total"].get("search", {})
+        return bool(search.get("query_current") or search.get("fetch_current"))
+
+    async def _delete(self, concrete: str) -> None:
+        reply = await self._request("DELETE", _path(concrete))
+        if reply.status != HTTPStatus.NOT_FOUND:
+            await self._done(reply)
+
+    async def _copied(self, like: str) -> dict[str, Any]:
+        concrete = self._only(await self._look([like]), like)
+        answer = await self._done(await self._request("GET", concrete, params={"flat_settings": "true"}))
+        settings = answer[concrete]["settings"]
+        kept = {name: value for name, value in settings.items() if not _NOT_COPIED.match(name)}
+        return {"mappings": answer[concrete]["mappings"], "settings": kept}
+
+    async def _request(
+        self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
+    ) -> Reply:
+        sent = None if body is None else json.encode(body)
+        return await self._client.request(method, f"/{path}", body=sent, params=params)
+
+    async def _done(self, reply: Reply) -> Any:
+        """What was answered; raises where it is a failure, also if only of a part of the index."""
+        if not reply.ok:
+            raise self._client.failed(reply)
+        answer = reply.json()
+        shards = answer.get("_shards") if isinstance(answer, dict) else None
+        if isinstance(shards, dict) and shards.get("failed"):
+            raise Unavailable(
+                f"{reply.where} answers for a part of the index only: some of its shards failed"
+            )
+        return answer
+
+    def _refused(self, reply: Reply) -> Retry | Unavailable:
+        """What a failure of a whole request means: no document is the reason."""
+        failure = self._client.failed(reply)
+        return Unavailable(failure.reason) if isinstance(failure, Reject) else failure
+
+    def _missing(self, name: str) -> Unavailable:
+        return Unavailable(f"the index {name!r} does not exist on {self.where}")
+
+
+def _removal(live: str, old: str, aliases: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What takes an index away from its aliases; where it has that name itself, it has to go at once."""
+    if old == live:
+        return [{"remove_index": {"index": old}}]
+    removed = [{"remove": {"index": old, "alias": alias}} for alias in aliases]
+    return [*removed, {"add": {"index": old, "alias": f"{live}{REPLACED}"}}]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _login(address: Address, destination: Destination) -> dict[str, str]:
+    if address.user is None:
+        if address.password is not None:
+            fix = "name the user in the URL, such as opensearch://user@host:9200/documents"
+            raise ConfigError(f"destination {destination.name!r}: a password is set, but no user; {fix}")
+        return {}
+    login = f"{address.user}:{address.password or ''}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+
+
+def _path(name: str) -> str:
+    """A name as part of a path; raises ``Reject`` where it would mean something else, or nothing."""
+    if _NO_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
+        raise Reject(f"no index of OpenSearch can be called {name!r}")
+    return quote(name, safe="")

@@ -1,0 +1,281 @@
+"""A producer of librdkafka and the messages in it.
+
+The library sends in threads of its own and keeps its reports until somebody asks for them. They are asked for
+from the event loop, every millisecond while messages are under way: in another thread, every single report
+would have to wait for the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from relaybox.core.outcome import Retry, Unavailable, Unreachable
+from relaybox.sinks.broker import Address
+from relaybox.sinks.kafka.errors import LATE, NO_CONNECTION, REFUSED, classify, is_fatal, text_of
+from relaybox.sinks.kafka.settings import KafkaSettings, hosts
+
+Headers: TypeAlias = dict[str, str | bytes | None]
+
+SOON, LATER, IDLE = 0.001, 0.01, 0.5
+"""Seconds between two looks: while reports come, while none comes, and while none is awaited."""
+LIVELY = 0.05
+"""Seconds for which reports come, after one came or the first of them is awaited."""
+FIRST_TRIES = 0.5
+"""Seconds in which a new producer may find nobody: of a name's addresses the first may be the wrong one."""
+IN_THE_MAKING = 2.0
+"""Seconds that a topic may take to be there, where the broker makes it when it is named."""
+STALE = 2.0
+"""Seconds before a message for which it holds that there is no connection: it is said once in a while."""
+LONGEST_END = 5.0
+"""Seconds that a close waits for the library's threads."""
+A_LOOK = 0.5
+"""Seconds for which the brokers are asked at a time."""
+
+_inherited: list[Producer | None] = []
+"""Of processes that forked this one: their threads are not here, and to end them would wait for these."""
+
+
+class Flight(Protocol):
+    """A message on its way; the producer calls it with what became of it."""
+
+    line: Line
+    end: float
+
+    def __call__(self, error: KafkaError | None, message: object) -> None: ...
+
+    def arrived(self) -> None:
+        """The broker has it."""
+        ...
+
+    def refused(self, error: KafkaError) -> None:
+        """It did not get there."""
+        ...
+
+    def lost(self, answer: Retry | Unavailable) -> None:
+        """Nobody knows whether it got there."""
+        ...
+
+
+class _Debug:
+    """The logger of the library, which tells as an error what is an answer's reason anyway."""
+
+    _log = logging.getLogger("relaybox.kafka")
+
+    def log(self, _level: int, text: str, *values: object) -> None:
+        self._log.debug(text, *values)
+
+
+class Line:
+    """One producer, in one event loop of one process; when it is ``broken``, make another."""
+
+    def __init__(self, settings: KafkaSettings, timeout: float, more: Mapping[str, Any]) -> None:
+        self.broken: Retry | Unavailable | None = None
+        self.reports: list[tuple[Flight, KafkaError | None]] = []
+        self._address: Address = settings.address
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._began = self._loop.time()
+        self._flights: dict[Flight, None] = {}
+        self._trouble: KafkaError | None = None
+        self._fatal: KafkaError | None = None
+        self._down_at = self._lost_at = -math.inf
+        self._said_before = 0
+        self._worked = False
+        self._lively = self._began + LIVELY
+        self._ending: threading.Thread | None = None
+        own = {"error_cb": self._notice, "logger": _Debug()}
+        try:
+            self._producer: Producer | None = Producer({**settings.configuration, **more, **own})
+        except KafkaException as error:
+            raise Unavailable(f"no producer: {text_of(error.args[0], self._address)}") from None
+        self._timer = self._loop.call_later(SOON, self._look)
+
+    @property
+    def usable(self) -> bool:
+        """Whether messages may be handed to it here and now."""
+        return self.broken is None and self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
+
+    def produce(self, flight: Flight, topic: str, value: bytes, key: str | None, headers: Headers) -> None:
+        """Hand over a message; raises what the producer raises, and then it is not under way."""
+        if self._producer is None:
+            raise self.broken or Retry("the sink is closed")
+        flight.line, flight.end = self, self._loop.time() + self._timeout
+        try:
+            self._producer.produce(topic, value, key, on_delivery=flight, headers=headers)
+        except KafkaException as error:
+            if is_fatal(error.args[0]):
+                self.give_up(self._stopped(error.args[0]))
+            raise
+        if not self._flights:
+            self._lively = flight.end - self._timeout + LIVELY
+            self._look_in(SOON)
+        self._flights[flight] = None
+
+    async def ask(self, topic: str | None) -> None:
+        """Reach the brokers, and find the topic if one is named; raises ``Unavailable``."""
+        began = self._loop.time()
+        while self._producer is not None:
+            asking = asyncio.to_thread(_list_topics, self._producer, topic, min(A_LOOK, self._timeout))
+            try:
+                found = await asking
+            except KafkaException as error:
+                if self._loop.time() >= began + self._timeout:
+                    raise self._late(error.args[0]) from None
+                continue
+            self._worked = True
+            missing = None if topic is None else found.topics[topic].error
+            if topic is None or missing is None:
+                return
+            if self._loop.time() >= began + min(IN_THE_MAKING, self._timeout / 2):
+                raise classify(missing, topic, self._address)
+            # It may be in the making.
+            await asyncio.sleep(A_LOOK / 5)
+        raise self.broken or Unavailable("the sink is closed")
+
+    async def close(self) -> None:
+        """Give up everything, and wait for the library's threads, though not for long."""
+        self.give_up(Retry(f"the delivery to {hosts(self._address)} was given up: the sink is closed"))
+        if self._ending is not None:
+            await asyncio.to_thread(self._ending.join, LONGEST_END)
+
+    def give_up(self, answer: Retry | Unavailable) -> None:
+        """Do without this producer from now on: all that is in it is answered so."""
+        if self.broken is not None:
+            return
+        self.broken = answer
+        self._timer.cancel()
+        flights, self._flights = self._flights, {}
+        producer, self._producer = self._producer, None
+        if self._pid != os.getpid():
+            _inherited.append(producer)
+            return
+        # It may wait for a lookup of a name. Whatever the thread is handed, it is the last to hold.
+        self._ending = threading.Thread(target=_end, args=[producer], name="relaybox-kafka", daemon=True)
+        del producer
+        self._ending.start()
+        for flight in flights:
+            flight.lost(answer)
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Take in what was reported, and draw the conclusions."""
+        if self._producer is None:
+            return
+        waiting = IDLE
+        try:
+            self._producer.poll(0)
+            reports, self.reports = self.reports, []
+            late = self._take_in(reports) | self._expire()
+            if self._fatal is not None:
+                self.give_up(self._stopped(self._fatal))
+            elif self._down() and (late or self._never_worked()):
+                self.give_up(self._away())
+            elif self._flights:
+                waiting = self._pace(bool(reports))
+        finally:
+            if self.broken is None:
+                self._look_in(waiting)
+
+    def _pace(self, reported: bool) -> float:
+        now = self._loop.time()
+        if reported:
+            self._lively = now + LIVELY
+        return SOON if now < self._lively else LATER
+
+    def _take_in(self, reports: list[tuple[Flight, KafkaError | None]]) -> bool:
+        """Answer what was reported; whether something was too late."""
+        late = False
+        # What was reported before the connection was lost says nothing of it.
+        said_before, self._said_before = self._said_before, 0
+        if any(error is None for _, error in reports[said_before:]):
+            self._down_at = self._lost_at = -math.inf
+            self._worked, self._trouble = True, None
+        for flight, error in reports:
+            if flight not in self._flights:
+                continue
+            del self._flights[flight]
+            if error is None:
+                flight.arrived()
+            elif error.code() in LATE:
+                late = True
+                flight.lost(self._late(error))
+            else:
+                if is_fatal(error):
+                    self._fatal = error
+                flight.refused(error)
+        return late
+
+    def _expire(self) -> bool:
+        """Answer what was not reported in time; whether there was any."""
+        now, late = self._loop.time(), []
+        for flight in self._flights:
+            if flight.end > now:
+                break
+            late.append(flight)
+        for flight in late:
+            del self._flights[flight]
+            flight.lost(self._late())
+        return bool(late)
+
+    def _down(self) -> bool:
+        """Whether no broker is there: a connection was lost or refused, and nothing has arrived since.
+
+        What was said in the life of a message counts, or shortly before. The library does not say the same
+        again for a while, and that all of its brokers are down only where it has tried them all.
+        """
+        return self._loop.time() < self._lost_at + self._timeout + STALE
+
+    def _never_worked(self) -> bool:
+        return not self._worked and self._down_at > self._began + FIRST_TRIES
+
+    def _notice(self, error: KafkaError) -> None:
+        """Called by the producer while it is asked for reports."""
+        if is_fatal(error):
+            self._fatal = error
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._down_at = self._lost_at = self._loop.time()
+            self._said_before = len(self.reports)
+        else:
+            self._trouble = error
+            if error.code() in NO_CONNECTION:
+                self._lost_at = self._loop.time()
+                self._said_before = len(self.reports)
+
+    def _stopped(self, error: KafkaError) -> Unavailable:
+        return Unavailable(f"the producer of {hosts(self._address)} gave up: {text_of(error, self._address)}")
+
+    def _away(self) -> Unavailable:
+        if self._trouble is None:
+            return Unreachable(f"no broker of {hosts(self._address)} is there")
+        kind = Unavailable if self._trouble.code() in REFUSED else Unreachable
+        return kind(f"no broker of {hosts(self._address)} is there: {text_of(self._trouble, self._address)}")
+
+    def _late(self, error: KafkaError | None = None) -> Unavailable:
+        if self._down():
+            return self._away()
+        last = self._trouble or error
+        more = "" if last is None else f": {text_of(last, self._address)}"
+        return Unavailable(f"no answer from {hosts(self._address)} within {self._timeout:g}s{more}")
+
+
+def _list_topics(producer: Producer, topic: str | None, seconds: float) -> Any:
+    return producer.list_topics(timeout=seconds) if topic is None else producer.list_topics(topic, seconds)
+
+
+def _end(producer: Producer) -> None:
+    with suppress(KafkaException):
+        producer.purge()
+        producer.flush(1.0)

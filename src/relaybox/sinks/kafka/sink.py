@@ -1,0 +1,269 @@
+"""Kafka: each delivery is a message, and the broker's report is the answer.
+
+``kafka://host:9092,host:9092/{aggregate_type}-events``: the path is the topic, made of the event's fields.
+
+The producer is idempotent and waits for all replicas in sync. What a send holds is handed to it at once, so
+that its batches fill, but of one ordering key only one message is in it at a time: the library goes on with
+the next message when one has failed, and that would then overtake the one that is tried again.
+
+``concurrency`` counts sends, not messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException
+
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.settings import Destination
+from relaybox.errors import ConfigError
+from relaybox.sinks.broker import Address, Message, Messages, Template, key_of
+from relaybox.sinks.kafka.errors import OF_A_BATCH, TOO_LARGE, classify
+from relaybox.sinks.kafka.line import Headers, Line
+from relaybox.sinks.kafka.settings import KafkaSettings
+from relaybox.sinks.sink import (
+    AT_A_STRETCH,
+    DELIVERED,
+    REGARDLESS,
+    RELEASED,
+    Answer,
+    Places,
+    Progress,
+    answer_of,
+    describe,
+    runs,
+)
+
+DEFAULT_TOPIC = "{aggregate_type}-events"
+FULL = 0.005
+"""Seconds after which a message is handed over again that found the producer full."""
+
+REMEMBERED = 10_000
+"""Topics, so that they are not made anew for every message."""
+
+ALLOWED = "a topic of Kafka has 1 to 249 letters, digits, '.', '_' or '-'"
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", re.ASCII)
+
+
+def open_sink(destination: Destination) -> KafkaSink:
+    """The sink of a destination whose URL begins with ``kafka://``."""
+    return KafkaSink(destination)
+
+
+class KafkaSink:
+    """Produces to the brokers that the URL names. Raises ``ConfigError`` where a setting is wrong."""
+
+    keeps_order = True
+
+    def __init__(self, destination: Destination) -> None:
+        self._settings = KafkaSettings(destination)
+        path = self._settings.address.path
+        self._topic = Template(path or DEFAULT_TOPIC, destination, "topic", lower=not path)
+        if path and not _TOPIC.fullmatch(re.sub(r"\{\w+\}", "x", path)):
+            raise ConfigError(f"destination {destination.name!r}: topic = {path!r}: {ALLOWED}")
+        self._fixed = None if self._topic.fields else path
+        self._few = self._topic.fields <= {"aggregate_type", "event_type", "destination"}
+        self._topics: dict[tuple[str, str], str] = {}
+        self._key = key_of(destination)
+        self._message = Messages(destination)
+        self._timeout = destination.timeout
+        self._places = Places(destination.concurrency)
+        self._lines: dict[bool, Line] = {}
+
+    def limit(self, concurrency: int) -> None:
+        """From now on have no more than so many sends under way at once."""
+        self._places.limit(concurrency)
+
+    async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
+        """One answer for each delivery, in the same order."""
+        run = Run(deliveries, progress, self._settings.address)
+        async with self._places:
+            try:
+                while run.ready or run.under_way:
+                    await self._hand_over(run)
+                    await run.change()
+            finally:
+                run.over = True
+        return run.answers
+
+    async def check(self) -> None:
+        """Reach the brokers, and the topic where every event has the same; raises ``Unavailable``."""
+        await self._line(alone=False).ask(self._fixed)
+
+    async def close(self) -> None:
+        """Give up the producer and whatever is in it."""
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            await line.close()
+
+    async def _hand_over(self, run: Run) -> None:
+        """All that is ready."""
+        while run.ready:
+            full = not self._stretch(run)
+            if run.ready:
+                await asyncio.sleep(FULL if full else 0)
+
+    def _stretch(self, run: Run) -> bool:
+        """So many that others do not wait for long; false: the producer is full."""
+        line: Line | None = None
+        for _ in range(min(len(run.ready), AT_A_STRETCH)):
+            at = run.ready.popleft()
+            if not run.progress.begin(run.deliveries[at]):
+                continue
+            try:
+                if line is None or line.broken is not None:
+                    line = self._line(alone=False)
+                taken = self._produce(run, at, line)
+            except Exception as error:
+                run.answer(at, answer_of(error))
+            else:
+                if not taken:
+                    run.ready.appendleft(at)
+                    return False
+        return True
+
+    def _produce(self, run: Run, at: int, line: Line) -> bool:
+        """Hand over one message, or raise an answer; false: the producer is full."""
+        delivery, alone = run.deliveries[at], at in run.alone
+        message = self._message(delivery)
+        topic, key = self._topic_of(delivery), self._key(delivery)
+        sent = Sent(run, at, topic, alone)
+        try:
+            line = self._line(alone=True) if alone else line
+            line.produce(sent, topic, message.body, key, _headers(message))
+        except KafkaException as error:
+            raise self._refused(error.args[0], topic) from None
+        except BufferError:
+            return False
+        except (ValueError, TypeError) as error:
+            raise Reject(f"the client of Kafka does not take it: {describe(error)}") from None
+        run.under_way += 1
+        return True
+
+    def _line(self, *, alone: bool) -> Line:
+        """The producer, or a second one whose batches are of one message each."""
+        line = self._lines.get(alone)
+        if line is None or not line.usable:
+            if line is not None:
+                line.give_up(Retry("the delivery was given up: its event loop has ended"))
+            more = {"batch.num.messages": 1} if alone else {}
+            line = self._lines[alone] = Line(self._settings, self._timeout, more)
+        return line
+
+    def _topic_of(self, delivery: Delivery) -> str:
+        if self._fixed is not None:
+            return self._fixed
+        about = (delivery.aggregate_type, delivery.event_type)
+        if self._few and (known := self._topics.get(about)):
+            return known
+        topic = self._topic(delivery)
+        if not _TOPIC.fullmatch(topic):
+            raise Reject(f"topic {topic!r}: {ALLOWED}")
+        if self._few and len(self._topics) < REMEMBERED:
+            self._topics[about] = topic
+        return topic
+
+    def _refused(self, error: KafkaError, topic: str) -> Retry | Reject | Unavailable:
+        """What the producer itself refused."""
+        if error.code() in TOO_LARGE:
+            limit = f"max_message = {self._settings.max_message} bytes"
+            return Reject(f"the message is over {limit}; raise it, and the broker's limit with it")
+        return classify(error, topic, self._settings.address)
+
+
+def _headers(message: Message) -> Headers:
+    """Of a text, and of a name, the client takes no more than what stands before a NUL."""
+    # The client does not survive a name that is no UTF-8.
+    if b"\0" in "".join(message.headers).encode():
+        raise ValueError("the name of a header holds a NUL")
+    headers: Headers = {**message.headers}
+    if "\0" in "".join(message.headers.values()):
+        headers = {name: value.encode() for name, value in message.headers.items()}
+    headers["content-type"] = message.content_type
+    return headers
+
+
+class Run:
+    """What one send holds: what may be handed over, what is under way, and the answers."""
+
+    def __init__(self, deliveries: Sequence[Delivery], progress: Progress, address: Address) -> None:
+        self.deliveries = deliveries
+        self.progress = progress
+        self.address = address
+        self.answers: list[Answer] = [RELEASED] * len(deliveries)
+        heads, self._following = runs(deliveries)
+        self.ready = deque(heads)
+        self.alone: set[int] = set()
+        self.under_way = 0
+        self.over = False
+        self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        """Until something may be handed over, or nothing is under way."""
+        self._changed.clear()
+        if self.under_way and not self.ready:
+            await self._changed.wait()
+
+    def answer(self, at: int, answer: Answer) -> None:
+        """It became so; with a delivery that arrived, the next of its key may go."""
+        self.answers[at] = answer
+        self.progress.report(self.deliveries[at], answer)
+        if answer is DELIVERED and at in self._following:
+            self.ready.append(self._following[at])
+
+    def landed(self, at: int, answer: Answer) -> None:
+        """What was under way became so."""
+        if not self.over:
+            self._ended()
+            self.answer(at, answer)
+
+    def once_more(self, at: int) -> None:
+        """Its batch was refused: hand it over again, in a batch of its own."""
+        if not self.over:
+            self.alone.add(at)
+            self.ready.append(at)
+            self._ended()
+
+    def _ended(self) -> None:
+        self.under_way -= 1
+        # Wakes the send when the loop goes on: by then all reports of this moment are in.
+        self._changed.set()
+
+
+class Sent:
+    """The ``Flight`` of one delivery."""
+
+    __slots__ = ("_alone", "_at", "_run", "_topic", "end", "line")
+
+    line: Line
+    end: float
+
+    def __init__(self, run: Run, at: int, topic: str, alone: bool) -> None:
+        self._run = run
+        self._at = at
+        self._topic = topic
+        self._alone = alone
+
+    def __call__(self, error: KafkaError | None, message: object) -> None:
+        """Called by the producer."""
+        self.line.reports.append((self, error))
+
+    def arrived(self) -> None:
+        """The broker has it."""
+        self._run.landed(self._at, DELIVERED)
+
+    def refused(self, error: KafkaError) -> None:
+        """It did not get there."""
+        if error.code() in OF_A_BATCH and not self._alone:
+            self._run.once_more(self._at)
+        else:
+            self._run.landed(self._at, classify(error, self._topic, self._run.address))
+
+    def lost(self, answer: Retry | Unavailable) -> None:
+        """Nobody knows whether it got there."""
+        self._run.landed(self._at, answer)

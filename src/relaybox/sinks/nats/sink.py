@@ -1,0 +1,326 @@
+"""NATS JetStream: each delivery is a message that a stream acknowledges.
+
+``Nats-Msg-Id`` is the event's id, so that a stream drops what reaches it twice within its duplicate window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec import DecodeError, Struct, json
+
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.errors import ConfigError, MissingExtra
+from relaybox.sinks.broker import Address, Message, Messages, Template, explain, flag, parse_address, text
+from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.sink import OneByOne, being_cancelled
+from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.wire.tracing import NAMES
+
+try:
+    import nats.errors
+    import nats.js.errors
+except ImportError:
+    raise MissingExtra("nats", "nats") from None
+
+from relaybox.sinks.nats.connection import Broken, Connection, Refused
+
+PORT = 4222
+DEFAULT_SUBJECT = "{aggregate_type}.{event_type}"
+LONGEST_SUBJECT = 3_000
+"""Bytes: a server ends a connection with a line of more than 4,096, and the subject is not all of it."""
+LOOK_SECONDS = 2.0
+"""How long a stream may take to show what it has: it says nothing to those who may not look."""
+
+OPTIONS = {
+    "stream": text,
+    "tls": flag,
+    "tls_first": flag,
+    "creds": text,
+    **TLS_OPTIONS,
+}
+_SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
+_BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", *NAMES))
+
+
+def open_sink(destination: Destination) -> NatsSink:
+    """The sink of a destination whose URL begins with ``nats://``."""
+    return NatsSink(destination)
+
+
+class NatsSink(OneByOne):
+    """Publishes deliveries to JetStream and waits for the stream's acknowledgement.
+
+    Raises ``ConfigError`` where the URL or an option is wrong, or a file that it names cannot be read.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination.concurrency)
+        address = parse_address(destination, PORT, OPTIONS)
+        # A name without a password is a token, and as secret as one.
+        self._address = address._replace(password=address.password or address.user)
+        self._where = ", ".join(f"{host}:{port}" for host, port in address.hosts)
+        self._written = address.path or DEFAULT_SUBJECT
+        self._subject = Template(self._written, destination, "subject")
+        self._last_subject: str | None = None
+        """One that was found good."""
+        _check_subject(self._written, destination)
+        self._stream: str | None = address.options.get("stream")
+        self._messages = Messages(destination)
+        self._timeout = destination.timeout
+        self._deadline = Deadline(destination.timeout)
+        self._settings, self._encrypted = _settings(address, destination)
+        self._connection: Connection | None = None
+        self._opening: asyncio.Task[Connection] | None = None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Publish it; returns where a stream has it, for the first time or already."""
+        subject = self._subject_of(delivery)
+        message = self._messages(delivery)
+        headers = self._headers(delivery, message)
+        try:
+            with self._deadline():
+                connection = await self._connected()
+                _check_size(connection.client.max_payload, headers, message.body)
+                ack = await self._publish(connection, subject, message.body, headers)
+                if ack.duplicate and await self._is_elsewhere(connection, ack, subject):
+                    headers["Nats-Msg-Id"] = str(delivery.id)
+                    await self._publish(connection, subject, message.body, headers)
+        except TimeoutError:
+            raise Unavailable(
+                f"no acknowledgement from {self._where} of {subject!r} within {self._timeout:g}s"
+            ) from None
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            raise Retry(f"{subject!r} was given up: the sink is closed") from None
+        except (OSError, nats.errors.Error, Broken, Refused) as error:
+            raise self._explained(error) from None
+
+    async def check(self) -> None:
+        """Reach the server and see that there is a stream; raises ``Unavailable`` with the reason."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._check_stream(await self._connected())
+        except TimeoutError:
+            raise Unavailable(f"no answer from {self._where} within {self._timeout:g}s") from None
+        except (OSError, nats.errors.Error, Broken, Refused) as error:
+            raise self._explained(error) from None
+
+    async def close(self) -> None:
+        """Give up the connection."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _connected(self) -> Connection:
+        if self._connection is not None and not self._connection.broken:
+            return self._connection
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            # Whoever waited may be gone when it fails.
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Connection:
+        try:
+            # The old one goes first: what it held must not be sent beside the new one.
+            old, self._connection = self._connection, None
+            if old is not None:
+                await old.close()
+            connection = Connection()
+            async with asyncio.timeout(self._timeout):
+                await connection.open(self._settings, encrypted=self._encrypted)
+            self._connection = connection
+            return connection
+        finally:
+            self._opening = None
+
+    def _subject_of(self, delivery: Delivery) -> str:
+        subject = self._subject(delivery)
+        if subject == self._last_subject:
+            return subject
+        if _BAD_IN_SUBJECT.search(subject):
+            raise Reject(f"{subject!r} is no subject: it has white space, a wildcard or an empty part")
+        if subject[0] == "$" and self._written[0] != "$":
+            raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
+        if len(subject.encode()) > LONGEST_SUBJECT:
+            raise Reject(f"a subject of {len(subject.encode())} bytes: the limit is {LONGEST_SUBJECT}")
+        self._last_subject = subject
+        return subject
+
+    def _headers(self, delivery: Delivery, message: Message) -> dict[str, str]:
+        for name, value in message.headers.items():
+            if name not in _OURS and (not _HEADER_NAME.fullmatch(name) or name[:5].lower() == "nats-"):
+                raise Reject(f"NATS takes no header {name!r} of an event; give it another name")
+            if "\n" in value or "\r" in value:
+                raise Reject(f"the header {name!r} has a line break, which NATS does not take")
+        headers = {
+            **message.headers,
+            "content-type": message.content_type,
+            "Nats-Msg-Id": message.deduplicated_by(delivery),
+        }
+        if self._stream is not None:
+            headers["Nats-Expected-Stream"] = self._stream
+        return headers
+
+    async def _publish(
+        self, connection: Connection, subject: str, body: bytes, headers: dict[str, str]
+    ) -> _Ack:
+        """The word of a stream that it has the message, since now or already."""
+        answer = await connection.publish(subject, body, headers)
+        if not answer.data and answer.headers:
+            fix = "create a stream that has it among its subjects"
+            raise Unavailable(f"no stream of {self._where} takes the subject {subject!r}: {fix}")
+        try:
+            ack = _decode(answer.data)
+        except DecodeError:
+            ack = _Ack()
+        if ack.error is not None:
+            raise await self._refused(connection, ack, ack.error)
+        if not ack.stream:
+            raise Unavailable(f"whoever answers to the subject {subject!r} on {self._where} is no stream")
+        return ack
+
+    async def _is_elsewhere(self, connection: Connection, ack: _Ack, subject: str) -> bool:
+        """Whether a duplicate is one of what another destination put into the stream under its subject."""
+        manager = connection.client.jsm(timeout=min(LOOK_SECONDS, self._timeout / 2))
+        try:
+            return (await manager.get_msg(ack.stream, ack.seq)).subject != subject
+        except Exception:
+            # Not everybody may look, and what was consumed may be gone: the stream's word is all there is.
+            return False
+
+    async def _refused(
+        self, connection: Connection, ack: _Ack, error: _Error
+    ) -> Retry | Reject | Unavailable:
+        reason = f"{self._where} refuses it: {error.description} ({error.err_code})"
+        if error.err_code == _HEADER_EXCEEDED:
+            return Reject(reason)
+        if error.err_code == _SIZE_EXCEEDED:
+            return Reject(f"{reason}{await _limit_of(connection, ack.stream)}")
+        if error.err_code == _EXPECTED_STREAM:
+            return Unavailable(f"{reason}: the subject is not one of the stream {self._stream!r}")
+        if "exceeded" in error.description or "insufficient resources" in error.description:
+            return Throttled(reason)
+        return Unavailable(reason) if error.code == 503 else Retry(reason)
+
+    async def _check_stream(self, connection: Connection) -> None:
+        manager = connection.client.jsm(timeout=self._timeout)
+        try:
+            if self._stream is not None:
+                await manager.stream_info(self._stream)
+            elif not self._subject.fields:
+                await manager.find_stream_name_by_subject(self._written)
+            else:
+                await manager.account_info()
+        except nats.js.errors.NotFoundError:
+            missing = f"stream {self._stream!r}" if self._stream else f"stream for {self._written!r}"
+            raise Unavailable(f"{self._where} has no {missing}; create it") from None
+        except nats.js.errors.ServiceUnavailableError:
+            raise Unavailable(f"JetStream is not enabled on {self._where}") from None
+
+    def _explained(self, error: Exception) -> Unavailable:
+        """Why there is no connection, or no more."""
+        reason = explain(error, self._address)
+        match error:
+            case Broken() | Refused():
+                return Unavailable(f"{self._where}: {error}")
+            case nats.errors.Error():
+                if "authoriz" in reason.lower() or "authent" in reason.lower():
+                    return Unavailable(f"{self._where} refuses the credentials: {reason}")
+                return Unavailable(f"{self._where}: {reason}")
+            case ssl.SSLError():
+                return Unreachable(f"TLS with {self._where} failed: {reason}")
+            case socket.gaierror():
+                return Unreachable(f"DNS knows no address of {self._where}: {reason}")
+        return Unreachable(f"cannot connect to {self._where}: {reason}")
+
+
+def _check_subject(written: str, destination: Destination) -> None:
+    if _BAD_IN_SUBJECT.search(re.sub(r"\{[^{}]*\}", "x", written)):
+        fix = "leave out white space, wildcards and empty parts, as in {aggregate_type}.{event_type}"
+        raise ConfigError(f"destination {destination.name!r}: the subject {written!r}: {fix}")
+
+
+class _Error(Struct, gc=False):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(Struct, gc=False):
+    error: _Error | None = None
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+
+
+_decode = json.Decoder(_Ack).decode
+
+
+def _check_size(limit: int, headers: dict[str, str], body: bytes) -> None:
+    """The server counts the headers in, and ends the connection of whoever sends more."""
+    letters = len("".join(headers)) + len("".join(headers.values()))
+    if len(body) + 12 + 4 * (letters + len(headers)) <= limit:
+        return
+    size = len(body) + 12 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
+    if size > limit:
+        raise Reject(f"the message has {size} bytes with its headers; the server's max_payload is {limit}")
+
+
+async def _limit_of(connection: Connection, stream: str) -> str:
+    try:
+        size = (await connection.client.jsm().stream_info(stream)).config.max_msg_size
+    except Exception:
+        # Not everybody may ask; the reason is clear without the number.
+        return ""
+    return f"; max_msg_size of the stream {stream!r} is {size}"
+
+
+def _settings(address: Address, destination: Destination) -> tuple[dict[str, Any], bool]:
+    """What the client connects with, and whether the connection has to be encrypted."""
+    options = address.options
+    settings: dict[str, Any] = {
+        "servers": [f"nats://{_bracketed(host)}:{port}" for host, port in address.hosts],
+        # One host that says nothing must not take the time of the others.
+        "connect_timeout": destination.timeout / len(address.hosts),
+        "name": f"relaybox {destination.name}",
+    }
+    if address.user and address.password:
+        settings |= {"user": address.user, "password": address.password}
+    elif address.user or address.password:
+        settings["token"] = address.user or address.password
+    if "creds" in options:
+        settings["user_credentials"] = _creds(options["creds"], destination)
+    encrypted = any(options.get(name) for name in ("tls", "tls_first", *TLS_OPTIONS))
+    if encrypted:
+        settings["tls"] = tls_context(options, destination)
+        settings["tls_handshake_first"] = options.get("tls_first", False)
+    return settings, encrypted
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _creds(file: str, destination: Destination) -> str:
+    setting = f"destination {destination.name!r}: creds = {file!r}"
+    if find_spec("nkeys") is None:
+        raise ConfigError(f"{setting} needs a package that is not installed: pip install 'nats-py[nkeys]'")
+    if not Path(file).is_file():
+        raise ConfigError(f"{setting}: there is no such file")
+    return file

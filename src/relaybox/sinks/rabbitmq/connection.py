@@ -1,0 +1,235 @@
+"""A connection to RabbitMQ that is good for publishing: over aiormq, which is what aio-pika is made of.
+
+aio-pika's own connection reconnects by itself, for ever and behind the back of whoever publishes. Here one
+that broke stays broken, everybody who waits for it hears so, and the next delivery makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import aiormq
+from aiormq import Channel
+from pamqp.commands import Basic
+from yarl import URL
+
+from relaybox.core.outcome import Reject
+from relaybox.sinks.broker import Address
+
+_GOODBYE = 1.0
+"""Seconds that the broker has to answer when a connection is closed."""
+
+_FRAME = 8
+"""Bytes of a frame around what is in it."""
+
+
+class Publication(NamedTuple):
+    """A message and where it goes. ``header_size`` is 0 where it cannot be large."""
+
+    exchange: str
+    routing_key: str
+    body: bytes
+    properties: Basic.Properties
+    header_size: int
+
+    @property
+    def id(self) -> str:
+        """What a message that comes back is known by."""
+        return str(self.properties.message_id)
+
+
+class Connection(aiormq.Connection):
+    """Never waits to hand over a frame, and knows why the broker blocks it."""
+
+    # Whoever publishes is bounded already; and where its queue is full, aiormq leaves out the answer to the
+    # broker's closing of a channel, whose number then cannot be used again.
+    FRAME_BUFFER_SIZE = 0
+
+    blocked = ""
+    given_up = False
+
+    # Names of aiormq's class of the same name, which says the reason to nobody but its log.
+    async def __handle_connection_blocked(self, frame: Any) -> None:
+        self.blocked = frame.reason or "without a reason"
+        await super().__handle_connection_blocked(frame)
+
+    async def __handle_connection_unblocked(self, frame: Any) -> None:
+        self.blocked = ""
+        await super().__handle_connection_unblocked(frame)
+
+
+class Socket(aiormq.TransportFactory):
+    """Opens the socket of a connection, and can cut it off."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        # A broker that is silent does not say goodbye in TLS either.
+        self._tls: dict[str, Any] = {"ssl": context, "ssl_shutdown_timeout": _GOODBYE} if context else {}
+        self._transport: asyncio.WriteTransport | None = None
+
+    async def create(self, url: URL, **_: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """As aiormq asks for it."""
+        reader, writer = await asyncio.open_connection(url.host, url.port, **self._tls)
+        self._transport = writer.transport
+        return reader, writer
+
+    def cut(self) -> None:
+        """Close it at once, without a word: whoever waits for the connection hears that it broke."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Link:
+    """A connection and the channel that deliveries share."""
+
+    def __init__(self, connection: Connection, socket: Socket, channel: Channel) -> None:
+        self.connection = connection
+        self._socket = socket
+        self._channel = channel
+        self.under_way: set[str] = set()
+        """The ids of the messages on the shared channel that wait for an answer."""
+
+    @classmethod
+    async def open(
+        cls, address: Address, place: tuple[str, int], context: ssl.SSLContext | None, name: str
+    ) -> Link:
+        """A new connection to one of the address's hosts."""
+        url = URL.build(
+            scheme="amqp",
+            user=address.user or "guest",
+            password=address.password or "guest",
+            host=place[0],
+            port=place[1],
+            path="/",
+            query={"heartbeat": str(address.options.get("heartbeat", 60))},
+        )
+        socket = Socket(context)
+        connection = Connection(url, transport_factory=socket, client_properties={"connection_name": name})
+        connection.vhost = address.path or "/"
+        try:
+            with quiet():
+                await connection.connect()
+            return cls(connection, socket, await _open_channel(connection))
+        except BaseException:
+            socket.cut()
+            raise
+
+    async def again(self) -> Link:
+        """The same connection with a new channel in place of one that the broker closed."""
+        try:
+            return Link(self.connection, self._socket, await _open_channel(self.connection))
+        except BaseException:
+            self._socket.cut()
+            raise
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is worth a new channel."""
+        return self.connection.is_opened
+
+    @property
+    def usable(self) -> bool:
+        """Whether messages can be published on it."""
+        return self.connection.is_opened and _is_open(self._channel)
+
+    async def publish(self, message: Publication) -> None:
+        """Publish on the channel that all share; returns when the broker has confirmed."""
+        await self._publish(self._channel, message)
+
+    async def publish_alone(self, message: Publication) -> None:
+        """Publish on a channel of its own: what is wrong with it is wrong with nothing else."""
+        channel = await _open_channel(self.connection)
+        try:
+            await self._publish(channel, message)
+        finally:
+            self._end(channel)
+
+    async def look_up(self, exchange: str) -> None:
+        """Raise what the broker says where there is no such exchange."""
+        channel = await _open_channel(self.connection)
+        try:
+            await channel.exchange_declare(exchange, passive=True)
+        finally:
+            self._end(channel)
+
+    def cut(self) -> None:
+        """Give it up at once."""
+        self._socket.cut()
+
+    async def close(self) -> None:
+        """Give it up, with a goodbye that a broker has a moment to answer."""
+        self.connection.given_up = True
+        closing = asyncio.ensure_future(self.connection.close(aiormq.ConnectionClosed(0, "closed")))
+        await asyncio.wait([closing], timeout=_GOODBYE)
+        self._socket.cut()
+        await asyncio.wait([closing], timeout=_GOODBYE)
+
+    async def _publish(self, channel: Channel, message: Publication) -> None:
+        if message.header_size:
+            self._check_header(message.header_size)
+        # The broker does not read what is sent while it blocks.
+        await self.connection.ready()
+        if not _is_open(channel):
+            raise aiormq.ChannelInvalidStateError("the broker closed the channel")
+        try:
+            await channel.basic_publish(
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                properties=message.properties,
+                mandatory=True,
+                wait=False,
+            )
+        except ValueError as error:
+            raise Reject(f"AMQP cannot carry it: {error}") from None
+
+    def _check_header(self, size: int) -> None:
+        most = self.connection.connection_tune.frame_max
+        if most and size > most - _FRAME:
+            raise Reject(f"its headers take {size} bytes; the broker takes {most - _FRAME} (frame_max)")
+
+    def _end(self, channel: Channel) -> None:
+        # Nobody waits for it: the broker may be silent.
+        if not channel.is_closed:
+            with quiet():
+                self.connection.create_task(channel.close())
+
+
+def _is_open(channel: Channel) -> bool:
+    # Between the broker's word and the channel's end, a message sent on it would end the connection.
+    return not channel.is_closed and channel._close_exception is None
+
+
+async def _open_channel(connection: Connection) -> Channel:
+    if connection.is_closed:
+        raise aiormq.AMQPConnectionError("it is closed")
+    with quiet():
+        channel = await connection.channel(on_return_raises=True, frame_buffer_size=0)
+    assert isinstance(channel, Channel)
+    return channel
+
+
+_quiet: ContextVar[bool] = ContextVar("relaybox_rabbitmq_quiet", default=False)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep from the log what aiormq says here, and in tasks that begin here: deliveries are told the same."""
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not _quiet.get()
+
+
+for _name in ("aiormq.connection", "aiormq.channel"):
+    logging.getLogger(_name).addFilter(_is_wanted)

@@ -1,0 +1,319 @@
+"""RabbitMQ: each delivery is a persistent message that the broker confirms.
+
+``amqp://user:password@host:5672/vhost?exchange=events&routing_key={event_type}``; ``amqps://`` for TLS.
+
+A message is delivered when the broker confirmed that every queue it was routed to has it. Messages are
+mandatory: one that no queue is bound for comes back, and is not delivered.
+
+All messages share one channel, and the broker answers one that it will not have by closing the channel,
+without a word which it was. Then each that was under way is sent again on a channel of its own, where what
+the broker says is about that message alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import aiormq
+from pamqp.commands import Basic
+
+from relaybox.core.event import Delivery
+from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.core.settings import Destination
+from relaybox.core.values import Parse, wrong
+from relaybox.sinks.broker import Messages, Template, count, parse_address, text
+from relaybox.sinks.excerpt import clean
+from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.rabbitmq.connection import Link, Publication
+from relaybox.sinks.sink import OneByOne, Places, being_cancelled
+from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+
+_PERSISTENT = 2
+_SHORT = 255
+"""Bytes of a short text: a routing key, a type."""
+
+_NAME = 128
+"""Bytes of a header's name."""
+
+_MOST_DOUBTS = 1000
+
+_BROKEN = (aiormq.AMQPChannelError, aiormq.AMQPConnectionError, aiormq.ChannelInvalidStateError)
+_ERRORS = (aiormq.AMQPError, aiormq.ChannelInvalidStateError, OSError, ValueError)
+
+
+def _heartbeat(value: str | int, setting: str) -> int:
+    seconds = count(value, setting)
+    if seconds > 65_534:
+        raise wrong(setting, value, "write no more than 65534 seconds")
+    return seconds
+
+
+_OPTIONS: dict[str, Parse[Any]] = {
+    "exchange": text,
+    "routing_key": text,
+    "heartbeat": _heartbeat,
+    **TLS_OPTIONS,
+}
+
+
+def open_sink(destination: Destination) -> RabbitMqSink:
+    """The sink of a destination ``amqp://`` or ``amqps://``; raises ``ConfigError``."""
+    return RabbitMqSink(destination)
+
+
+class RabbitMqSink(OneByOne):
+    """Publishes deliveries on one connection, which is made when it is needed, and again after it broke."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination.concurrency)
+        secure = destination.sink.lower().startswith("amqps:")
+        self._address = parse_address(destination, 5671 if secure else 5672, _OPTIONS)
+        options = self._address.options
+        self._exchange = Template(options.get("exchange", ""), destination, "exchange")
+        self._fixed = None if self._exchange.fields else _checked(options.get("exchange", ""), destination)
+        self._routing_key = Template(options.get("routing_key", "{event_type}"), destination, "routing_key")
+        self._context = _tls(options, destination, secure=secure)
+        self._messages = Messages(destination)
+        self._name = f"relaybox: {destination.name}"
+        self._places_to_try = deque(self._address.hosts)
+        self._deadline = Deadline(destination.timeout)
+        self._link: Link | None = None
+        self._opening: asyncio.Task[Link] | None = None
+        self._alone = Places(1)
+        self._heard = 0.0
+        self._refused: set[str] = set()
+        self._largest: int | None = None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Publish it; returns when the broker has confirmed it."""
+        message = self._publication(delivery)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            with self._deadline():
+                await self._send(message)
+        except TimeoutError:
+            raise self._late(began) from None
+        except asyncio.CancelledError:
+            # The client's own word for a connection that it gave up, with all that waited for it.
+            if being_cancelled():
+                raise
+            raise Unavailable(f"the connection to {self._where} broke before it was confirmed") from None
+        except _ERRORS as error:
+            self._heard = loop.time()
+            raise self._explained(error, message) from None
+        self._heard = loop.time()
+
+    async def check(self) -> None:
+        """Raise ``Unavailable`` where the broker cannot be reached, or the exchange is missing."""
+        began = asyncio.get_running_loop().time()
+        try:
+            with self._deadline():
+                link = await self._connected()
+                if self._fixed:
+                    await link.look_up(self._fixed)
+        except TimeoutError:
+            raise self._late(began) from None
+        except _ERRORS as error:
+            raise self._explained(error, None) from None
+
+    async def close(self) -> None:
+        """Give up the connection, also where the broker does not answer."""
+        opening, self._opening = self._opening, None
+        link, self._link = self._link, None
+        if opening is not None:
+            opening.cancel()
+            [opened] = await asyncio.gather(opening, return_exceptions=True)
+            link = opened if isinstance(opened, Link) else link
+        if link is not None:
+            await link.close()
+
+    def _publication(self, delivery: Delivery) -> Publication:
+        exchange, routing_key = self._exchange(delivery), self._routing_key(delivery)
+        _check_length("routing key", routing_key, _SHORT)
+        _check_length("event type", delivery.event_type, _SHORT)
+        body, content_type, headers = self._messages(delivery)
+        for name in headers:
+            _check_length("name of the header", name, _NAME)
+            if name in ("CC", "BCC"):
+                raise Reject(
+                    f"the header {name!r} is RabbitMQ's own: a list of routing keys; call it another name"
+                )
+        properties = Basic.Properties(
+            content_type=content_type,
+            headers={**headers},
+            delivery_mode=_PERSISTENT,
+            message_id=str(delivery.event_id),
+            timestamp=delivery.created_at,
+            message_type=delivery.event_type,
+        )
+        header_size = len(properties.marshal()) + 12 if len(delivery.headers) > 1000 else 0
+        return Publication(exchange, routing_key, body, properties, header_size)
+
+    async def _send(self, message: Publication) -> None:
+        link = await self._connected()
+        if self._doubts(message, link):
+            await self._send_alone(message, link)
+            return
+        link.under_way.add(message.id)
+        try:
+            await link.publish(message)
+            return
+        except _BROKEN:
+            pass
+        finally:
+            link.under_way.discard(message.id)
+        await self._send_alone(message, link)
+
+    async def _send_alone(self, message: Publication, link: Link) -> None:
+        """Send it where it is in nobody's way, after whatever became of the link that all share."""
+        async with self._alone:
+            if link.connection.given_up:
+                raise Retry("the sink was closed before the broker confirmed it")
+            link = await self._connected()
+            try:
+                await link.publish_alone(message)
+            except aiormq.AMQPChannelError as error:
+                self._doubt(message, error)
+                raise
+            self._refused.discard(message.exchange)
+            if self._largest is not None and len(message.body) > self._largest:
+                self._largest = None
+
+    def _doubts(self, message: Publication, link: Link) -> bool:
+        """Whether it may not get on with others on a channel: what was like it did not."""
+        return (
+            message.exchange in self._refused
+            or (self._largest is not None and len(message.body) > self._largest)
+            # A message that comes back is told from others by its id alone.
+            or message.id in link.under_way
+        )
+
+    def _doubt(self, message: Publication, error: aiormq.AMQPChannelError) -> None:
+        if limit := re.search(r"larger than .*size (\d+)", str(error)):
+            self._largest = int(limit[1])
+        elif len(self._refused) < _MOST_DOUBTS:
+            self._refused.add(message.exchange)
+
+    async def _connected(self) -> Link:
+        link = self._link
+        if link is not None and link.usable:
+            return link
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(link))
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Task[Link]) -> None:
+        if self._opening is opening:
+            self._opening = None
+            if not opening.cancelled() and opening.exception() is None:
+                self._link = opening.result()
+
+    async def _open(self, link: Link | None) -> Link:
+        async with asyncio.timeout(self._deadline.seconds):
+            if link is not None and link.connected:
+                return await link.again()
+            for left in range(len(self._places_to_try), 0, -1):
+                try:
+                    return await Link.open(self._address, self._places_to_try[0], self._context, self._name)
+                except BaseException as error:
+                    # The next time begins with another one.
+                    self._places_to_try.rotate(-1)
+                    if left == 1 or not isinstance(error, Exception):
+                        raise
+        raise AssertionError("an address has a host")
+
+    def _late(self, began: float) -> Unavailable:
+        """What a delivery is told whose time is over."""
+        link, seconds = self._link, self._deadline.seconds
+        if link is None:
+            return Unavailable(f"no answer from {self._where} within {seconds:g}s")
+        if link.connection.blocked:
+            return Unavailable(f"{self._where} takes no messages: {self._clean(link.connection.blocked)}")
+        if self._heard < began:
+            # Nothing was heard of the broker in all that time: another connection may do better.
+            self._link = None
+            link.cut()
+        return Unavailable(f"{self._where} did not confirm it within {seconds:g}s")
+
+    def _explained(self, error: Exception, message: Publication | None) -> Exception:
+        """What was raised, as an answer that shows nothing secret."""
+        said = self._clean(str(error.args[-1] if error.args else error))
+        match error:
+            case aiormq.PublishError() if message is not None:
+                return Unavailable(
+                    f"{self._where} sent it back ({self._clean(error.args[0])}): no queue is bound to "
+                    f"{_shown(message.exchange)} for the routing key {message.routing_key!r}"
+                )
+            case aiormq.DeliveryError():
+                return Unavailable(f"{self._where} did not take it (nack): a queue is full, or in trouble")
+            case aiormq.ChannelPreconditionFailed():
+                return Reject(said)
+            case aiormq.AMQPChannelError():
+                return Unavailable(said)
+            case aiormq.ProbableAuthenticationError():
+                return Unavailable(f"{self._where} refuses user {self._address.user or 'guest'!r}: {said}")
+            case aiormq.ProtocolSyntaxError() if "Connection.Close" in said:
+                # What the broker says then is lost in aiormq.
+                vhost = self._address.path or "/"
+                return Unavailable(
+                    f"{self._where} refuses the virtual host {vhost!r}: it does not exist, "
+                    f"or user {self._address.user or 'guest'!r} may not use it"
+                )
+            case aiormq.AMQPConnectionError() | aiormq.AMQPError() | aiormq.ChannelInvalidStateError():
+                return Unavailable(f"the connection to {self._where} broke: {said}")
+        return Unreachable(self._unreached(error))
+
+    def _unreached(self, error: Exception) -> str:
+        match error:
+            case socket.gaierror():
+                return f"DNS knows no address of {self._where}: {self._clean(error.strerror or str(error))}"
+            case ssl.SSLError():
+                return f"TLS with {self._where} failed: {self._clean(str(error))}"
+        # asyncio tells the address, which is known, in the place of what happened.
+        what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), str(error))
+        return f"cannot connect to {self._where}: {self._clean(what)}"
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(f"{host}:{port}" for host, port in self._address.hosts)
+
+    def _clean(self, said: str) -> str:
+        return clean(said, self._address.secrets)
+
+
+def _shown(exchange: str) -> str:
+    return f"exchange {exchange!r}" if exchange else "the default exchange"
+
+
+def _check_length(what: str, written: str, most: int) -> None:
+    # A character is four bytes at most.
+    if len(written) > most // 4 and (size := len(written.encode())) > most:
+        raise Reject(f"the {what} {written[:40]!r}… is {size} bytes long; AMQP takes {most}")
+
+
+def _checked(exchange: str, destination: Destination) -> str:
+    try:
+        Basic.Publish(exchange=exchange)
+    except ValueError as error:
+        setting = f"destination {destination.name!r}: exchange"
+        raise wrong(setting, exchange, f"AMQP takes no such name: {error}") from None
+    return exchange
+
+
+def _tls(options: Mapping[str, Any], destination: Destination, *, secure: bool) -> ssl.SSLContext | None:
+    if secure:
+        return tls_context(options, destination)
+    for name in TLS_OPTIONS:
+        if name in options:
+            setting = f"destination {destination.name!r}: {name}"
+            raise wrong(setting, options[name], "it is for TLS; begin the sink with amqps://")
+    return None

@@ -1,0 +1,152 @@
+"""MariaDB and MySQL through asyncmy: every operation one short READ COMMITTED transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import asyncmy
+from asyncmy.errors import MySQLError
+from sqlalchemy import make_url
+
+from relaybox.database.dialects import LOCK_WAIT_TIMEOUT, MARIADB, MYSQL, refusal
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query, Statements
+from relaybox.stores.sql.places import Places
+from relaybox.stores.sql.steps import Row, Steps, Stepwise, StoreSteps
+from relaybox.stores.sql.store import SqlStore
+
+T = TypeVar("T")
+
+DEADLOCK, CHECK_FAILED = 1213, 4025
+LET_GO = (DEADLOCK, LOCK_WAIT_TIMEOUT)
+"""After these the connection is of use, once it has rolled back."""
+TRIES = 5
+ANSWER_SECONDS = 60.0
+"""Unless the URL says otherwise: a server that has not answered by then is taken to be gone."""
+CLOSING_SECONDS = 1.0
+"""How much longer the driver has to close a connection; it would wait until all that it wrote was taken."""
+
+# A lock that a stranger holds is not waited for long, and a statement ends before the client hangs up.
+_WAITS = f"SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, SESSION lock_wait_timeout = {LOCK_SECONDS}"
+MYSQL_SESSION = f"SET SESSION transaction_isolation = 'READ-COMMITTED', {_WAITS}"
+# A transaction, and its locks, whose process was stopped in the midst of it is ended.
+MARIADB_SESSION = f"""SET SESSION tx_isolation = 'READ-COMMITTED', SESSION idle_transaction_timeout = 5,
+{_WAITS}, SESSION max_statement_time = {STATEMENT_SECONDS}"""
+
+
+def open_store(url: str, tables: Tables, *, connections: int = 3, mariadb: bool = True) -> SqlStore:
+    """A store of at most ``connections`` connections, and one for leases and heartbeats if it has any."""
+    dialect = MARIADB if mariadb else MYSQL
+    statements = Statements(tables, dialect, "format")
+    steps = StoreSteps(statements, dialect, Stepwise(statements, dialect))
+    return SqlStore(steps, Asyncmy(url, connections, mariadb), Asyncmy(url, 1, mariadb))
+
+
+class Asyncmy:
+    """A pool of asyncmy connections. One that failed or whose caller was cancelled is closed."""
+
+    def __init__(self, url: str, connections: int, mariadb: bool) -> None:
+        self._mariadb = mariadb
+        self._url = make_url(url).set(drivername="mysql+asyncmy")
+        self._connections = connections
+        self._places = Places(connections)
+        self._pool: Any = None
+        self._patience = ANSWER_SECONDS
+
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
+        """Drive the steps in one transaction, again from the start when it was chosen to break a deadlock."""
+        before = _cancellations()
+        try:
+            async with self._places.take(lane):
+                return await self._run(begin, checked)
+        finally:
+            # One that came together with the answer, or with an error, is one all the same. The driver waits
+            # by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its cancellation
+            # keeps its relay from ever leaving.
+            if _cancellations() > before:
+                raise asyncio.CancelledError
+
+    async def _run(self, begin: Callable[[], Steps[T]], checked: bool) -> T:
+        checks, tries = True, 0
+        while True:
+            try:
+                return await self._transaction(begin(), checks)
+            except MySQLError as error:
+                if self._mariadb and checks and not checked and error.args[:1] == (CHECK_FAILED,):
+                    # A row that somebody edited breaks it: the others need not wait for that one.
+                    checks = False
+                    continue
+                tries += 1
+                if tries == TRIES or _number(error) != DEADLOCK:
+                    raise refusal(error, self._url.render_as_string(hide_password=False)) from error
+
+    async def close(self) -> None:
+        """Give up every connection."""
+        if self._pool is not None:
+            self._pool.close()
+            await self._pool.wait_closed()
+            self._pool = None
+
+    async def _transaction(self, steps: Steps[T], checks: bool) -> T:
+        async with (await self._open()).acquire() as connection:
+            timer = asyncio.get_running_loop().call_later(self._patience, _hang_up, connection)
+            try:
+                if not checks:
+                    await _fetch(connection, Query("SET SESSION check_constraint_checks = 0", ()))
+                await connection.begin()
+                queries = next(steps)
+                while True:
+                    queries = steps.send([await _fetch(connection, query) for query in queries])
+            except StopIteration as end:
+                await connection.commit()
+                if not checks:
+                    await _fetch(connection, Query("SET SESSION check_constraint_checks = 1", ()))
+                return end.value  # type: ignore[no-any-return]
+            except BaseException as error:
+                if checks and _number(error) in LET_GO:
+                    with suppress(MySQLError):
+                        await connection.rollback()
+                else:
+                    # Not asked to roll back, because the server may be what does not answer; and not kept,
+                    # because after a failover it may be one that takes no writes, and a new one is led on.
+                    connection.close()
+                raise
+            finally:
+                timer.cancel()
+
+    async def _open(self) -> Any:
+        if self._pool is None:
+            _, options = self._url.get_dialect()().create_connect_args(self._url)
+            options = {"charset": "utf8mb4", "read_timeout": ANSWER_SECONDS, **options}
+            self._patience = float(options["read_timeout"]) + CLOSING_SECONDS
+            self._pool = await asyncmy.create_pool(
+                **options,
+                minsize=0,
+                maxsize=self._connections,
+                init_command=MARIADB_SESSION if self._mariadb else MYSQL_SESSION,
+            )
+        return self._pool
+
+
+def _cancellations() -> int:
+    """How often the task was asked to end; it may have gone on to tidy up."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _hang_up(connection: Any) -> None:
+    if connection._transport is not None:
+        connection._transport.abort()
+
+
+def _number(error: BaseException) -> Any:
+    return error.args[0] if isinstance(error, MySQLError) and error.args else None
+
+
+async def _fetch(connection: Any, query: Query) -> list[Row]:
+    async with connection.cursor() as cursor:
+        await cursor.execute(query.sql, query.params)
+        return list(await cursor.fetchall())

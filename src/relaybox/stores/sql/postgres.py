@@ -1,0 +1,205 @@
+"""PostgreSQL through psycopg: every yield of the steps is one round trip, one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import LockNotAvailable
+
+from relaybox.database.connect import hang_up
+from relaybox.database.dialects import POSTGRESQL, refusal
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Query, Statements
+from relaybox.errors import Locked
+from relaybox.stores.sql.pipeline import Pipeline
+from relaybox.stores.sql.places import Places
+from relaybox.stores.sql.steps import OneStatement, Row, Steps, StoreSteps
+from relaybox.stores.sql.store import SqlStore
+
+T = TypeVar("T")
+Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
+
+CONNECT = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""Unless the URL says otherwise: a server that is gone without a word is noticed within seconds."""
+
+ANSWER_SECONDS = 60.0
+"""A server that has not answered by then is taken to be gone."""
+CANCEL_SECONDS = 1.0
+"""For the server to hear that a call was given up."""
+
+# Said, not presumed: the database's or the role's default may be another.
+BEGIN = Query("BEGIN ISOLATION LEVEL READ COMMITTED", ())
+COMMIT = Query("COMMIT", ())
+ROLLBACK = Query("ROLLBACK", ())
+
+
+def open_store(url: str, tables: Tables, *, connections: int = 3) -> SqlStore:
+    """A store of at most ``connections`` connections, and one for leases and heartbeats if it has any."""
+    statements = Statements(tables, POSTGRESQL, "numeric")
+    steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
+    return SqlStore(steps, Psycopg(url, connections, statements), Psycopg(url, 1, statements))
+
+
+class Psycopg:
+    """A few psycopg connections, made when they are needed.
+
+    One that failed or whose caller was cancelled is closed; so a database that is away is told of at once,
+    and one that came back is found by the next call. One that only met a lock is kept.
+    """
+
+    def __init__(self, url: str, connections: int, statements: Statements) -> None:
+        self._url = url
+        self._statements = statements
+        self._lasting = frozenset(statements.texts())
+        self._places = Places(connections)
+        self._idle: list[Session] = []
+
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
+        """Drive the steps on one connection."""
+        async with self._places.take(lane):
+            try:
+                return await self._run(begin())
+            except psycopg.Error as error:
+                raise refusal(error, self._url) from error
+
+    async def _run(self, steps: Steps[T]) -> T:
+        session = self._idle.pop() if self._idle else await self._connect()
+        try:
+            return await _answered(session.connection, session.drive(steps))
+        finally:
+            if not session.connection.closed:
+                self._idle.append(session)
+
+    async def close(self) -> None:
+        """Give up every connection."""
+        while self._idle:
+            await self._idle.pop().connection.close()
+
+    async def _connect(self) -> Session:
+        options: dict[str, Any] = {
+            **CONNECT,
+            **conninfo_to_dict(self._url),
+            "autocommit": True,
+        }
+        connection: Connection = await AsyncConnection.connect(**options)
+        return await _answered(connection, self._open(connection))
+
+    async def _open(self, connection: Connection) -> Session:
+        """A pooler invents the process number that a server would tell, and its sessions may change.
+
+        So what is set and what is prepared holds for one transaction only.
+        """
+        cursor = await connection.execute("SELECT pg_backend_pid()")
+        direct = await cursor.fetchone() == (connection.info.backend_pid,)
+        name = "pin_session" if direct else "pin_plan"
+        if await self._can_notice_hang_up(connection):
+            name += "_and_notice_hang_up"
+        pin = self._statements(name)
+        if not direct:
+            return Session(connection, [BEGIN, pin], [COMMIT], [ROLLBACK])
+        session = Session(connection, [self._statements("unpin_plan")], lasting=self._lasting)
+        await session.pipeline.run([pin])
+        return session
+
+    async def _can_notice_hang_up(self, connection: Connection) -> bool:
+        """Whether the server has the setting; it is tried for one statement only."""
+        try:
+            await connection.execute(self._statements("notice_hang_up").sql.encode())
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
+            return False
+        return True
+
+
+class Session:
+    """A connection, and what goes around the statements of a transaction that are not all ``lasting``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        before: Sequence[Query],
+        after: Sequence[Query] = (),
+        undo: Sequence[Query] = (),
+        lasting: frozenset[str] = frozenset(),
+    ) -> None:
+        self.connection = connection
+        self.pipeline = Pipeline(connection, lasting)
+        self._before = before
+        self._after = after
+        self._undo = undo
+        self._lasting = lasting
+
+    async def drive(self, steps: Steps[T]) -> T:
+        """What the steps come to."""
+        try:
+            queries = next(steps)
+            while True:
+                answer = await self._answer(queries)
+                queries = steps.throw(answer) if isinstance(answer, Locked) else steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def _answer(self, queries: Sequence[Query]) -> list[list[Row]] | Locked:
+        """The rows, or the lock that the queries met."""
+        try:
+            return await self._transact(queries)
+        except LockNotAvailable as error:
+            if self._undo:
+                await self.pipeline.run(self._undo)
+            return Locked(str(refusal(error)))
+
+    async def _transact(self, queries: Sequence[Query]) -> list[list[Row]]:
+        if all(query.sql in self._lasting for query in queries):
+            return await self.pipeline.run(queries)
+        results = await self.pipeline.run([*self._before, *queries, *self._after])
+        return results[len(self._before) : len(self._before) + len(queries)]
+
+
+async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
+    """The result of what is done on the connection, which is given up when it fails or takes too long."""
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.Task[None]] = []
+    timer = loop.call_later(ANSWER_SECONDS, lambda: ending.append(loop.create_task(_end(connection))))
+    try:
+        return await work
+    except Locked:
+        raise
+    except BaseException as error:
+        try:
+            if isinstance(error, asyncio.CancelledError):
+                await _cancel(connection)
+        finally:
+            await connection.close()
+        if ending and isinstance(error, psycopg.Error):
+            raise psycopg.OperationalError(f"no answer within {ANSWER_SECONDS:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+        if ending:
+            await connection.close()
+
+
+async def _cancel(connection: Connection) -> None:
+    """Else the server, once it has the locks, would still do what is under way: lease rows to nobody."""
+    # Older versions of libpq cancel in a thread, without a limit of their own.
+    with suppress(psycopg.Error, TimeoutError):
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await connection.cancel_safe(timeout=CANCEL_SECONDS)
+
+
+async def _end(connection: Connection) -> None:
+    """Hang up, and before that let the server end what is under way: it might wait for a lock for long."""
+    await _cancel(connection)
+    with suppress(psycopg.Error):
+        hang_up(connection.fileno())

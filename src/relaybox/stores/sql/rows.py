@@ -1,0 +1,98 @@
+"""What a claim reads of rows that somebody may have edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import starmap
+from typing import Any, NamedTuple
+
+from relaybox.core.event import Delivery
+from relaybox.core.ordering import Candidate
+from relaybox.database.dialects import Dialect, Unreadable
+
+KEY, POSITION = map(Delivery.__struct_fields__.index, ("ordering_key", "position"))
+
+
+class Unread(NamedTuple):
+    """A row that no delivery can be made of."""
+
+    id: Any
+    key: Any
+    error: str
+
+    @property
+    def text_id(self) -> bytes | None:
+        """The id, if it may be a text of SQLite that is no UTF-8 and so was given as bytes."""
+        try:
+            if isinstance(self.id, bytes):
+                self.id.decode()
+        except UnicodeDecodeError:
+            return self.id  # type: ignore[no-any-return]
+        return None
+
+
+class Reading(NamedTuple):
+    """The rows of a claim, those that stand behind an unread one of their key apart from the others."""
+
+    deliveries: tuple[Delivery, ...]
+    behind: Sequence[Delivery] = ()
+    unread: Sequence[Unread] = ()
+
+
+def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Reading:
+    """The claimed rows, given in the order of their positions, as deliveries."""
+    try:
+        return Reading(tuple(map(dialect.delivery, rows)))
+    except Unreadable:
+        pass
+    deliveries: list[Delivery] = []
+    behind: list[Delivery] = []
+    unread: list[Unread] = []
+    blocked: set[Any] = set()
+    for row in rows:
+        try:
+            delivery = dialect.delivery(row)
+        except Unreadable as error:
+            unread.append(_unread(row[0], row[KEY], str(error)))
+            if ordered and row[KEY] is not None:
+                blocked.add(row[KEY])
+        else:
+            (behind if delivery.ordering_key in blocked else deliveries).append(delivery)
+    return Reading(tuple(deliveries), behind, unread)
+
+
+def without_unaddressable(
+    dialect: Dialect, rows: Sequence[Sequence[Any]]
+) -> tuple[Sequence[Sequence[Any]], list[Unread]]:
+    """The rows of a window, and apart from them those whose id or ordering key no statement can name."""
+    if dialect.typed:
+        return rows, []
+    named: list[Sequence[Any]] = []
+    unread: list[Unread] = []
+    for row in rows:
+        id_, key = row[:2]
+        if isinstance(id_, str) and isinstance(key, str | None):
+            named.append(row)
+        else:
+            unread.append(_unread(id_, key, "its id or its ordering_key is no text"))
+    return named, unread
+
+
+def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidate]:
+    """Rows as the rules of order see them."""
+    if dialect.typed:
+        return list(starmap(Candidate, rows))
+    # A position that is no number cannot be compared; its row will be found unreadable. What has no name
+    # cannot be leased.
+    return [
+        Candidate(id_, key, _number(position), free and isinstance(id_, str), _number(suspect), *size)
+        for id_, key, position, free, suspect, *size in rows
+    ]
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _unread(id_: Any, key: Any, error: str) -> Unread:
+    return Unread(id_, key, f"this row cannot be read: {error}")

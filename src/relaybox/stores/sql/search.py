@@ -1,0 +1,435 @@
+"""Questions with optional parts, as Core expressions: which rows, how many, and where a search goes on.
+
+No query reads more of the big table than a window. A search goes by an index that leads to few rows where
+there is one; else through the primary key, which is ordered by time, a window of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from relaybox.core.fingerprint import LOOKED_AT, fingerprint
+from relaybox.core.ordering import ALONE
+from relaybox.core.shadow import HEADER
+from relaybox.database.schema import MYSQL, now
+from relaybox.database.statements.delivery import Query, Statements
+from relaybox.stores.ledger import BATCH, CAP, Counted, Entry, Filter, Page
+from relaybox.stores.sql.steps import Row, Steps
+
+NEAR = 2_000
+"""The rows of one event are made together: so many rows after the first, the last of them is behind."""
+
+WINDOWS = 20
+"""Windows of rows that a count looks through, where no index leads to what is counted."""
+
+SKEW = timedelta(days=1)
+"""An id holds the emitter's time; it is at most so far from the database's."""
+
+COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "seen_at")
+IDS = ("id", "event_id")
+TIMES = (
+    *("next_attempt_at", "leased_until", "created_at", "updated_at"),
+    *("last_attempt_at", "delivered_at", "seen_at"),
+)
+NUMBERS = ("position", "attempts", "max_attempts", "crashes")
+TEXTS = tuple(name for name in COLUMNS if name not in (*IDS, *TIMES, *NUMBERS))
+NIL = UUID(int=0)
+EQUAL = ("destination", "event_type", "aggregate_type", "aggregate_id", "ordering_key")
+
+_COMPILERS: dict[str, Any] = {
+    "postgresql": postgresql.dialect,
+    "mysql": mysql.dialect,
+    "mariadb": mysql.dialect,
+    "sqlite": sqlite.dialect,
+}
+_STYLES = {"format": "format", "qmark": "qmark", "numeric": "numeric_dollar"}
+
+
+class Part(NamedTuple):
+    """Rows that an index leads to: what is true of them, and the order in which the index has them.
+
+    ``hint`` names the index where the planner would use less of it.
+    """
+
+    condition: Any
+    order: tuple[Any, ...]
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The ids a search is about: after ``above``, up to ``last``, before ``below``."""
+
+    above: UUID | None = None
+    last: UUID | None = None
+    below: UUID | None = None
+    ascending: bool = False
+
+
+class Search:
+    """Builds and runs the questions on one database."""
+
+    def __init__(self, statements: Statements) -> None:
+        self.dialect = statements.dialect
+        self._event = statements.tables.event
+        self._inbox = statements.tables.inbox
+        self._sql = _COMPILERS[self.dialect.name](paramstyle=_STYLES[statements.style])
+        self._split = self.dialect.name in MYSQL
+        self._by_due = statements.by_due
+        # A function that may answer anew for every row is no bound of an index, a subquery is.
+        self._now = sa.select(now()).scalar_subquery()
+
+    def query(self, statement: sa.Select[Any]) -> Query:
+        """The statement for this database's driver."""
+        compiled = statement.compile(dialect=self._sql, compile_kwargs={"render_postcompile": True})
+        return Query(str(compiled), tuple(compiled.params[name] for name in compiled.positiontup or ()))
+
+    def entry(self, row: Row) -> Entry:
+        """A row of ``COLUMNS`` and the database's time as a value."""
+        values = dict(zip((*COLUMNS, "seen_at"), row, strict=True))
+        for name in IDS:
+            values[name] = self._shown_id(values[name])
+        for name in TIMES:
+            values[name] = None if values[name] is None else self.dialect.from_time(values[name])
+        if not self.dialect.typed:
+            values |= {name: shown(values[name]) for name in TEXTS}
+            values |= {name: values[name] if isinstance(values[name], int) else 0 for name in NUMBERS}
+        values["crashes"] %= ALONE
+        return Entry(**values)
+
+    def _shown_id(self, value: Any) -> UUID:
+        """An id, also of a row that somebody spoilt: no other row has it."""
+        try:
+            return self.dialect.from_uuid(value)
+        except (ValueError, TypeError, AttributeError):
+            return NIL
+
+    def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
+        """The entries that ``filter`` is true of, within the bounds."""
+        if filter.fingerprint is None:
+            return (yield from self._page(filter, limit, bounds))
+        # No database can tell it: of what the rest of the filter finds, the wrong ones are left out.
+        page = yield from self._page(filter, max(limit, BATCH), bounds)
+        found = [e for e in page.entries if _is(filter.fingerprint, e.destination, e.error_message)]
+        cursor = found[limit - 1].id if len(found) > limit else page.cursor
+        return Page(tuple(found[:limit]), cursor)
+
+    def _page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
+        if filter.event_id is not None:
+            entries = yield from self.find(filter.event_id, whole=True)
+            narrow: Part | None = Part(self._event.c.id.in_([self._id(e.id) for e in entries]), ())
+        else:
+            bounds = _in_time(filter, bounds)
+            narrow = yield from self._narrow(filter)
+        if narrow is not None:
+            [rows] = yield [self._found(self._part(narrow), filter, limit, bounds)]
+            # It may have grown since it was counted, and what was cut off is nowhere.
+            if filter.event_id is not None or (yield from self._length(narrow)) <= CAP:
+                return _page(tuple(map(self.entry, rows)), limit, None)
+        [rows] = yield [self._found(self._window(bounds), filter, limit, bounds)]
+        ends = [] if len(rows) == limit else (yield [self.query(self._end(bounds))])[0]
+        return _page(tuple(map(self.entry, rows)), limit, self._shown_id(ends[0][0]) if ends else None)
+
+    def _found(self, window: sa.Select[Any], filter: Filter, limit: int, bounds: Bounds) -> Query:
+        columns = window.subquery("w")
+        found = self._select(columns).where(*self._conditions(columns.c, filter))
+        order = columns.c.id.asc() if bounds.ascending else columns.c.id.desc()
+        return self.query(found.where(*self._within(columns.c, bounds)).order_by(order).limit(limit))
+
+    def find(self, id_: UUID, *, whole: bool = False, exact: bool = False) -> Steps[tuple[Entry, ...]]:
+        """The delivery of that id (``exact``: only), or (``whole``: only) those of the event of that id.
+
+        The first row of an event has the event's id, and its other rows were made right after it. Copies
+        that came later are of the same aggregate, or else among the newest rows.
+        """
+        event, own = self._event.c, self._id(id_)
+        [[*rows]] = yield [self.query(self._select(self._event).where(event.id == own))]
+        if exact or (rows and not whole and self.entry(rows[0]).event_id != id_):
+            return tuple(map(self.entry, rows))
+        near = sa.select(*self._columns()).where(event.id >= own).order_by(event.id).limit(NEAR)
+        [[*rows]] = yield [self._of_event(near, own)]
+        if not rows:
+            [[*rows]] = yield [self._of_event(self._window(Bounds()), own)]
+        if rows:
+            first = self.entry(rows[0])
+            [[*others]] = yield [self._of_event(self._part(self._aggregate(first)), own)]
+            rows += others
+        entries = {entry.id: entry for entry in map(self.entry, rows)}
+        return tuple(sorted(entries.values(), key=lambda entry: entry.position))
+
+    def tally(self, filter: Filter) -> Steps[Counted]:
+        """How many the filter is true of; where no index leads to few rows, only of the first windows."""
+        if filter.event_id is not None:
+            page = yield from self.page(filter, CAP, Bounds())
+            return Counted(len(page.entries), page.cursor is not None)
+        broad: Part | None = None
+        for part in self._parts(filter):
+            if (yield from self._length(part)) <= CAP:
+                return Counted((yield from self._matching(self._part(part), filter)), False)
+            broad = broad or part
+        if broad is not None:
+            return Counted(min(CAP, (yield from self._matching(self._part(broad), filter))), True)
+        return (yield from self._tally_windows(filter))
+
+    def _tally_windows(self, filter: Filter) -> Steps[Counted]:
+        bounds, count = _in_time(filter, Bounds()), 0
+        for _ in range(WINDOWS):
+            count += yield from self._matching(self._window(bounds), filter)
+            if count >= CAP:
+                return Counted(CAP, True)
+            [ends] = yield [self.query(self._end(bounds))]
+            if not ends:
+                return Counted(count, False)
+            bounds = replace(bounds, below=self._shown_id(ends[0][0]))
+        return Counted(count, True)
+
+    def _matching(self, window: sa.Select[Any], filter: Filter) -> Steps[int]:
+        rows = window.subquery("w")
+        conditions = self._conditions(rows.c, filter)
+        if filter.fingerprint is None:
+            [[[count]]] = yield [self.query(sa.select(sa.func.count()).select_from(rows).where(*conditions))]
+            return int(count)
+        error = sa.func.substr(rows.c.error_message, 1, LOOKED_AT)
+        [errors] = yield [self.query(sa.select(rows.c.destination, error).where(*conditions))]
+        return sum(_is(filter.fingerprint, destination, error) for destination, error in errors)
+
+    def newest(self) -> Query:
+        """The id of the newest row."""
+        return self.query(sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(1))
+
+    def contents(self, ids: Collection[UUID]) -> Query:
+        """What deliveries carry, each with its id."""
+        event = self._event.c
+        columns = (event.id, event.payload, event.payload_data, event.payload_encoding, event.headers)
+        return self.query(sa.select(*columns).where(event.id.in_([self._id(id_) for id_ in ids])))
+
+    def shadowed(self, ids: Collection[UUID]) -> Query:
+        """The ids and headers of those that may be in shadow."""
+        event = self._event.c
+        marked = sa.cast(event.headers, sa.String).like(f"%{HEADER}%")
+        return self.query(
+            sa.select(event.id, event.headers).where(event.id.in_([self._id(id_) for id_ in ids]), marked)
+        )
+
+    def marks(self, consumer: str, after: str, limit: int) -> Query:
+        """The messages of a consumer's inbox behind one of them, by the primary key."""
+        inbox = self._inbox.c
+        found = sa.select(inbox.message_id, inbox.processed_at).where(inbox.consumer == consumer)
+        return self.query(found.where(inbox.message_id > after).order_by(inbox.message_id).limit(limit))
+
+    def count(self, name: str) -> dict[str, Query]:
+        """For each range of a destination's rows: how many, how many of them leased, the oldest, now, and
+        when the first of those that are leased was claimed.
+        """
+        event = self._event.c
+        pending = self._pending(name)
+        parked = _only(pending, event.next_attempt_at.is_(None))
+        if self._split:
+            # MariaDB would sort by a time that is null in every row.
+            parked = parked._replace(order=(event.position,))
+        parts = {
+            "due": _only(pending, event.next_attempt_at <= self._now),
+            "scheduled": _only(pending, event.next_attempt_at > self._now),
+            "parked": parked,
+        }
+        final = {"failed": self._failed(name), "delivered": self._delivered(name)}
+        counts = {state: self._count(part) for state, part in parts.items()}
+        counts |= {state: self._count_final(part) for state, part in final.items()}
+        return {state: self.query(count) for state, count in counts.items()}
+
+    def next_error(self, name: str) -> Query:
+        """What went wrong with the next of a destination's rows that are scheduled."""
+        event = self._event.c
+        scheduled = _only(self._pending(name), event.next_attempt_at > self._now)
+        return self.query(self._part(scheduled, event.error_message).limit(1))
+
+    def _count_final(self, part: Part) -> sa.Select[Any]:
+        """From the index alone: nothing else of these rows is asked for."""
+        window = self._part(part, sa.literal_column("1").label("one")).subquery("w")
+        columns: list[Any] = [sa.func.count(), sa.literal_column("0"), sa.null(), now(), sa.null()]
+        return sa.select(*columns).select_from(window)
+
+    def _count(self, part: Part) -> sa.Select[Any]:
+        event = self._event.c
+        asked = (event.leased_until, event.created_at, event.last_attempt_at)
+        window = self._part(part, *asked).subquery("w")
+        leased = sa.case((window.c.leased_until > self._now, 1))
+        claimed = sa.case((window.c.leased_until > self._now, window.c.last_attempt_at))
+        columns: list[Any] = [sa.func.count(), sa.func.count(leased), sa.func.min(window.c.created_at)]
+        return sa.select(*columns, now(), sa.func.min(claimed)).select_from(window)
+
+    def _narrow(self, filter: Filter) -> Steps[Part | None]:
+        """The first index that leads to few rows."""
+        for part in self._parts(filter):
+            if (yield from self._length(part)) <= CAP:
+                return part
+        return None
+
+    def _length(self, part: Part) -> Steps[int]:
+        window = self._part(part, self._event.c.id).subquery("w")
+        [[row]] = yield [self.query(sa.select(sa.func.count()).select_from(window))]
+        return int(row[0])
+
+    def _parts(self, filter: Filter) -> Iterator[Part]:
+        event = self._event.c
+        if filter.aggregate_type is not None and filter.aggregate_id is not None:
+            same = (event.aggregate_type == filter.aggregate_type, event.aggregate_id == filter.aggregate_id)
+            yield Part(sa.and_(*same), ())
+        if filter.status == "failed":
+            yield self._failed(filter.destination)
+        elif filter.status in ("pending", "due", "scheduled", "parked", "sending", "processing"):
+            yield self._pending(filter.destination)
+        elif filter.status in ("delivered", "completed") and filter.destination is not None:
+            yield self._delivered(filter.destination)
+
+    def _aggregate(self, entry: Entry) -> Part:
+        [part] = self._parts(Filter(aggregate_type=entry.aggregate_type, aggregate_id=entry.aggregate_id))
+        return part
+
+    def _failed(self, destination: str | None) -> Part:
+        event = self._event.c
+        column = event.failed_destination if self._split else event.destination
+        first = (column,) if destination is None else ()
+        return Part(self._open(column, destination, "failed"), (*first, event.position))
+
+    def _pending(self, destination: str | None) -> Part:
+        event = self._event.c
+        column = event.due_destination if self._split else event.destination
+        # MariaDB would sort by a name even where it is the same in every row.
+        first = (column,) if destination is None else ()
+        order = (*first, event.next_attempt_at, event.position)
+        hint = self._by_due if destination is not None else ""
+        return Part(self._open(column, destination, "pending"), order, hint)
+
+    def _delivered(self, name: str) -> Part:
+        event = self._event.c
+        delivered = self._equal(event.status, "delivered") & (event.destination == name)
+        return Part(delivered & event.delivered_at.is_not(None), (event.delivered_at,))
+
+    def _open(self, column: Any, destination: str | None, status: str) -> Any:
+        name = column.is_not(None) if destination is None else column == destination
+        return self._equal(self._event.c.status, status) & name
+
+    def _part(self, part: Part, *columns: Any) -> sa.Select[Any]:
+        # In the order of the index, so that the planner has a reason to take it.
+        chosen = columns or self._columns()
+        statement = sa.select(*chosen).where(part.condition).order_by(*part.order).limit(CAP + 1)
+        return statement.with_hint(self._event, part.hint, "mysql") if part.hint else statement
+
+    def _window(self, bounds: Bounds) -> sa.Select[Any]:
+        return self._in_order(sa.select(*self._columns()), bounds).limit(CAP)
+
+    def _end(self, bounds: Bounds) -> sa.Select[Any]:
+        """The id at the end of the window."""
+        return self._in_order(sa.select(self._event.c.id), bounds).offset(CAP - 1).limit(1)
+
+    def _in_order(self, statement: sa.Select[Any], bounds: Bounds) -> sa.Select[Any]:
+        event = self._event.c
+        order = event.id.asc() if bounds.ascending else event.id.desc()
+        return statement.where(*self._within(event, bounds)).order_by(order)
+
+    def _within(self, columns: Any, bounds: Bounds) -> list[Any]:
+        sides = [
+            (bounds.above, columns.id.__gt__),
+            (bounds.last, columns.id.__le__),
+            (bounds.below, columns.id.__lt__),
+        ]
+        return [compare(self._id(side)) for side, compare in sides if side is not None]
+
+    def _conditions(self, columns: Any, filter: Filter) -> Iterator[Any]:
+        for name in EQUAL:
+            if (value := getattr(filter, name)) is not None:
+                yield columns[name] == value
+        if filter.event_id is not None:
+            yield columns.event_id == self._id(filter.event_id)
+        if filter.since is not None:
+            yield columns.created_at >= self.dialect.to_time(filter.since)
+        if filter.until is not None:
+            yield columns.created_at < self.dialect.to_time(filter.until)
+        if filter.error is not None:
+            message = sa.func.lower(columns.error_message, type_=sa.Text)
+            yield message.contains(filter.error.lower(), autoescape=True)
+        if filter.status is not None:
+            yield self._in_state(columns, filter.status)
+
+    def _in_state(self, columns: Any, state: str) -> Any:
+        if state in ("delivered", "completed"):
+            return self._equal(columns.status, "delivered")
+        if state in ("failed", "discarded"):
+            return self._equal(columns.status, state)
+        pending = self._equal(columns.status, "pending")
+        if state in ("sending", "processing"):
+            return pending & (columns.leased_until > now())
+        waiting = pending & (columns.leased_until.is_(None) | (columns.leased_until <= now()))
+        due = columns.next_attempt_at
+        moments = {
+            "pending": sa.true(),
+            "due": due <= now(),
+            "scheduled": due > now(),
+            "parked": due.is_(None),
+        }
+        return waiting & moments[state]
+
+    def _equal(self, column: Any, status: str) -> Any:
+        # Written out: a partial index serves only a condition that can be read before the values are bound.
+        return column == sa.literal(status, literal_execute=True)
+
+    def _of_event(self, window: sa.Select[Any], own: Any) -> Query:
+        columns = window.subquery("w")
+        return self.query(self._select(columns).where(columns.c.event_id == own))
+
+    def _select(self, source: Any) -> sa.Select[Any]:
+        return sa.select(*self._columns(source), now())
+
+    def _columns(self, source: Any = None) -> Sequence[Any]:
+        return [(self._event if source is None else source).c[name] for name in COLUMNS]
+
+    def _id(self, id_: UUID) -> Any:
+        return self.dialect.to_uuid(id_)
+
+
+def _only(part: Part, condition: Any) -> Part:
+    return part._replace(condition=part.condition & condition)
+
+
+def shown(value: Any) -> str | None:
+    """A text, of whatever a row holds in its place."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _is(wanted: str, destination: Any, error: Any) -> bool:
+    """Whether an error has the fingerprint."""
+    return fingerprint(shown(destination) or "", shown(error)).hash == wanted
+
+
+def _page(entries: tuple[Entry, ...], limit: int, end: UUID | None) -> Page:
+    """It goes on behind its last entry, or where it is not full at the end of its window."""
+    return Page(entries, entries[-1].id if len(entries) == limit else end)
+
+
+def _in_time(filter: Filter, bounds: Bounds) -> Bounds:
+    """Bounds that leave out what is surely too old or too new."""
+    above, below = bounds.above, bounds.below
+    if filter.since is not None:
+        first = _first_id(filter.since, -SKEW)
+        above = first if above is None else max(above, first)
+    if filter.until is not None:
+        first = _first_id(filter.until, SKEW)
+        below = first if below is None else min(below, first)
+    return replace(bounds, above=above, below=below)
+
+
+def _first_id(moment: datetime, shift: timedelta) -> UUID:
+    """No id of that millisecond, so much later, is smaller."""
+    # In seconds: the first and the last day of the calendar have no neighbours.
+    milliseconds = int((moment.timestamp() + shift.total_seconds()) * 1000)
+    return UUID(int=min(max(0, milliseconds), 2**48 - 1) << 80)

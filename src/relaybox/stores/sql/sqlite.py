@@ -1,0 +1,136 @@
+"""SQLite: one connection in a thread of its own, every operation one immediate transaction there.
+
+The whole transaction runs in that thread, so that the file is not locked while the event loop is elsewhere,
+and a caller that is cancelled leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from relaybox.database.dialects import SQLITE, refusal
+from relaybox.database.schema import Tables
+from relaybox.database.statements.delivery import Query, Statements
+from relaybox.stores.sql.steps import Row, Steps, Stepwise, StoreSteps
+from relaybox.stores.sql.store import SqlStore
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Seconds to wait for another writer."""
+
+
+def open_store(path: str, tables: Tables) -> SqlStore:
+    """A store in the file at ``path``."""
+    statements = Statements(tables, SQLITE, "qmark")
+    return SqlStore(StoreSteps(statements, SQLITE, Stepwise(statements, SQLITE)), Sqlite3(path))
+
+
+class Sqlite3:
+    """One connection, used by one thread."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "relaybox-sqlite")
+        self._connection: sqlite3.Connection | None = None
+
+    async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
+        """Drive the steps in one transaction that is the only writer from its beginning."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._attempt, begin, checked)
+        except sqlite3.Error as error:
+            raise refusal(error) from error
+
+    async def close(self) -> None:
+        """Give up the connection; the thread ends with the last reference to this."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+
+    def _attempt(self, begin: Callable[[], Steps[T]], checked: bool) -> T:
+        """Once more where a row that somebody edited is in the way: the others need not wait for it."""
+        borne = 0
+        try:
+            while True:
+                try:
+                    return self._transaction(begin())
+                except sqlite3.Error as error:
+                    borne += 1
+                    if borne > 2 or checked or not self._bears(error):
+                        raise
+        finally:
+            if borne:
+                self._connect().execute("PRAGMA ignore_check_constraints = OFF")
+
+    def _bears(self, error: sqlite3.Error) -> bool:
+        """Whether the connection bears from now on what was wrong with a row."""
+        if "CHECK constraint" in str(error):
+            self._connect().execute("PRAGMA ignore_check_constraints = ON")
+            return True
+        if "decode to UTF-8" in str(error):
+            self._connect().text_factory = _text
+            return True
+        return False
+
+    def _transaction(self, steps: Steps[T]) -> T:
+        connection = self._connect()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            queries = next(steps)
+            while True:
+                queries = steps.send([_fetch(connection, query) for query in queries])
+        except StopIteration as end:
+            connection.execute("COMMIT")
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(self._path, isolation_level=None, timeout=PATIENCE)
+            try:
+                _switch_to_wal(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Write to a log from now on, so that readers do not hold up the writer.
+
+    Of several connections that switch a new file at once, SQLite refuses all but one without waiting
+    (none of them could go on while the others read), so this tries again.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)
+
+
+def _text(data: bytes) -> str | bytes:
+    """A text; what is none is told from one by its type."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _fetch(connection: sqlite3.Connection, query: Query) -> list[Row]:
+    return connection.execute(query.sql, query.params).fetchall()

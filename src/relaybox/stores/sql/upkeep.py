@@ -1,0 +1,471 @@
+"""The upkeep of every SQL database, on the connections of its store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from relaybox.core.event import beside
+from relaybox.database.statements.delivery import Query
+from relaybox.database.statements.upkeep import templates
+from relaybox.stores.sql.steps import Row, Steps, lock_lines
+from relaybox.stores.sql.store import UPKEEP, SqlStore
+from relaybox.stores.upkeep import (
+    PROMPT,
+    Beat,
+    History,
+    Member,
+    Minute,
+    Router,
+    Said,
+    Setting,
+    Slice,
+    Turn,
+    Waiting,
+)
+
+FORGOTTEN = timedelta(days=1)
+"""After so long a member that was not seen is forgotten."""
+OLDEST = 100 * 365 * 86_400.0
+"""Seconds; every database can take them from its clock."""
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+KEYS = 1000
+"""Keys looked at in one statement."""
+ROWS_OF_A_KEY = 5
+"""Rows read for each of them where a database cannot step from one key to the next."""
+ROUTED = 100
+"""Events given to their destinations in one transaction; all of them are read with their payloads."""
+# Every database reads a UUID from its 32 digits.
+_json = msgspec.json.Encoder(uuid_format="hex")
+
+
+class SqlUpkeep:
+    """An ``Upkeep`` (see there) in the database of a store."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._run = partial(store.driver.run, lane=UPKEEP)
+        # A relay that is not seen in time is taken for dead.
+        self._run_vital = store.vital.run
+        self._store_sql = store.steps.statements
+        self._dialect = self._store_sql.dialect
+        self._sql = self._store_sql.others(templates(self._dialect.name))
+
+    async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
+        """Be seen, and read who was seen; one that ``joins`` commits in between."""
+        be_seen = [self._be_seen(member)]
+        if joins:
+            await self._run_vital(lambda: self._do(*be_seen))
+            be_seen = []
+        return await self._run_vital(lambda: self._see(timedelta(seconds=live), be_seen))
+
+    async def leave(self, name: str) -> None:
+        """Be no longer a member."""
+        await self._run_vital(lambda: self._do(self._sql("leave", me=name)))
+
+    async def lead(self, name: str, seconds: float) -> int | None:
+        """Lead for so long from now, or go on leading; the term."""
+        return await self._run_vital(lambda: self._lead(name, seconds))
+
+    async def current_term(self) -> int | None:
+        """The term under which some member leads now."""
+        return await self._run(self._current_term)
+
+    async def resign(self, name: str) -> None:
+        """Lead no longer, if this member does."""
+        queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
+        await self._run_vital(lambda: self._do(*queries))
+
+    async def said(self) -> tuple[Said, ...]:
+        """What relays said of destinations."""
+        return await self._run(self._said)
+
+    async def known(self) -> dict[str, frozenset[str]]:
+        """By relay the destinations of which it said something."""
+        return await self._run(self._known)
+
+    async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
+        """Say so of destinations, all at once; forget what is outdated."""
+        # In one order, so that no two relays wait for each other.
+        says = [
+            self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
+            for name, setting in sorted(settings.items())
+        ]
+        forgets = [
+            self._sql("unsay", destination=one.destination, relay=one.relay, seconds=-one.age)
+            for one in outdated
+        ]
+        await self._run(lambda: self._do(*says, *forgets))
+
+    async def fall_silent(self, relay: str) -> None:
+        """Say it no longer: it counts as said long ago, and is not forgotten."""
+        at = self._dialect.to_time(LONG_AGO)
+        await self._run(lambda: self._do(self._sql("fall_silent", me=relay, at=at)))
+
+    async def kept(self) -> tuple[str, ...]:
+        """The destinations that may have delivered rows."""
+        return await self._run(self._kept)
+
+    async def prune_delivered(
+        self, term: int, destination: str, age: float, after: datetime | None, limit: int
+    ) -> Slice[datetime] | None:
+        """Remove rows that were delivered more than ``age`` seconds ago, in the order of their delivery."""
+        since = self._dialect.to_time(after or LONG_AGO)
+        words = {"destination": destination, "seconds": _ago(age), "since": since, "limit": limit}
+        return await self._run(lambda: self._prune_delivered(term, words))
+
+    async def prune_discarded(
+        self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
+    ) -> Slice[UUID] | None:
+        """Look at the next rows of all, and remove those discarded longer ago than their age."""
+        return await self._run(lambda: self._prune_discarded(term, age, after, limit))
+
+    async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
+        """Look at the next records of attempts, and remove those whose delivery is gone."""
+        return await self._run(lambda: self._prune_orphans(term, after, limit))
+
+    async def prune_keys(
+        self, term: int, age: float, after: datetime | None, limit: int
+    ) -> Slice[datetime] | None:
+        """Look at the next idempotency keys, and remove those whose event is not open."""
+        since = self._dialect.to_time(after or LONG_AGO)
+        words = {"seconds": _ago(age), "since": since, "limit": limit}
+        return await self._run(lambda: self._prune_keys(term, words))
+
+    async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
+        """Remove what is more than ``age`` seconds old."""
+        words = {"seconds": _ago(age), "limit": limit}
+        return await self._run(lambda: self._prune_history(term, history, words))
+
+    async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
+        """Look at the next keys, and make those of their heads due that are parked."""
+        return await self._run(lambda: self._sweep(destination, block, after, limit))
+
+    async def unpark(self, destination: str, limit: int) -> int:
+        """Make parked rows due, whatever their keys."""
+        return await self._run(lambda: self._unpark(destination, limit))
+
+    async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
+        """Look at the next unrouted events, and give those to their destinations that are taken.
+
+        What a route says is asked for between two transactions: it may be the application's own function.
+        """
+        seen = await self._run(lambda: self._unrouted(term, after, limit))
+        if seen is None:
+            return None
+        wanted = sorted(
+            (position, id_)
+            for id_, _, position, event_type in seen
+            if isinstance(event_type, str) and router.takes(event_type)
+        )
+        ids, changed = [id_ for _, id_ in wanted], 0
+        for start in range(0, len(ids), ROUTED):
+            waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
+            routed = await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
+            if routed is None:
+                return None
+            changed += routed
+        if len(seen) < limit:
+            return Slice(changed, None)
+        _, due, position, _ = seen[-1]
+        return Slice(changed, (self._dialect.from_time(due), position))
+
+    async def record(self, minutes: Sequence[Minute]) -> None:
+        """Write what was counted."""
+        await self._run(lambda: self._do(*map(self._record, minutes)))
+
+    def _do(self, *queries: Query) -> Steps[None]:
+        yield list(queries)
+
+    def _record(self, row: Minute) -> Query:
+        counts = {"delivered": row.delivered, "retried": row.retried, "failed": row.failed}
+        key = {"destination": row.destination, "relay": row.relay}
+        minute, lag = self._dialect.to_time(row.minute), _json.encode(row.lag).decode()
+        return self._sql("record", minute=minute, lag=lag, **key, **counts)
+
+    def _be_seen(self, member: Member) -> Query:
+        words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
+        return self._sql("be_seen", **words)
+
+    def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
+        # The time first: between two round trips a member may be seen anew, and must not count as too old.
+        *_, [[moment]], rows = yield [*first, self._sql("now"), self._sql("members")]
+        now = self._dialect.from_time(moment)
+        ages = {name: now - self._dialect.from_time(seen_at) for name, seen_at in rows}
+        gone = [name for name, age in ages.items() if age > FORGOTTEN]
+        if gone:
+            yield [self._sql("forget_members", names=gone, seconds=-FORGOTTEN.total_seconds())]
+        return Beat(tuple(sorted(name for name, age in ages.items() if age < live)), now)
+
+    def _lead(self, name: str, seconds: float) -> Steps[int | None]:
+        names = ("open_election", "lead", "show_leader", "leading")
+        *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
+        return rows[0][0] if rows else None
+
+    def _current_term(self) -> Steps[int | None]:
+        [rows] = yield [self._sql("current_term")]
+        return rows[0][0] if rows else None
+
+    def _known(self) -> Steps[dict[str, frozenset[str]]]:
+        [rows] = yield [self._sql("known")]
+        known: dict[str, set[str]] = defaultdict(set)
+        for relay, destination in rows:
+            known[relay].add(destination)
+        return {relay: frozenset(names) for relay, names in known.items()}
+
+    def _said(self) -> Steps[tuple[Said, ...]]:
+        # The time last: nothing is older than it was when it was read.
+        rows, [[moment]] = yield [self._sql("said"), self._sql("now")]
+        now = self._dialect.from_time(moment)
+        said = []
+        for destination, relay, setting, at in rows:
+            # One that somebody spoilt, or that a later release writes in another way, says nothing.
+            with suppress(msgspec.MsgspecError):
+                age = (now - self._dialect.from_time(at)).total_seconds()
+                said.append(Said(destination, _read(setting), relay, age))
+        return tuple(said)
+
+    def _kept(self) -> Steps[tuple[str, ...]]:
+        names: list[str] = []
+        while True:
+            [rows] = yield [self._sql("kept", after=names[-1] if names else "")]
+            if not rows:
+                return tuple(names)
+            names.append(rows[0][0])
+
+    def _fence(self, term: int) -> Query:
+        return self._sql("fence", term=term)
+
+    def _remove(self, term: int, which: str, words: dict[str, Any]) -> Steps[list[Row] | None]:
+        """Remove deliveries, and what is on record of their attempts; when they were delivered."""
+        if self._dialect.one_statement:
+            led, gone = yield [self._fence(term), self._sql(which, term=term, **words)]
+            return gone if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        [found] = yield [self._sql(which, **words)]
+        ids = [row[0] for row in found]
+        if ids:
+            forget = [self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
+            yield [*self._keys_of(found), *forget]
+        return [row[-1:] for row in found]
+
+    def _keys_of(self, removed: Iterable[Row]) -> Iterator[Query]:
+        """Keep the keys that were given to those which became final long after they were emitted."""
+        for _, event_id, event_type, key, created, final, _ in removed:
+            # What somebody spoilt goes as well.
+            with suppress(ValueError, TypeError, AttributeError):
+                lasted = self._dialect.from_time(final) - self._dialect.from_time(created)
+                if lasted > timedelta(seconds=PROMPT) and key.replace("-", "") != event_id:
+                    yield self._sql("keep_key", event_type=event_type, key=key, at=final)
+
+    def _prune_delivered(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
+        gone = yield from self._remove(term, "delivered", words)
+        if gone is None:
+            return None
+        last = max(row[0] for row in gone) if len(gone) == words["limit"] else None
+        return Slice(len(gone), None if last is None else self._dialect.from_time(last))
+
+    def _prune_discarded(
+        self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
+    ) -> Steps[Slice[UUID] | None]:
+        led, rows = yield [self._fence(term), self._walk("walk_events", after, limit)]
+        if not led:
+            return None
+        discarded: dict[str, list[Any]] = defaultdict(list)
+        for id_, destination, status in rows:
+            if status == "discarded":
+                discarded[destination].append(id_)
+        changed = 0
+        for destination, ids in discarded.items():
+            words = {"ids": self._ids(ids), "seconds": _ago(age(destination))}
+            gone = yield from self._remove(term, "discarded", words)
+            if gone is None:
+                return None
+            changed += len(gone)
+        return Slice(changed, self._last(rows, limit))
+
+    def _prune_orphans(self, term: int, after: UUID | None, limit: int) -> Steps[Slice[UUID] | None]:
+        led, rows = yield [self._fence(term), self._walk("walk_attempts", after, limit)]
+        orphans = list({id_: None for id_, delivery in rows if delivery is None})
+        if led and orphans:
+            forget = self._sql("forget_attempts", ids=self._ids(orphans), term=term)
+            led, _ = yield [self._fence(term), forget]
+        return Slice(len(orphans), self._last(rows, limit)) if led else None
+
+    def _walk(self, name: str, after: UUID | None, limit: int) -> Query:
+        return self._sql(name, after=self._dialect.to_uuid(after or UUID(int=0)), limit=limit)
+
+    def _last(self, rows: Sequence[Row], limit: int) -> UUID | None:
+        return self._dialect.from_uuid(rows[-1][0]) if len(rows) == limit else None
+
+    def _ids(self, ids: Iterable[Any]) -> Any:
+        """As the database takes many at once, where that is not one parameter each."""
+        return f"{{{','.join(map(str, ids))}}}" if self._dialect.one_statement else list(ids)
+
+    def _prune_history(self, term: int, history: History, words: dict[str, Any]) -> Steps[int | None]:
+        if self._dialect.one_statement:
+            led, gone = yield [self._fence(term), self._sql(history, term=term, **words)]
+            return len(gone) if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        if history == "inbox":
+            [found] = yield [self._sql("find_marks", **words)]
+            yield from self._forget("forget_marks", found)
+            return len(found)
+        _, [[changed]] = yield [self._sql(history, **words), self._sql("changed")]
+        return int(changed)
+
+    def _prune_keys(self, term: int, words: dict[str, Any]) -> Steps[Slice[datetime] | None]:
+        if self._dialect.one_statement:
+            led, [[gone, seen, last]] = yield [self._fence(term), self._sql("keys", term=term, **words)]
+            return Slice(gone, last if seen == words["limit"] else None) if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        [found] = yield [self._sql("find_keys", **words)]
+        time, gone, kept = self._dialect.from_time, [], []
+        for event_type, key, _, final, cut in found:
+            if final is None or time(final) < time(cut):
+                gone.append((event_type, key))
+            else:
+                kept.append(self._sql("keep_key", event_type=event_type, key=key, at=final))
+        if kept:
+            yield kept
+        yield from self._forget("forget_keys", gone)
+        return Slice(len(gone), time(found[-1][2]) if len(found) == words["limit"] else None)
+
+    def _forget(self, forget: str, found: Sequence[Sequence[Any]]) -> Steps[None]:
+        """A caller's transaction may hold a key for long: only those are removed that could be locked."""
+        keys: dict[str, list[str]] = defaultdict(list)
+        for of, key in found:
+            keys[of].append(key)
+        for of, several in keys.items():
+            yield [self._sql(forget, of=of, keys=several)]
+
+    def _sweep(self, destination: str, block: bool, first: str | None, limit: int) -> Steps[Slice[str]]:
+        """Where few rows are parked, their keys are all; otherwise one key comes after the other."""
+        page = min(limit, KEYS)
+        if first is None:
+            [rows] = yield [self._sql("parked", destination=destination, limit=page)]
+            if len(rows) < page:
+                keys = list({key: None for [key] in rows if key is not None})
+                return Slice((yield from self._make_heads_due(destination, block, keys)), None)
+            first = ""
+        for _ in range(0, limit, page):
+            keys, first = yield from self._next_keys(destination, first, page)
+            made = yield from self._make_heads_due(destination, block, keys)
+            if made or first is None:
+                return Slice(made, first)
+        return Slice(0, first)
+
+    def _next_keys(self, destination: str, first: str, limit: int) -> Steps[tuple[list[str], str | None]]:
+        """The keys of open rows from the first one on, and the one to go on with."""
+        words = {"destination": destination, "first": first}
+        if self._dialect.returning:
+            [rows] = yield [self._sql("next_keys", **words, limit=limit + 1)]
+            keys = [key for [key] in rows]
+            return keys[:limit], keys[limit] if len(keys) > limit else None
+        [rows] = yield [self._sql("keys_of_next_rows", **words, limit=limit * ROWS_OF_A_KEY)]
+        keys = [key for [key] in rows]
+        # The first text behind a text, by the order of bytes, is that text with a NUL.
+        return keys, f"{keys[-1]}\0" if keys else None
+
+    def _make_heads_due(self, destination: str, block: bool, keys: Sequence[str]) -> Steps[int]:
+        """The locks are taken only where there is something to do, and then all is judged once more."""
+        words = {"destination": destination, "block": block}
+        stuck: list[Row] = []
+        if keys:
+            [stuck] = yield [self._sql("stuck", **words, keys=_json.encode(keys).decode())]
+        if not stuck:
+            return 0
+        words |= {"keys": _json.encode([key for [key] in stuck]).decode()}
+        return (yield from self._make_due(destination, self._sql("make_heads_due", **words)))
+
+    def _unpark(self, destination: str, limit: int) -> Steps[int]:
+        words = {"destination": destination}
+        [parked] = yield [self._sql("parked", **words, limit=1)]
+        if not parked:
+            return 0
+        return (yield from self._make_due(destination, self._sql("unpark", **words, limit=limit)))
+
+    def _make_due(self, destination: str, find: Query) -> Steps[int]:
+        """Where one statement does not do it, the rows are found and locked first; return how many."""
+        *_, found = yield [*lock_lines(self._store_sql, [destination]), find]
+        if found and not self._dialect.one_statement:
+            yield [self._sql("make_due", ids=[row[0] for row in found])]
+        return len(found)
+
+    def _unrouted(self, term: int, after: Turn | None, limit: int) -> Steps[list[Row] | None]:
+        if after is None:
+            page = self._sql("unrouted", limit=limit)
+        else:
+            since, position = self._dialect.to_time(after[0]), after[1]
+            page = self._sql("unrouted_after", since=since, position=position, limit=limit)
+        led, rows = yield [self._fence(term), page]
+        return rows if led else None
+
+    def _waiting(self, ids: Sequence[Any]) -> Steps[list[tuple[Any, Waiting]]]:
+        [rows] = yield [self._sql("waiting", ids=self._ids(ids))]
+        waiting = []
+        for id_, event_id, *rest in rows:
+            # One that somebody spoilt stays where it is, and the others need not wait for it.
+            with suppress(ValueError, TypeError, AttributeError):
+                waiting.append((id_, Waiting(self._dialect.from_uuid(event_id), *rest)))
+        return waiting
+
+    def _route(self, term: int, targets: Sequence[dict[str, Any]]) -> Steps[int | None]:
+        """All is judged once more under the locks: an operator may have been there in the meantime."""
+        if not targets:
+            return 0
+        if self._dialect.one_statement:
+            route = self._sql("route", term=term, targets=_json.encode(targets).decode())
+            led, gone = yield [self._fence(term), route]
+            return len(gone) if led else None
+        [led] = yield [self._fence(term)]
+        if not led:
+            return None
+        [found] = yield [self._sql("lock_unrouted", ids=list({target["id"]: None for target in targets}))]
+        ids = [row[0] for row in found]
+        if ids:
+            targets = [target for target in targets if target["id"] in ids]
+            route = self._sql("route", targets=_json.encode(targets).decode())
+            yield [route, self._sql("forget_attempts", ids=ids), self._sql("remove", ids=ids)]
+        return len(ids)
+
+
+def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dict[str, Any]]:
+    """A record for each row that is to be made; ``line`` keeps those of one event in the order given."""
+    return [
+        {
+            "id": id_,
+            "copy": beside(event.event_id, line + 1),
+            "line": line,
+            "destination": target.destination,
+            "max_attempts": target.max_attempts,
+            "final": target.final,
+            # Left out where there is none: null is a text to some JSON functions.
+            **({} if target.ordering_key is None else {"ordering_key": target.ordering_key}),
+        }
+        for id_, event in waiting
+        for line, target in enumerate(router.targets(event))
+    ]
+
+
+def _read(setting: Any) -> Setting:
+    """A setting, of the JSON as a driver gives it."""
+    if isinstance(setting, str | bytes):
+        return msgspec.json.decode(setting, type=Setting)
+    return msgspec.convert(setting, Setting)
+
+
+def _ago(age: float) -> float:
+    return -min(age, OLDEST)

@@ -1,0 +1,228 @@
+"""What a receiver gets of a delivery: the body, its content type and the headers that travel with it.
+
+| ``format`` | body |
+|---|---|
+| ``json`` | ``{"id", "type", "timestamp", "aggregate_type", "aggregate_id", "data": payload}`` |
+| ``flat`` | ``{"id", "type", "aggregate_id", "timestamp", …payload}`` |
+| ``cloudevents`` | CloudEvents 1.0, structured |
+| ``payload`` | the payload and nothing else |
+| a function | what it makes of the ``Event``: bytes as they are, anything else as JSON |
+
+A payload of bytes stands as base64 in ``data_base64`` instead of ``data``; under ``payload`` it is the body.
+The stored JSON text is copied into the body as it is: nobody here needs to understand it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
+from uuid import UUID
+
+from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, json
+
+from relaybox.core.event import Delivery, Event
+from relaybox.core.outcome import Retry
+from relaybox.core.settings import Format
+from relaybox.wire.codec import BINARY, Limits, decode, encode_payload
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+CLOUDEVENTS = "application/cloudevents+json"
+
+_LONGEST_MARK = 200
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE = re.compile(r"[!-~](?:[ -~]{0,510}[!-~])?")
+_ENCODE = json.Encoder().encode
+
+
+class Envelope(NamedTuple):
+    """What is sent of one delivery."""
+
+    body: bytes
+    content_type: str
+    headers: dict[str, str]
+
+
+Pack: TypeAlias = Callable[[Delivery], Envelope]
+"""Makes the envelope of a delivery; raises ``PayloadError`` where there is no way to write it."""
+
+
+def packer(format: Format | Callable[[Event], Any]) -> Pack:
+    """The function that packs deliveries in this format."""
+    if not isinstance(format, str):
+        return lambda delivery: _by_function(format, delivery)
+    return {"json": _json, "flat": _flat, "cloudevents": _cloudevents, "payload": _payload}[format]
+
+
+def event_of(delivery: Delivery) -> Event:
+    """The event as a handler sees it; raises ``PayloadError`` where it does not decode."""
+    if delivery.payload_encoding is not None:
+        _check_encoding(delivery)
+    return Event(
+        delivery.event_id,
+        delivery.event_type,
+        delivery.aggregate_type,
+        delivery.aggregate_id,
+        decode(delivery.payload, delivery.payload_data, delivery.payload_encoding),
+        {} if delivery.headers == "{}" else decode(delivery.headers, None, None),
+        delivery.attempts,
+        delivery.created_at,
+    )
+
+
+class _Json(Struct, gc=False):
+    id: UUID
+    type: str
+    timestamp: datetime
+    aggregate_type: str
+    aggregate_id: str
+    data: Raw | UnsetType
+    data_base64: bytes | UnsetType
+
+
+def _json(delivery: Delivery) -> Envelope:
+    data, binary = _data(delivery)
+    body = _Json(
+        delivery.event_id,
+        delivery.event_type,
+        _timestamp(delivery),
+        delivery.aggregate_type,
+        delivery.aggregate_id,
+        data,
+        binary,
+    )
+    return Envelope(_ENCODE(body), JSON, _headers(delivery))
+
+
+def _flat(delivery: Delivery) -> Envelope:
+    """The fields of the payload beside our own, which win: receivers deduplicate by ``id``.
+
+    A payload that is no object stands under ``data``.
+    """
+    own = {
+        "id": delivery.event_id,
+        "type": delivery.event_type,
+        "aggregate_id": delivery.aggregate_id,
+        "timestamp": _timestamp(delivery),
+    }
+    data, binary = _data(delivery)
+    if data is UNSET:
+        fields: dict[str, Any] = {"data_base64": binary}
+    else:
+        try:
+            fields = json.decode(data, type=dict[str, Raw])
+        except DecodeError:
+            fields = {"data": data}
+    return Envelope(_ENCODE({**own, **fields, **own}), JSON, _headers(delivery))
+
+
+class _CloudEvent(Struct, gc=False):
+    specversion: str
+    id: UUID
+    source: str
+    type: str
+    subject: str
+    time: datetime
+    aggregatetype: str
+    datacontenttype: str
+    traceparent: str | UnsetType
+    tracestate: str | UnsetType
+    data: Raw | UnsetType
+    data_base64: bytes | UnsetType
+
+
+def _cloudevents(delivery: Delivery) -> Envelope:
+    data, binary = _data(delivery)
+    headers = _headers(delivery)
+    body = _CloudEvent(
+        "1.0",
+        delivery.event_id,
+        # A source has to be a reference to a URI.
+        f"/{quote(delivery.aggregate_type, safe='')}",
+        delivery.event_type,
+        delivery.aggregate_id,
+        _timestamp(delivery),
+        delivery.aggregate_type,
+        BYTES if data is UNSET else JSON,
+        headers.get("traceparent", UNSET),
+        headers.get("tracestate", UNSET),
+        data,
+        binary,
+    )
+    return Envelope(_ENCODE(body), CLOUDEVENTS, headers)
+
+
+def _payload(delivery: Delivery) -> Envelope:
+    data, binary = _data(delivery)
+    if isinstance(data, UnsetType):
+        assert not isinstance(binary, UnsetType)
+        return Envelope(binary, BYTES, _headers(delivery))
+    return Envelope(bytes(data), JSON, _headers(delivery))
+
+
+def _by_function(function: Callable[[Event], Any], delivery: Delivery) -> Envelope:
+    # The limit is for what a database keeps; how much a receiver takes is its own matter.
+    limits = Limits(max_bytes=1 << 40)
+    text, data, _ = encode_payload(function(event_of(delivery)), limits)
+    if text is None:
+        return Envelope(data or b"", BYTES, _headers(delivery))
+    return Envelope(text.encode(), JSON, _headers(delivery))
+
+
+def _data(delivery: Delivery) -> tuple[Raw | UnsetType, bytes | UnsetType]:
+    """The payload as stored: JSON text, or bytes."""
+    if delivery.payload_encoding == BINARY:
+        return UNSET, delivery.payload_data or b""
+    _check_encoding(delivery)
+    return Raw("null" if delivery.payload is None else delivery.payload), UNSET
+
+
+def _check_encoding(delivery: Delivery) -> None:
+    if delivery.payload_encoding not in (None, BINARY):
+        # A newer emitter wrote it, and a newer relay may be the next to take it: no reason to fail it.
+        raise Retry(f"payload_encoding {delivery.payload_encoding!r} is not known here; upgrade the relay")
+
+
+def _timestamp(delivery: Delivery) -> datetime:
+    """In UTC, so that receivers see one notation whatever the database's timezone."""
+    created_at = delivery.created_at
+    return created_at if not created_at.utcoffset() else created_at.astimezone(UTC)
+
+
+class _Sent(Struct, gc=False, rename="kebab"):
+    traceparent: str = ""
+    tracestate: str = ""
+    relaybox_replay: str = ""
+    relaybox_dead_letter_from: str = ""
+    relaybox_dead_letter_reason: str = ""
+
+
+_decode_sent = json.Decoder(_Sent).decode
+_MARKS = ("relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
+
+
+def _headers(delivery: Delivery) -> dict[str, str]:
+    """The trace context of the event if it is well formed, and whether it is a replay or a dead letter.
+
+    Its other headers are the application's own: over a network they could pass for the sender's.
+    """
+    if '"traceparent"' not in delivery.headers and '"relaybox-' not in delivery.headers:
+        return {}
+    try:
+        sent = _decode_sent(delivery.headers)
+    except DecodeError:
+        return {}
+    found = {name: _one_line(getattr(sent, name.replace("-", "_"))) for name in _MARKS}
+    if _TRACEPARENT.fullmatch(sent.traceparent):
+        found["traceparent"] = sent.traceparent
+        if _TRACESTATE.fullmatch(sent.tracestate):
+            found["tracestate"] = sent.tracestate
+    return {name: value for name, value in found.items() if value}
+
+
+def _one_line(text: str) -> str:
+    """As a header may hold it: printable ASCII, and not much of it."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text[:_LONGEST_MARK]).strip()

@@ -1,0 +1,158 @@
+"""Trace context (W3C): stored with an event where it is emitted, and current again where it is handled.
+
+Only OpenTelemetry's API is used, and only where the application has imported it: without that no span can be
+current, and nothing here costs more than a look. What becomes of spans, the application's SDK decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from msgspec import DecodeError, json
+
+from relaybox.core.event import Event
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Tracer
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+NAMES = ("traceparent", "tracestate")
+SYSTEM = "relaybox"
+"""What spans call this messaging system."""
+
+_API = "opentelemetry.trace"
+_SAMPLED = re.compile(r'"traceparent": ?"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-0[13]"')
+_TRACE_ID = re.compile(r'"traceparent": ?"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}"')
+
+
+def current() -> dict[str, str]:
+    """The context of the current span, as headers; none where no span is current."""
+    if _API not in sys.modules:
+        return {}
+    from opentelemetry.trace import get_current_span
+
+    if not get_current_span().get_span_context().is_valid:
+        return {}
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier)
+    return carrier
+
+
+def trace_id(headers: str) -> str | None:
+    """The id of the trace that an event's stored headers belong to."""
+    found = _TRACE_ID.search(headers) if '"traceparent"' in headers else None
+    return None if found is None else found[1]
+
+
+def sampled(headers: str) -> bool:
+    """Whether the emitter's span is recorded, by an event's stored headers."""
+    # Asked for every delivery, most of which have no context or one that is not sampled. Of its flags two are
+    # defined: whether it is, and whether the trace's id is random.
+    return ('-01"' in headers or '-03"' in headers) and _SAMPLED.search(headers) is not None
+
+
+def stored(headers: str) -> Context | None:
+    """The emitter's context, of an event's stored headers; ``None``: there is none, or nobody traces."""
+    if '"traceparent"' not in headers or _API not in sys.modules:
+        return None
+    try:
+        decoded = json.decode(headers)
+    except DecodeError:
+        return None
+    return received(decoded) if isinstance(decoded, dict) else None
+
+
+def received(headers: Mapping[str, Any]) -> Context | None:
+    """The emitter's context, of an event's headers, on top of whatever else is current.
+
+    ``None``: there is none, or a span of the same trace is current already.
+    """
+    if "traceparent" not in headers or _API not in sys.modules:
+        return None
+    from opentelemetry.context import get_current
+    from opentelemetry.trace import get_current_span
+
+    carrier = {name: headers[name] for name in NAMES if isinstance(headers.get(name), str)}
+    now = get_current()
+    context = _propagator().extract(carrier, now)
+    if context is now:
+        return None
+    same = get_current_span(now).get_span_context().trace_id
+    return None if get_current_span(context).get_span_context().trace_id == same else context
+
+
+@contextmanager
+def attached(context: Context | None) -> Iterator[None]:
+    """While the block runs, this context is the current one."""
+    if context is None:
+        yield
+        return
+    from opentelemetry.context import attach, detach
+
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+@contextmanager
+def processing(event: Event, consumer: str) -> Iterator[None]:
+    """A span for the handlers of a received event, in the trace of whoever emitted it.
+
+    Without a traceparent there is none. Without an SDK it records nothing, and the emitter's context is the
+    current one all the same.
+    """
+    if "traceparent" not in event.headers or _API not in sys.modules:
+        yield
+        return
+    from opentelemetry.trace import SpanKind
+
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "process",
+        "messaging.consumer.group.name": consumer,
+        "messaging.message.id": str(event.id),
+        "relaybox.event_type": event.type,
+        "relaybox.attempt": event.attempt,
+    }
+    with tracer().start_as_current_span(
+        f"relaybox process {consumer}", received(event.headers), SpanKind.CONSUMER, attributes
+    ):
+        yield
+
+
+def has_provider() -> bool:
+    """Whether the application has set up an SDK that spans go to."""
+    if _API not in sys.modules:
+        return False
+    from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
+
+    return not isinstance(get_tracer_provider(), ProxyTracerProvider)
+
+
+def tracer() -> Tracer:
+    """The one that spans of ours are made by."""
+    from opentelemetry.trace import get_tracer
+
+    return get_tracer("relaybox", _version())
+
+
+@functools.cache
+def _version() -> str:
+    return version("relaybox")
+
+
+@functools.cache
+def _propagator() -> TraceContextTextMapPropagator:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
