@@ -30,10 +30,10 @@ from relaybox.errors import ConfigError
 if TYPE_CHECKING:
     from relaybox.emit.event_source import Recorder
     from relaybox.operate.admin import Admin
-    from relaybox.operate.open_relay import OpenSink
     from relaybox.receive.inbox import Inbox
     from relaybox.relay.observer import Observer
     from relaybox.relay.relay import Relay
+    from relaybox.sinks.open import OpenSink
 
 Target = TypeVar("Target")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -311,7 +311,7 @@ class Outbox:
 
     def drain(self) -> None:
         """``adrain``, from synchronous code."""
-        from relaybox.operate.open_relay import run
+        from relaybox.core.event_loop import run
 
         run(self.adrain())
 
@@ -341,7 +341,7 @@ class Outbox:
         connections to the database are held, until the end of the block.
         """
         from relaybox.operate.admin import Admin
-        from relaybox.operate.open_relay import open_store
+        from relaybox.stores.open import open_store
         from relaybox.stores.sql.ledger import SqlLedger
 
         store = open_store(self.settings.database, self.tables, connections=connections)

@@ -21,8 +21,8 @@ import msgspec
 import sqlalchemy as sa
 
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
 from relaybox.relay.crashpoint import CRASH_POINTS
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.testing.checker import Received
 from tests.chaos import receiver, workload

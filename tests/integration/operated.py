@@ -21,8 +21,8 @@ from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
 from relaybox.stores.journal import Operation
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Claim, Settlement, Want

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Outbox, Route
 from relaybox.database.statements.delivery import Query
-from relaybox.operate.open_relay import open_store
 from relaybox.relay.upkeep.membership import Membership
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore
 from tests.databases import engine

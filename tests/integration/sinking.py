@@ -12,7 +12,7 @@ import msgspec
 from relaybox import Destination
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered
-from relaybox.operate.open_relay import open_sink
+from relaybox.sinks.open import open_sink
 from relaybox.sinks.sink import Answer, Sink
 from relaybox.testing.sink_contract import make_delivery
 from tests.waiting import PATIENCE, await_for

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from relaybox import Destination, Event, Outbox, Reject, Retry
 from relaybox.emit.wakes.local import LocalWake
 from relaybox.errors import Locked, StoreError
-from relaybox.operate.open_relay import open_relay, open_store
+from relaybox.operate.open_relay import open_relay
 from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
 from relaybox.relay.upkeep.round import Round
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.store import Claim, Want

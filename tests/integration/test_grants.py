@@ -22,7 +22,7 @@ from relaybox.database.roles import grants
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.errors import ConfigError, SchemaError, StoreError
-from relaybox.operate.open_relay import open_store
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.sql.store import SqlStore

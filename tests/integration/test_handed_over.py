@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from relaybox import Call, Destination, Outbox, Route
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
 from relaybox.stores.ledger import Filter
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from tests.integration.project import Project
 from tests.integration.shop import Databases

@@ -21,9 +21,9 @@ from aio_pika.abc import AbstractChannel
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Unavailable, Unreachable
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
 from relaybox.sinks.rabbitmq.connection import Link
 from relaybox.sinks.sink import Answer
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available

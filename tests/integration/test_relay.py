@@ -17,9 +17,9 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Unavailable
 from relaybox.errors import ConfigError, SchemaError, StoreError
-from relaybox.operate.open_relay import died, this_process
 from relaybox.relay.extend import LOOKS
 from relaybox.relay.observer import Observer
+from relaybox.relay.process import died, this_process
 from relaybox.stores.store import Want
 from tests.databases import KINDS, POSTGRESQL
 from tests.integration.receivers import answer, answering

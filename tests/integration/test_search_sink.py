@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Route
 from relaybox.core.outcome import Delivered, Reject, Unavailable, Unreachable
-from relaybox.operate.open_relay import open_engine
 from relaybox.search.engine import Change, Engine
 from relaybox.search.indexes import LOOK
+from relaybox.search.open import open_engine
 from tests.conftest import available
 from tests.integration.shop import Shop
 from tests.integration.sinking import sink_to

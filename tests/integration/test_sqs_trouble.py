@@ -18,7 +18,7 @@ from relaybox import Destination
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.errors import ConfigError
-from relaybox.operate.open_relay import open_sink
+from relaybox.sinks.open import open_sink
 from relaybox.sinks.sink import Answer
 from relaybox.sinks.sqs.sink import SqsSink
 from relaybox.testing.sink_contract import make_delivery, type_of

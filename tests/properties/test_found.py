@@ -24,7 +24,7 @@ from relaybox.database.dialects import EARLIEST, LATEST, SQLITE
 from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
-from relaybox.operate.open_relay import open_store
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.pipeline import AnyTime
 from relaybox.stores.store import Claim, Settlement, Want
 from relaybox.wire.codec import Limits, encode_payload

@@ -19,9 +19,9 @@ from relaybox.cli import output
 from relaybox.cli.events import _described, _line
 from relaybox.database.dialects import DIALECTS
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
 from relaybox.relay.observer import Observer
 from relaybox.stores.ledger import Filter
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.stores.sql.samples import SqlSamples
 from tests.databases import engine

@@ -16,10 +16,10 @@ from relaybox.core.outcome import Reject
 from relaybox.core.settings import Destination
 from relaybox.emit.row import Call, ordering_key
 from relaybox.errors import ConfigError, UnknownSetting
-from relaybox.operate.open_relay import open_sink
 from relaybox.sinks import broker
 from relaybox.sinks.broker import Address, Messages, Template, explain, key_of, parse_address, tenant_of
 from relaybox.sinks.kafka.settings import KafkaSettings
+from relaybox.sinks.open import open_sink
 from relaybox.testing.sink_contract import make_delivery
 
 OPTIONS = {"stream": broker.text, "maxlen": broker.count, "tls": broker.flag}

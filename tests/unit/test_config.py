@@ -15,8 +15,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relaybox.core.schemes import SCHEMES
 from relaybox.core.settings import (
-    SINKS,
     Backoff,
     ConfigWarning,
     Destination,
@@ -328,7 +328,7 @@ def test_a_search_index_is_ordered_unless_it_says_otherwise(scheme: str) -> None
     assert Destination("a", URL).on_failed == "skip"
 
 
-@pytest.mark.parametrize("scheme", sorted(SINKS - {"http", "https", "debezium"}))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES - {"http", "https", "debezium"}))
 def test_every_sink_of_the_list_is_taken_with_or_without_a_host(scheme: str) -> None:
     for sink in (f"{scheme}://host/path", f"{scheme}:", scheme, scheme.upper()):
         assert Destination("a", sink).sink == sink

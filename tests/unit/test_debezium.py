@@ -13,10 +13,10 @@ from relaybox.core.settings import Destination, Route, Settings
 from relaybox.database.debezium import connector, find, statements
 from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
 from relaybox.database.statements.delivery import INSERTED
-from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
 from relaybox.operate.why import explain
+from relaybox.relay.upkeep.reroute import StoredRouter
 from relaybox.stores.upkeep import Target, Waiting
 from tests.unit.deliveries import entry
 

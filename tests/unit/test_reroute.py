@@ -13,11 +13,11 @@ import pytest
 from relaybox.core.settings import Destination, Route, Settings
 from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.statements.delivery import INSERTED
-from relaybox.emit.reroute import StoredRouter, stored_call
 from relaybox.emit.row import Call, RowBuilder, ordering_key
 from relaybox.errors import InvalidField, StoreError
 from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.reroute import StoredRouter, stored_call
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import INTERVAL, Reroute
 from relaybox.relay.upkeep.tally import Tally

@@ -26,7 +26,6 @@ from relaybox.core.settings import Settings
 from relaybox.core.shadow import is_shadow, mark
 from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.statements.delivery import INSERTED, Statements
-from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.row import RowBuilder
 from relaybox.emit.write import write
 from relaybox.errors import ConfigError, InvalidField, Unrouted
@@ -34,6 +33,7 @@ from relaybox.operate.observers.log import LogObserver
 from relaybox.operate.observers.metrics import MetricsObserver
 from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
+from relaybox.relay.upkeep.reroute import StoredRouter
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Settlement
 from relaybox.stores.upkeep import Waiting

@@ -21,8 +21,8 @@ from relaybox.database.migrations import check
 from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
 from relaybox.outbox import Outbox
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 
 T = TypeVar("T")

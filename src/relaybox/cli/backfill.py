@@ -77,7 +77,7 @@ def _run(
     from relaybox.cli.application import check_tables
     from relaybox.cli.progress import backfill_progress
     from relaybox.cli.signals import stop_requested
-    from relaybox.operate.open_relay import run
+    from relaybox.core.event_loop import run
     from relaybox.search._backfill import abackfill
 
     outbox = given.outbox()

@@ -16,8 +16,8 @@ from relaybox.database.connect import in_memory
 from relaybox.database.debezium import find, missing
 from relaybox.database.migrations import current_version
 from relaybox.errors import ConfigError, MissingExtra, StoreError
-from relaybox.operate.open_relay import Handlers, open_sink
 from relaybox.outbox import Outbox
+from relaybox.sinks.open import Handlers, open_sink
 
 
 class Check(NamedTuple):
@@ -104,7 +104,7 @@ def check_sink(destination: Destination, handlers: Handlers) -> None:
 
 def check_address(destination: Destination) -> None:
     """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
-    if destination.sink.partition(":")[0].lower() not in ("http", "https"):
+    if destination.scheme not in ("http", "https"):
         return
     from relaybox.sinks.credentials import parse_url
     from relaybox.sinks.http.address import Guard

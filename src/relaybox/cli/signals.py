@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from relaybox.cli.output import complain
+from relaybox.core.event_loop import run
 from relaybox.operate.observers.text import span
-from relaybox.operate.open_relay import run
 
 if TYPE_CHECKING:
     from relaybox.relay.relay import Relay

@@ -1,4 +1,4 @@
-"""An object of the user's code by its name, ``module:name``, and what to say where it cannot be had."""
+"""Objects by their names, ``module:name``, and what to say where one cannot be had."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from relaybox.errors import ConfigError
+from relaybox.errors import ConfigError, MissingExtra
 
 _OURS = str(Path(__file__).parents[1])
 _IMPORT = "<frozen importlib"
@@ -32,6 +32,17 @@ def load(path: str, setting: str, fix: str) -> Any:
             hint = f"; did you mean {close[0]!r}?" if close else f"; {fix}"
             raise ConfigError(f"{setting}: {module} has no {name!r}{hint}") from None
     return found
+
+
+def import_extra(path: str, package: str, extra: str) -> Any:
+    """Import ``module:name`` of ours. Raise ``MissingExtra`` where the package that it needs is missing."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] == "relaybox":
+            raise
+        raise MissingExtra(package, extra) from None
 
 
 def told_where(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from relaybox.core.database_url import normalize_url
+from relaybox.core.schemes import SCHEMES, SEARCH_ENGINES
 from relaybox.core.values import (
     Duration,
     Secret,
@@ -46,7 +47,6 @@ from relaybox.errors import ConfigError, did_you_mean, shorten
 
 __all__ = [
     "DEFAULT_DATABASE",
-    "SINKS",
     "Backoff",
     "ConfigWarning",
     "Destination",
@@ -72,18 +72,6 @@ Format: TypeAlias = Literal["json", "flat", "cloudevents", "payload"]
 OnFailed: TypeAlias = Literal["block", "skip"]
 OnUnrouted: TypeAlias = Literal["raise", "store"]
 Function: TypeAlias = Callable[..., Any]
-
-SEARCHES = frozenset(["meilisearch", "meilisearchs", "algolia", "opensearch"])
-"""Those of the schemes that are search engines."""
-
-SINKS = frozenset(
-    [
-        *("http", "https", "kafka", "amqp", "amqps", "nats", "redis", "rediss", "sqs"),
-        *SEARCHES,
-        *("celery", "handler", "console", "memory", "debezium"),
-    ]
-)
-"""The URL schemes of the sinks."""
 
 DEFAULT_DATABASE = "sqlite:///relaybox.db"
 """The database where none is configured."""
@@ -171,17 +159,18 @@ class Destination:
     @cached_property
     def handed_over(self) -> bool:
         """Whether no relay sends to it: Debezium reads its rows in the database's log."""
-        return self._scheme == "debezium"
+        return self.scheme == "debezium"
 
     @property
-    def _scheme(self) -> str:
+    def scheme(self) -> str:
+        """Return that of the sink's URL, which says what kind of sink it is."""
         return self.sink.partition(":")[0].lower()
 
     def __post_init__(self) -> None:
         parse_name(self.name, f"{self._where}name")
         self._check_sink()
         if self.ordered is None:
-            object.__setattr__(self, "ordered", self._scheme in SEARCHES)
+            object.__setattr__(self, "ordered", self.scheme in SEARCH_ENGINES)
         if self.handed_over:
             self._check_handed_over()
         if self.on_failed is None:
@@ -196,8 +185,8 @@ class Destination:
         if not isinstance(self.sink, str) or not self.sink:
             raise wrong(setting, self.sink, "write a URL such as 'https://example.org/events'")
         scheme, _, rest = self.sink.partition(":")
-        if scheme.lower() not in SINKS:
-            raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SINKS)}")
+        if scheme.lower() not in SCHEMES:
+            raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SCHEMES)}")
         if self.once and scheme.lower() != "handler":
             fix = "only functions can run once; receivers elsewhere keep an inbox of their own"
             raise wrong(f"{self._where}once", self.once, fix)

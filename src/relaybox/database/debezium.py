@@ -60,7 +60,7 @@ def find(settings: Settings, name: str | None = None) -> Destination:
     if name not in known:
         raise ConfigError(f"no destination is called {name!r}{did_you_mean(name, every or known)}")
     if name not in every:
-        scheme = known[name].sink.partition(":")[0]
+        scheme = known[name].scheme
         raise wrong("destination", name, f"a relay sends to it ({scheme}:), and no connector")
     return _on_postgresql(settings, every[name])
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from relaybox.core.event import Event
+from relaybox.core.event_loop import run
 from relaybox.core.settings import Destination, Route
 from relaybox.demo.workspace import (
     FLAKY,
@@ -31,7 +32,6 @@ from relaybox.demo.workspace import (
     Receipt,
     Workspace,
 )
-from relaybox.operate import open_relay as parts
 from relaybox.outbox import Outbox
 
 LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0
@@ -185,7 +185,7 @@ def trade(workspace: Workspace) -> None:
 def deliver(workspace: Workspace) -> None:
     """Deliver until stopped or killed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    parts.run(_deliver(workspace))
+    run(_deliver(workspace))
 
 
 async def _deliver(workspace: Workspace) -> None:

@@ -15,10 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
 from relaybox.core.event import Emitted
-from relaybox.database.drivers.driver import Channel
+from relaybox.database.drivers.driver import Channel, Writing
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel
 from relaybox.emit.wakes.wake import Caller
-from relaybox.emit.write import Writing
 
 _WAITING = "relaybox.waiting"
 

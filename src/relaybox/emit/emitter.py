@@ -12,7 +12,7 @@ from relaybox.core.routing import Routes
 from relaybox.core.settings import Settings
 from relaybox.database.dialects import Dialect
 from relaybox.database.drivers.drive import adrive, drive
-from relaybox.database.drivers.driver import Channel, Driver
+from relaybox.database.drivers.driver import Channel, Driver, Writing
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
@@ -20,7 +20,7 @@ from relaybox.emit.committed import Blocks, told
 from relaybox.emit.row import Call, Emission, RowBuilder
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.wakes.wake import Caller
-from relaybox.emit.write import Writing, committed, write
+from relaybox.emit.write import committed, write
 from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_you_mean
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]

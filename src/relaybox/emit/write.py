@@ -5,19 +5,18 @@ Each yield is one statement to execute on the caller's connection; its rows are 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from relaybox.core.event import Emitted
 from relaybox.database.dialects import Dialect
+from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import INSERTED, Query, Statements
 from relaybox.emit.row import Emission
 
 T = TypeVar("T")
-Row: TypeAlias = Sequence[Any]
-Writing: TypeAlias = Generator[Query, list[Row], T]
 
 ROWS_PER_STATEMENT = 500
 CHARACTERS_PER_STATEMENT = 4_000_000

@@ -305,11 +305,7 @@ class Admin(Actions):
 
     def _timeouts(self) -> Mapping[str, float]:
         """The seconds that each function has; only a thread can be over its time and go on."""
-        return {
-            name: one.timeout
-            for name, one in self._destinations.items()
-            if one.sink.partition(":")[0] == "handler"
-        }
+        return {name: one.timeout for name, one in self._destinations.items() if one.scheme == "handler"}
 
     async def _head(self, entry: Entry) -> Entry | None:
         """The first open row of a delivery's key, where that matters."""

@@ -1,46 +1,36 @@
-"""From names and URLs to the parts of a relay; what a part needs is imported when it is asked for."""
+"""From settings to a relay with all of its parts. What a part needs is imported when it is asked for."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import importlib
-import os
 import random
-import re
-import secrets
-import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-import sqlalchemy as sa
-
 from relaybox.core.clock import MonotonicClock
-from relaybox.core.imports import load
 from relaybox.core.settings import Destination, Route, Settings, needs_postgresql
 from relaybox.database.schema import Tables
-from relaybox.emit.reroute import StoredRouter
 from relaybox.emit.wakes.local import Bell
 from relaybox.emit.wakes.open import open_wake
 from relaybox.emit.wakes.wake import Wake
-from relaybox.errors import ConfigError, MissingExtra, RelayboxError, did_you_mean
+from relaybox.errors import ConfigError, RelayboxError, did_you_mean
 from relaybox.operate.observers.log import LogObserver
 from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
+from relaybox.relay.process import died, forget, this_process
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.reroute import StoredRouter
 from relaybox.relay.upkeep.tally import Tally
-from relaybox.search.engine import Engine
+from relaybox.sinks.open import Handlers, OpenSink, handler_of, open_sink
 from relaybox.sinks.sink import Sink
+from relaybox.stores.open import open_store
 from relaybox.stores.store import DeadLetter, Store
-from relaybox.stores.upkeep import Member
 from relaybox.wire.tracing import has_provider
 
 if TYPE_CHECKING:
@@ -48,28 +38,6 @@ if TYPE_CHECKING:
     from relaybox.relay.upkeep.canary import Canary
     from relaybox.stores.sql.store import SqlStore
 
-BROKERS = {
-    "kafka": ("kafka.sink", "confluent_kafka", "kafka"),
-    "amqp": ("rabbitmq.sink", "aio_pika", "rabbitmq"),
-    "amqps": ("rabbitmq.sink", "aio_pika", "rabbitmq"),
-    "nats": ("nats.sink", "nats", "nats"),
-    "redis": ("redis", "redis", "redis"),
-    "rediss": ("redis", "redis", "redis"),
-    "sqs": ("sqs.sink", "aiobotocore", "sqs"),
-}
-"""By scheme: the module of the sink, the package it needs, and the extra that brings it."""
-
-SEARCH = {
-    "meilisearch": ("meilisearch.engine", "aiohttp", "meilisearch"),
-    "meilisearchs": ("meilisearch.engine", "aiohttp", "meilisearch"),
-    "algolia": ("algolia.engine", "aiohttp", "algolia"),
-    "opensearch": ("opensearch.engine", "aiohttp", "opensearch"),
-}
-"""By scheme: the module of the search engine, the package it needs, and the extra that brings it."""
-
-T = TypeVar("T")
-Handlers = Mapping[str, Callable[..., Any]]
-OpenSink = Callable[[Destination, Handlers], Sink]
 LeftOut = Callable[[str, RelayboxError], None]
 
 
@@ -146,7 +114,7 @@ def open_relay(
             await sink.close()
         for part in [*opened, *marking]:
             await part.close()
-        _ours.discard(me.name)
+        forget(me.name)
 
     return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
 
@@ -178,7 +146,8 @@ def _open_canary(
     if settings.canary is None or name is None:
         return None
     from relaybox.operate.admin import Admin
-    from relaybox.relay.upkeep.canary import Canary, Rows
+    from relaybox.operate.canary import Rows
+    from relaybox.relay.upkeep.canary import Canary
     from relaybox.stores.sql.ledger import SqlLedger
 
     ledger = SqlLedger(store)
@@ -237,163 +206,8 @@ def new_tally(name: str | None = None) -> Tally:
     return Tally(name or this_process().name, DatabaseTime(MonotonicClock(), lambda: datetime.now(UTC)))
 
 
-def this_process() -> Member:
-    """A relay of this process. No two have the same name, not even one after the other."""
-    host, pid = socket.gethostname(), os.getpid()
-    name = f"{host[:150]}:{pid}:{_namespace()}-{secrets.token_hex(4)}"
-    _ours.add(name)
-    return Member(name, host[:255], pid, _version())
-
-
-@functools.cache
-def _version() -> str:
-    return version("relaybox")
-
-
-_ours: set[str] = set()
-"""The relays of this process that were made and not closed."""
-
-
-def _namespace() -> str:
-    """What tells two processes apart that have the same number in two containers."""
-    try:
-        return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
-    except OSError:
-        return ""
-
-
-def died(name: str) -> bool:
-    """Whether a relay of this name ran on this host, in a process that has ended."""
-    match = re.fullmatch(r"(.*):([0-9]+):([0-9a-f]*)-[0-9a-f]+", name, re.DOTALL)
-    if match is None or (match[1], match[3]) != (socket.gethostname()[:150], _namespace()):
-        return False
-    pid = match[2]
-    if int(pid) == os.getpid():
-        return name not in _ours
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _dead_letter(destination: Destination, others: Mapping[str, Destination]) -> DeadLetter | None:
     if destination.dead_letter is None:
         return None
     other = others[destination.dead_letter]
     return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end from synchronous code, on uvloop where it is installed."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        work.close()
-        raise ConfigError("called inside a running event loop: await the twin that begins with an a")
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(work)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's, or None, which means asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
-def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlStore:
-    """The store in a database; it holds at most ``connections`` connections, on SQLite one.
-
-    One that extends leases or beats, as a relay's does, has one more for that.
-    """
-    from relaybox.database.migrations import server_dialect
-
-    dialect = server_dialect(database)
-    if dialect == "sqlite":
-        from relaybox.stores.sql import sqlite
-
-        return sqlite.open_store(sa.make_url(database).database or ":memory:", tables)
-    options: dict[str, Any] = {"connections": connections}
-    if dialect == "postgresql":
-        module = _module("relaybox.stores.sql.postgres", "psycopg", "postgres")
-    else:
-        module = _module("relaybox.stores.sql.mysql", "asyncmy", "mysql")
-        options["mariadb"] = dialect == "mariadb"
-    store: SqlStore = module.open_store(database, tables, **options)
-    return store
-
-
-def open_sink(destination: Destination, handlers: Handlers) -> Sink:
-    """The sink that a destination's URL names."""
-    scheme = destination.sink.partition(":")[0].lower()
-    match scheme:
-        case "http" | "https":
-            http = _module("relaybox.sinks.http.sink", "aiohttp", "http")
-            sink: Sink = http.HttpSink(destination)
-            return sink
-        case "handler":
-            from relaybox.sinks.handler import HandlerSink
-
-            return HandlerSink(destination, handler_of(destination, handlers))
-        case "celery":
-            celery = _module("relaybox.sinks.celery", "celery", "celery")
-            of_celery: Sink = celery.CelerySink(destination)
-            return of_celery
-        case _ if scheme in BROKERS:
-            module, package, extra = BROKERS[scheme]
-            broker: Sink = _module(f"relaybox.sinks.{module}", package, extra).open_sink(destination)
-            return broker
-        case _ if scheme in SEARCH:
-            engine = open_engine(destination)
-            from relaybox.search.sink import SearchSink
-
-            return SearchSink(destination, engine)
-        case "console":
-            from relaybox.sinks.console import ConsoleSink
-
-            return ConsoleSink(destination)
-        case "memory":
-            from relaybox.sinks.memory import MemorySink
-
-            return MemorySink(destination)
-    raise ConfigError(f"destination {destination.name!r}: no relay of this release can send to {scheme}://")
-
-
-def open_engine(destination: Destination) -> Engine:
-    """The search engine that a destination's URL names; nothing is connected to before it is asked."""
-    scheme = destination.sink.partition(":")[0].lower()
-    if scheme not in SEARCH:
-        fix = f"name one whose sink is {', '.join(f'{known}://' for known in SEARCH)}"
-        raise ConfigError(f"destination {destination.name!r} is no search index ({scheme}:); {fix}")
-    module, package, extra = SEARCH[scheme]
-    engine: Engine = _module(f"relaybox.search.{module}", package, extra).open_engine(destination)
-    return engine
-
-
-def handler_of(destination: Destination, handlers: Handlers) -> Callable[..., Any]:
-    """The function registered under the destination's name, else the one at ``handler:module:function``."""
-    if destination.name in handlers:
-        return handlers[destination.name]
-    setting = f"destination {destination.name!r}: sink = {destination.sink!r}"
-    fix = "write handler:package.module:function, or register it with @outbox.handler and give --app"
-    found = load(destination.sink.partition(":")[2], setting, fix)
-    if not callable(found):
-        raise ConfigError(f"{setting}: it is no function; {fix}")
-    return found  # type: ignore[no-any-return]
-
-
-def _module(name: str, package: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] == "relaybox":
-            raise
-        raise MissingExtra(package, extra) from None

@@ -6,10 +6,10 @@ import secrets
 from collections import defaultdict
 
 from relaybox.database.dialects import Dialect
+from relaybox.database.drivers.driver import Writing
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import ParamStyle, Statements
 from relaybox.database.statements.inbox import templates
-from relaybox.emit.write import Writing
 from relaybox.receive.key import Key
 
 BATCH = 1000

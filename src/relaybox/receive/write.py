@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from relaybox.database.drivers.drive import adrive, drive
-from relaybox.database.drivers.driver import Channel, Driver, Names
+from relaybox.database.drivers.driver import Channel, Driver, Names, Writing
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.emit.committed import Blocks
 from relaybox.emit.transaction import Transaction
-from relaybox.emit.write import Writing
 from relaybox.receive.mark import inbox_statements
 
 T = TypeVar("T")

@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from relaybox.core.event_loop import run
 from relaybox.core.settings import Destination
 from relaybox.database.dialects import Dialect
+from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
-from relaybox.emit.write import Writing
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
-from relaybox.operate.open_relay import open_store, run
 from relaybox.operate.pace import LOOK, Pace, never
 from relaybox.search.acceptance import check_target, rereads
 from relaybox.search.backfilled import Backfilled, Refused
@@ -30,6 +30,7 @@ from relaybox.search.rehearsal import rehearse
 from relaybox.search.rows import Item, Rows, name_of, open_rows
 from relaybox.search.source import Source, as_source
 from relaybox.stores.journal import OperationState
+from relaybox.stores.open import open_store
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox

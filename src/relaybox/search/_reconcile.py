@@ -66,7 +66,7 @@ async def areconcile(
 
 def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reconciled:
     """``areconcile``, from synchronous code."""
-    from relaybox.operate.open_relay import run
+    from relaybox.core.event_loop import run
 
     return run(areconcile(outbox, destination, source, **options))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relaybox.core.settings import Destination
-from relaybox.operate.open_relay import open_engine
 from relaybox.operate.pace import Pace, never
 from relaybox.search._reconcile import opened
 from relaybox.search.build import Build, How, check_present
@@ -16,6 +15,7 @@ from relaybox.search.change import BUILDING, index_of
 from relaybox.search.desk import Desk, open_desk
 from relaybox.search.failure import TROUBLE, ReindexFailed, told_of
 from relaybox.search.leftovers import Leftovers
+from relaybox.search.open import open_engine
 from relaybox.search.operation import LOOKED_AT, alone, is_dead, others
 from relaybox.search.source import as_source
 from relaybox.search.target import destination_of
@@ -79,7 +79,7 @@ async def areindex(
 
 def reindex(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reindexed:
     """``areindex``, from synchronous code."""
-    from relaybox.operate.open_relay import run
+    from relaybox.core.event_loop import run
 
     return run(areindex(outbox, destination, source, **options))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from relaybox.core.outcome import Reject
+from relaybox.core.schemes import SEARCH_ENGINES
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.search.change import Changes, search_address
-
-SCHEMES = ("meilisearch", "meilisearchs", "opensearch", "algolia")
 
 
 def check_target(destination: Destination, event_type: str) -> None:
@@ -39,6 +38,6 @@ def rereads(destination: Destination) -> bool:
 
 def changes_of(destination: Destination) -> Changes | None:
     """What a search destination makes of events; None of another destination."""
-    if destination.sink.partition(":")[0].lower() not in SCHEMES:
+    if destination.scheme not in SEARCH_ENGINES:
         return None
     return Changes(destination, search_address(destination).options)

@@ -17,11 +17,11 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
+from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.journal import filled
-from relaybox.emit.write import Writing
 from relaybox.errors import ConfigError, NoTables, StoreError
-from relaybox.operate.open_relay import died, this_process
+from relaybox.relay.process import died, this_process
 from relaybox.stores.journal import STALLED, OperationState
 from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from relaybox.operate.admin import Admin
-from relaybox.operate.open_relay import open_store
-from relaybox.outbox import Outbox
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.stores.sql.undelivered import Undelivered
+
+if TYPE_CHECKING:
+    from relaybox.outbox import Outbox
 
 
 class Desk(NamedTuple):

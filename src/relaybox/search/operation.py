@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid7
 
 from relaybox.core.commands import command
 from relaybox.errors import RelayboxError, StoreError
-from relaybox.operate.open_relay import died, this_process
+from relaybox.relay.process import died, this_process
 from relaybox.search.desk import Desk
 from relaybox.search.failure import ReindexFailed
 from relaybox.stores.journal import STALLED, Operation, OperationState

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from relaybox.core.text import id_field
+from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call
-from relaybox.emit.write import Writing
 from relaybox.errors import ConfigError
 from relaybox.search.source import Source, as_source, is_queryset, is_select, resolve
 

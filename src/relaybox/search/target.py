@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -15,13 +15,15 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination
-from relaybox.operate.open_relay import open_engine
-from relaybox.outbox import Outbox
 from relaybox.search.acceptance import check_target
 from relaybox.search.change import Changes, index_of, search_address
 from relaybox.search.engine import Engine
+from relaybox.search.open import open_engine
 from relaybox.search.rows import Rows
 from relaybox.wire.codec import Limits, encode_payload
+
+if TYPE_CHECKING:
+    from relaybox.outbox import Outbox
 
 NIL = UUID(int=0)
 LIMITS = Limits(max_bytes=1 << 40)

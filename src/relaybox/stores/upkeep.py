@@ -25,10 +25,6 @@ Turn: TypeAlias = tuple[datetime, int]
 History = Literal["inbox", "stats", "audit"]
 """The tables that are pruned by age alone."""
 
-PROMPT = 3_600.0
-"""Seconds by which idempotency keys are kept longer: what becomes final so soon after it was emitted need not
-be noted at its key when it is removed.
-"""
 
 OnFailed = Literal["block", "skip"]
 

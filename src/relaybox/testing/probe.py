@@ -11,12 +11,12 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from relaybox.core.event import Event
+from relaybox.core.event_loop import run
 from relaybox.core.settings import Destination
 from relaybox.database.connect import in_loop
 from relaybox.database.migrations import rendered
 from relaybox.database.schema import Tables, now
 from relaybox.errors import ConfigError, StoreError
-from relaybox.operate.open_relay import run
 from relaybox.outbox import Outbox
 from relaybox.sinks.memory import MemorySink
 from relaybox.testing.emitted import EmittedEvent, Reader, check_lasting, note_if_locked, own_connection

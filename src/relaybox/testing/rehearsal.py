@@ -12,10 +12,10 @@ from relaybox.core.event import Delivery, Event
 from relaybox.core.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination, shorten
-from relaybox.operate.open_relay import Handlers, OpenSink, open_sink
 from relaybox.relay.observer import Observer
 from relaybox.sinks.http.status import classify, phrase_of
 from relaybox.sinks.memory import MemorySink
+from relaybox.sinks.open import Handlers, OpenSink, open_sink
 from relaybox.sinks.sink import OneByOne, Sink, describe
 from relaybox.stores.store import Claim, Settlement
 from relaybox.wire.envelope import event_of

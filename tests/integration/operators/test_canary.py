@@ -14,7 +14,7 @@ from relaybox import Destination, Event, Outbox, Reject
 from relaybox.cli.listen import Monitor
 from relaybox.core.event import TEST_TYPE
 from relaybox.core.outcome import Failed
-from relaybox.relay.upkeep.canary import Rows
+from relaybox.operate.canary import Rows
 from relaybox.stores.ledger import Filter
 from relaybox.stores.store import DeadLetter, Settlement
 from tests.databases import KINDS

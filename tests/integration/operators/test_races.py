@@ -8,8 +8,8 @@ from uuid import UUID
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.operate.open_relay import open_store
 from relaybox.stores.ledger import Filter
+from relaybox.stores.open import open_store
 from relaybox.stores.store import Settlement, Store, Want
 from tests.integration.operated import Operated
 from tests.waiting import await_for

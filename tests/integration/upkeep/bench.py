@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import sqlalchemy as sa
 
 from relaybox.database.schema import make_tables
-from relaybox.operate.open_relay import open_store
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Member

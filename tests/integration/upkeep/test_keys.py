@@ -14,9 +14,10 @@ from uuid_utils.compat import uuid7
 from relaybox.core.clock import MonotonicClock
 from relaybox.core.event import beside
 from relaybox.core.settings import Destination
+from relaybox.database.statements.upkeep import PROMPT
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.prune import Prune
-from relaybox.stores.upkeep import PROMPT, Slice
+from relaybox.stores.upkeep import Slice
 from tests.integration.upkeep.bench import DAY, Bench, go_on, leading, some
 
 WINDOW = 30 * DAY

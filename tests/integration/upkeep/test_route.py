@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from relaybox import Call, Destination, Event, Outbox, Route
 from relaybox.core.clock import MonotonicClock
 from relaybox.core.settings import Settings
-from relaybox.emit.reroute import StoredRouter
 from relaybox.errors import StoreError
+from relaybox.relay.upkeep.reroute import StoredRouter
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute
 from relaybox.stores.sql.upkeep import ROUTED

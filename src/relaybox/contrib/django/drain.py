@@ -25,12 +25,13 @@ from relaybox.core.settings import Destination
 from relaybox.emit.wakes.local import Bell, LocalWake
 from relaybox.errors import RelayboxError
 from relaybox.operate.observers.count import Counter
-from relaybox.operate.open_relay import Handlers, handler_of, new_tally, open_relay, open_sink
+from relaybox.operate.open_relay import new_tally, open_relay
 from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
 from relaybox.relay.upkeep.caretaker import Chores
 from relaybox.relay.upkeep.tally import Tally
 from relaybox.sinks.handler import is_async
+from relaybox.sinks.open import Handlers, handler_of, open_sink
 from relaybox.sinks.sink import Sink
 
 log = logging.getLogger("relaybox.django")
@@ -205,7 +206,7 @@ def _tell_left_out(name: str, error: RelayboxError) -> None:
 
 def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:
     """Synchronous functions and eager tasks are called in this thread; the rest is as everywhere."""
-    if destination.sink.partition(":")[0].lower() == "handler":
+    if destination.scheme == "handler":
         function = handler_of(destination, handlers)
         if not is_async(destination.name, function):
             return CallersThread(using, function)

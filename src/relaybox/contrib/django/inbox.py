@@ -16,14 +16,13 @@ from relaybox.contrib.django.databases import connection_of, dialect_of, execute
 from relaybox.core.settings import Settings
 from relaybox.core.values import parse_name
 from relaybox.database.drivers.drive import drive
-from relaybox.database.drivers.driver import failed
+from relaybox.database.drivers.driver import Writing, failed
 from relaybox.database.statements.delivery import Statements
-from relaybox.emit.write import Writing
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
-from relaybox.operate.open_relay import handler_of
 from relaybox.receive.key import Key, key_of
 from relaybox.receive.mark import forget, inbox_statements, mark
 from relaybox.receive.once import note_left
+from relaybox.sinks.open import handler_of
 
 if TYPE_CHECKING:
     from relaybox.core.event import Event

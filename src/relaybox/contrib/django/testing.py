@@ -26,7 +26,7 @@ from relaybox.contrib.django.store import is_busy
 from relaybox.core.settings import Destination
 from relaybox.database.connect import Execute, in_loop
 from relaybox.errors import ConfigError
-from relaybox.operate.open_relay import Handlers
+from relaybox.sinks.open import Handlers
 from relaybox.sinks.sink import Sink
 from relaybox.testing.emitted import EmittedEvent, Reader
 from relaybox.testing.probe import OutboxProbe, as_text, no_backoff

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from relaybox.database.dialects import missing_tables
-from relaybox.database.drivers.driver import Rows, failed
+from relaybox.database.drivers.driver import Rows, Writing, failed
 from relaybox.database.statements.delivery import Query
-from relaybox.emit.write import Writing
 from relaybox.errors import SchemaError
 
 T = TypeVar("T")

@@ -6,16 +6,19 @@ nothing is imported of drivers that the application does not use.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator, Sequence
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import ParamStyle, Query
-from relaybox.emit.write import Row
 from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed
 
+T = TypeVar("T")
+Row: TypeAlias = Sequence[Any]
 Rows: TypeAlias = list[Row]
+Writing: TypeAlias = Generator[Query, Rows, T]
+"""Yields one statement after the other, is sent the rows of each, and returns what it wrote."""
 
 
 class Driver(Protocol):

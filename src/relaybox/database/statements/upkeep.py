@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from relaybox.stores.upkeep import PROMPT
+PROMPT = 3_600.0
+"""Seconds by which idempotency keys are kept longer: what becomes final so soon after it was emitted need not
+be noted at its key when it is removed.
+"""
 
 # What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"

@@ -13,7 +13,7 @@ from relaybox.database.migrations import Outbox
 from relaybox.database.statements.delivery import Query
 from relaybox.operate.admin import Admin
 from relaybox.operate.doctor.finding import Finding, Unseen
-from relaybox.operate.open_relay import Handlers
+from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.steps import Row, Steps
 from relaybox.stores.sql.store import SqlStore
 

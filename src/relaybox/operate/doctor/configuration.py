@@ -16,7 +16,7 @@ from relaybox.database.debezium import missing
 from relaybox.errors import ConfigError, RelayboxError
 from relaybox.operate.doctor.check import Context, Results, check, typed
 from relaybox.operate.doctor.finding import Finding, Unseen
-from relaybox.operate.open_relay import handler_of, open_sink
+from relaybox.sinks.open import handler_of, open_sink
 from relaybox.sinks.sink import describe
 
 ANSWER_SECONDS = 5.0

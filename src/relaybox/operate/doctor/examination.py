@@ -22,8 +22,9 @@ from relaybox.operate.admin import Admin
 from relaybox.operate.doctor import configuration, connection, database, deliveries, schema, vacuum
 from relaybox.operate.doctor.check import Check, Context, DatabaseContext, typed
 from relaybox.operate.doctor.finding import Finding, Report, Unseen, report
-from relaybox.operate.open_relay import Handlers, open_store
+from relaybox.sinks.open import Handlers
 from relaybox.sinks.sink import describe
+from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 
 CHECK_SECONDS = 12.0

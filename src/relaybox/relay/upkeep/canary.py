@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from relaybox.core.clock import Clock
-from relaybox.operate.actions import CANARY
-from relaybox.stores.ledger import Choice, Entry, Filter, Ledger
-
-if TYPE_CHECKING:
-    from relaybox.operate.admin import Admin
+from relaybox.stores.ledger import Entry
 
 LOOK = 1.0
 """Seconds between two looks."""
 GRACE = 30.0
 """Seconds beyond its time after which an acknowledgement that has not come is overdue."""
-OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
-"""Where one is that somebody has to look after."""
 
 log = logging.getLogger(__name__)
 
 
 class Service(Protocol):
-    """What is done with the rows of test events; ``Rows`` does it."""
+    """What is done with the rows of test events; ``operate.canary`` does it."""
 
     async def send(self) -> UUID:
         """Write another; its id."""
@@ -47,36 +41,6 @@ class Service(Protocol):
     async def forget(self, id_: UUID) -> None:
         """Delete one that failed."""
         ...
-
-
-class Rows:
-    """The test events that relays sent to a destination, in its outbox."""
-
-    def __init__(self, admin: Admin, ledger: Ledger, destination: str) -> None:
-        self._admin = admin
-        self._ledger = ledger
-        self._destination = destination
-
-    async def send(self) -> UUID:
-        """Write another; its id."""
-        return await self._admin.test(self._destination, audited=False)
-
-    async def look(self, id_: UUID) -> Entry | None:
-        """The row of that id."""
-        return next(iter(await self._ledger.find(id_, exact=True)), None)
-
-    async def left(self) -> Entry | None:
-        """One that was sent before, by whomever, and is not delivered."""
-        for status in OPEN:
-            filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
-            page = await self._admin.events(filter, limit=1)
-            if page.entries:
-                return page.entries[0]
-        return None
-
-    async def forget(self, id_: UUID) -> None:
-        """Delete one that failed."""
-        await self._ledger.forget(id_)
 
 
 class Canary:

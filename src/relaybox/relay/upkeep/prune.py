@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from relaybox.core.clock import Clock
+from relaybox.database.statements.upkeep import PROMPT
 from relaybox.receive.key import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.stores.upkeep import PROMPT, History, Setting, Slice, Upkeep
+from relaybox.stores.upkeep import History, Setting, Slice, Upkeep
 
 Place = TypeVar("Place")
 

@@ -14,11 +14,10 @@ import msgspec
 
 from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
-from relaybox.database.statements.upkeep import templates
+from relaybox.database.statements.upkeep import PROMPT, templates
 from relaybox.stores.sql.steps import Row, Steps, lock_lines
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import (
-    PROMPT,
     Beat,
     History,
     Member,

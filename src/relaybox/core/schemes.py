@@ -1,0 +1,46 @@
+"""The kinds of sinks by the scheme of their URLs: where each is written, and what has to be installed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class SinkKind(NamedTuple):
+    """``opens`` is a module and what in it is called with a destination; ``package`` comes with ``extra``."""
+
+    opens: str
+    package: str = ""
+    extra: str = ""
+
+
+_RABBITMQ = SinkKind("relaybox.sinks.rabbitmq.sink:open_sink", "aio_pika", "rabbitmq")
+_REDIS = SinkKind("relaybox.sinks.redis:open_sink", "redis", "redis")
+_HTTP = SinkKind("relaybox.sinks.http.sink:HttpSink", "aiohttp", "http")
+_MEILISEARCH = SinkKind("relaybox.search.meilisearch.engine:open_engine", "aiohttp", "meilisearch")
+
+SEARCH_ENGINES = {
+    "meilisearch": _MEILISEARCH,
+    "meilisearchs": _MEILISEARCH,
+    "algolia": SinkKind("relaybox.search.algolia.engine:open_engine", "aiohttp", "algolia"),
+    "opensearch": SinkKind("relaybox.search.opensearch.engine:open_engine", "aiohttp", "opensearch"),
+}
+"""What they open is an engine, around which there is one sink for all of them."""
+
+SINKS = {
+    "http": _HTTP,
+    "https": _HTTP,
+    "kafka": SinkKind("relaybox.sinks.kafka.sink:open_sink", "confluent_kafka", "kafka"),
+    "amqp": _RABBITMQ,
+    "amqps": _RABBITMQ,
+    "nats": SinkKind("relaybox.sinks.nats.sink:open_sink", "nats", "nats"),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "sqs": SinkKind("relaybox.sinks.sqs.sink:open_sink", "aiobotocore", "sqs"),
+    "celery": SinkKind("relaybox.sinks.celery:CelerySink", "celery", "celery"),
+    "console": SinkKind("relaybox.sinks.console:ConsoleSink"),
+    "memory": SinkKind("relaybox.sinks.memory:MemorySink"),
+}
+"""Those that are opened with nothing but their destination."""
+
+SCHEMES = frozenset([*SINKS, *SEARCH_ENGINES, "handler", "debezium"])
+"""All that a destination's ``sink`` may begin with."""

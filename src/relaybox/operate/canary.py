@@ -1,0 +1,42 @@
+"""The test events that a relay sends on a schedule, as rows of the outbox."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from relaybox.operate.actions import CANARY
+from relaybox.operate.admin import Admin
+from relaybox.stores.ledger import Choice, Entry, Filter, Ledger
+
+OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
+"""Where one is that somebody has to look after."""
+
+
+class Rows:
+    """The test events that relays sent to a destination, in its outbox."""
+
+    def __init__(self, admin: Admin, ledger: Ledger, destination: str) -> None:
+        self._admin = admin
+        self._ledger = ledger
+        self._destination = destination
+
+    async def send(self) -> UUID:
+        """Write another; its id."""
+        return await self._admin.test(self._destination, audited=False)
+
+    async def look(self, id_: UUID) -> Entry | None:
+        """The row of that id."""
+        return next(iter(await self._ledger.find(id_, exact=True)), None)
+
+    async def left(self) -> Entry | None:
+        """One that was sent before, by whomever, and is not delivered."""
+        for status in OPEN:
+            filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
+            page = await self._admin.events(filter, limit=1)
+            if page.entries:
+                return page.entries[0]
+        return None
+
+    async def forget(self, id_: UUID) -> None:
+        """Delete one that failed."""
+        await self._ledger.forget(id_)
