@@ -29,10 +29,10 @@ import sqlalchemy as sa
 
 from benchmarks.harness import Sample, fill, interleave, outbox, report, run, server
 from relaybox.database.dialects import POSTGRESQL
+from relaybox.database.pools.pipeline import Pipeline
+from relaybox.database.pools.postgresql import BEGIN, COMMIT
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Query, Statements
-from relaybox.stores.sql.pipeline import Pipeline
-from relaybox.stores.sql.postgres import BEGIN, COMMIT
 
 Transaction: TypeAlias = Sequence[Query]
 ID, KEY = 0, 9

@@ -24,7 +24,7 @@ from relaybox import Event, Outbox
 from relaybox.emit.wakes.open import open_bell
 from relaybox.operate.open_relay import open_relay
 from relaybox.relay.observer import Observer
-from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.open import open_postgresql as open_store
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Claim, Settlement, Want
 

@@ -29,7 +29,11 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     *("relaybox.__main__", "relaybox.cli.application", "relaybox.demo", "relaybox.operate.doctor"),
     *("relaybox.search", "relaybox.relay.relay", "relaybox.sinks.http.sink"),
-    *("relaybox.stores.sql.postgres", "relaybox.stores.sql.mysql", "relaybox.stores.sql.sqlite"),
+    *(
+        "relaybox.database.pools.postgresql",
+        "relaybox.database.pools.mysql",
+        "relaybox.database.pools.sqlite",
+    ),
     *("aiohttp", "aiosqlite", "asyncmy", "psycopg", "rich.table", "uvloop"),
 )
 _LARGEST = 1 << 20

@@ -14,7 +14,7 @@ from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, Take, insert, interleave, outbox, run
 from relaybox.core.outcome import Delivered
 from relaybox.database.schema import Tables
-from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.open import open_postgresql as open_store
 from relaybox.stores.store import Settlement, Want
 
 LIMIT = 100

@@ -21,7 +21,7 @@ from benchmarks.process import PATIENCE, SLOWEST, Loop, Work, apart, begin
 from benchmarks.receiver import counting_receiver
 from relaybox import Destination, Outbox, Route
 from relaybox.database.schema import Tables
-from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.open import open_postgresql as open_store
 from relaybox.stores.store import Want
 from relaybox.wire.envelope import packer
 

@@ -47,8 +47,8 @@ LATEST = 90.0
 WARM = (
     "benchmarks.parts.kills",
     "relaybox.relay.relay",
-    "relaybox.stores.sql.postgres",
-    "relaybox.stores.sql.mysql",
+    "relaybox.database.pools.postgresql",
+    "relaybox.database.pools.mysql",
 )
 
 

@@ -22,7 +22,7 @@ from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, ask, interleave, outbox
 from benchmarks.many import fill_week, refill
 from relaybox import Destination, Outbox
-from relaybox.stores.sql.postgres import Psycopg
+from relaybox.database.pools.postgresql import Psycopg
 from relaybox.web import dashboard
 from tests.trips import counted
 

@@ -16,7 +16,7 @@ from benchmarks.findings import Facts, Findings, Options
 from benchmarks.harness import Sample, Take, fill, interleave, outbox, run
 from relaybox.core.outcome import Delivered
 from relaybox.database.schema import Tables
-from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.open import open_postgresql as open_store
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Settlement, Want
 

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from relaybox.stores.sql.postgres import Psycopg
+from relaybox.database.pools.postgresql import Psycopg
 from relaybox.web import dashboard
 from relaybox.web.pages.actions import ACTIONS
 from tests.browser import seed

@@ -32,7 +32,11 @@ from tests.integration.shop import MEMBERSHIP, SOON
 
 WARM = (
     *("relaybox.operate.open_relay", "relaybox.stores.sql.upkeep", "relaybox.emit.wakes.postgres"),
-    *("relaybox.stores.sql.postgres", "relaybox.stores.sql.mysql", "relaybox.stores.sql.sqlite"),
+    *(
+        "relaybox.database.pools.postgresql",
+        "relaybox.database.pools.mysql",
+        "relaybox.database.pools.sqlite",
+    ),
 )
 """What a relay would import when it begins is there before it is forked."""
 for name in WARM:

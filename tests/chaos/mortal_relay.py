@@ -22,9 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relaybox import Destination, Event, Outbox, Route
 from relaybox.core.event import Delivery
+from relaybox.database.steps import Steps
 from relaybox.operate import open_relay as parts
 from relaybox.sinks.handler import HandlerSink
-from relaybox.stores.sql.steps import Steps
 from relaybox.stores.store import Claim, Settlement, Want
 from relaybox.wire.envelope import event_of
 from tests.commit import ROOT

@@ -19,8 +19,9 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.statements.delivery import Query, Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.row import Call
-from relaybox.stores.sql.steps import OneStatement, Settled, Steps, StoreSteps
+from relaybox.stores.sql.steps import OneStatement, Settled, StoreSteps
 from relaybox.stores.store import Settlement, Want
 from tests.chaos.crew import DESTINATION, make_outbox, open_store
 from tests.chaos.scene import stored

@@ -19,7 +19,7 @@ from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.stores.memory import MemoryStore
-from relaybox.stores.sql import mysql, postgres, sqlite
+from relaybox.stores.open import open_mysql, open_postgresql, open_sqlite
 from relaybox.stores.store import Settlement, Store
 from relaybox.testing.contract import StoreContract
 from relaybox.testing.harness import LEASE, Seen, State, settle_all, want
@@ -275,8 +275,8 @@ class RolesContract(ServerContract):
 def open_store(url: str, tables: Tables) -> Store:
     kind = sa.make_url(url).drivername
     if kind == "sqlite":
-        return sqlite.open_store(url.removeprefix("sqlite:///"), tables)
-    return {"postgresql": postgres, "mysql": mysql}[kind].open_store(url, tables, connections=4)
+        return open_sqlite(url.removeprefix("sqlite:///"), tables)
+    return {"postgresql": open_postgresql, "mysql": open_mysql}[kind](url, tables, connections=4)
 
 
 class TestPostgreSQL18(ServerContract):

@@ -18,7 +18,7 @@ from django.test import override_settings
 from opentelemetry import trace
 
 from relaybox import Event, Reject
-from relaybox.contrib.django import emit, emit_event, tasks
+from relaybox.contrib.django import databases, emit_event, tasks
 from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
 from relaybox.contrib.django.models import OutboxAttempt, OutboxEvent
 from relaybox.contrib.django.signals import event_delivered, event_failed
@@ -207,7 +207,7 @@ def test_a_database_without_autocommit_is_busy_before_it_is_connected(using: str
 
 def test_what_an_error_cut_short_cannot_be_committed(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key without its event would make every later try a duplicate."""
-    execute = emit.execute_ours
+    execute = databases.execute_ours
 
     def refuse_rows(connection: Any, query: Any) -> Any:
         if "aggregate_type" in query.sql:
@@ -217,7 +217,7 @@ def test_what_an_error_cut_short_cannot_be_committed(using: str, monkeypatch: py
     def try_twice() -> None:
         with transaction.atomic(using=using):
             with monkeypatch.context() as patch:
-                patch.setattr(emit, "execute_ours", refuse_rows)
+                patch.setattr(databases, "execute_ours", refuse_rows)
                 with pytest.raises(OperationalError):
                     emit_event("order", 1, "order.placed", {}, idempotency_key="one", using=using)
             emit_event("order", 1, "order.placed", {}, idempotency_key="one", using=using)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from asyncmy.errors import MySQLError
 
 from relaybox.database.dialects import refusal
+from relaybox.database.pools.mysql import Asyncmy, _fetch
+from relaybox.database.pools.postgresql import Psycopg
 from relaybox.operate import open_relay as parts
-from relaybox.stores.sql.mysql import Asyncmy, _fetch
-from relaybox.stores.sql.postgres import Psycopg
 from tests.chaos.proxy import Proxy
 from tests.conftest import available
 from tests.databases import engine

@@ -9,9 +9,9 @@ import time
 from typing import Any
 from unittest.mock import Mock
 
+from relaybox.database.pools import sqlite
+from relaybox.database.pools.sqlite import Sqlite3
 from relaybox.database.statements.delivery import Query
-from relaybox.stores.sql import sqlite
-from relaybox.stores.sql.sqlite import Sqlite3
 from relaybox.stores.store import Want
 from tests.incidents.conftest import Case, make_shop, variants
 from tests.integration.shop import Shop

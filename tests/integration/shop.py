@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Outbox, Route
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Steps
 from relaybox.relay.upkeep.membership import Membership
 from relaybox.stores.open import open_store
-from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore
 from tests.databases import engine
 

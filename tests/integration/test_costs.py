@@ -19,11 +19,12 @@ import sqlalchemy as sa
 from relaybox import Event
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.database.pools import mysql, sqlite
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Query
 from relaybox.emit.row import Call
 from relaybox.stores.ledger import CAP
-from relaybox.stores.sql import mysql, postgres, sqlite
+from relaybox.stores.open import open_mysql, open_postgresql, open_sqlite
 from relaybox.stores.store import Claim, DeadLetter, Settlement, Store, Want
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
@@ -178,7 +179,7 @@ each_version = pytest.mark.parametrize("url", POSTGRESQL, indirect=True)
 async def counted_postgres(url: str, tables: Tables) -> AsyncIterator[Counted]:
     wire = Wire(sa.make_url(url))
     async with wire.listening() as through:
-        store = postgres.open_store(through, tables, connections=1)
+        store = open_postgresql(through, tables, connections=1)
         try:
             await store.claim(Want("nobody", "me"))
             await store.vital.run(store.steps.now)
@@ -268,7 +269,7 @@ async def counted_by_statement(
         return fetch(connection, query)
 
     monkeypatch.setattr(module, "_fetch", counting)
-    store = module.open_store(url if module is mysql else sa.make_url(url).database, tables)
+    store = open_mysql(url, tables) if module is mysql else open_sqlite(sa.make_url(url).database, tables)
     try:
         yield Counted(store, lambda: Count(total, total))
     finally:

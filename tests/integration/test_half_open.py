@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from relaybox.database.pools import mysql, postgresql
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Steps
 from relaybox.errors import StoreError
 from relaybox.operate import open_relay as parts
-from relaybox.stores.sql import mysql, postgres
-from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Want
 from tests.chaos.proxy import Proxy
@@ -29,7 +29,7 @@ WANT = Want("on_order", "me", limit=5, lease=60.0)
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (postgres, mysql):
+    for module in (postgresql, mysql):
         monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(mysql, "CLOSING_SECONDS", 0.5)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relaybox.core.event import Delivery, Event, Status
-from relaybox.core.outcome import Delivered, Reject, Retry, Unreachable
+from relaybox.core.outcome import Delivered, Interrupted, Reject, Retry, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.relay.observer import Observer
 from relaybox.sinks import handler as handlers
@@ -154,7 +154,7 @@ async def test_a_send_that_is_cancelled_reports_what_runs_on(hanging: Hanging) -
         await await_for(lambda: hanging.called, "a call")
         await cancel(sending)
     [said] = reports.answers
-    assert isinstance(said, Retry)
+    assert isinstance(said, Interrupted)
     assert said.reason == "the relay stopped before the handler returned"
     assert len(hanging.called) == 1
 
@@ -209,8 +209,8 @@ async def test_a_relay_that_stops_does_not_wait_and_does_not_say_that_it_was_not
     lane = lanes.make(store, hanging, concurrency=1, timeout="10ms")
     async with lanes.running(lane, patience=0.05):
         await await_for(lambda: hanging.called, "a call")
-    rows = sorted((row.attempts, row.error_message) for row in store.rows.values())
-    assert rows == [(0, None), (1, "the relay stopped before the handler returned")]
+    rows = sorted((row.attempts, row.error_message or "") for row in store.rows.values())
+    assert rows == [(0, ""), (0, "the relay stopped before the handler returned")]
     assert set(lanes.statuses(store)) == {Status.PENDING}
     assert [row.lease_token for row in store.rows.values()] == [None, None]
     assert len(hanging.called) == 1

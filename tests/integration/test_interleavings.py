@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from relaybox import Call, Destination
 from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.database.steps import Steps
 from relaybox.stores.sql.destinations import DestinationSteps
-from relaybox.stores.sql.steps import Steps, StoreSteps
+from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Claim, DeadLetter, Settlement, Want
 from tests.integration.shop import Databases, Shop, drive

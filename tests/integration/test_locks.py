@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import ALONE
 from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
+from relaybox.database.pools import postgresql
 from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query
 from relaybox.errors import Locked, RowsLocked
 from relaybox.operate import open_relay as parts
-from relaybox.stores.sql import postgres
 from relaybox.stores.sql.steps import lock_settles
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Settlement, Want
@@ -276,7 +276,7 @@ EXPECTED = [f"{LOCK_SECONDS}s", f"{STATEMENT_SECONDS}s", "5s"]
 
 @pytest.mark.parametrize("kind", POSTGRESQL)
 async def test_the_server_gives_up_before_the_client_does(kind: str, migrated_database: Databases) -> None:
-    assert LOCK_SECONDS < STATEMENT_SECONDS < postgres.ANSWER_SECONDS
+    assert LOCK_SECONDS < STATEMENT_SECONDS < postgresql.ANSWER_SECONDS
     async with opened(migrated_database(kind)) as place:
         assert await settings(place.store, *WAITS) == EXPECTED
 
@@ -303,14 +303,14 @@ async def test_a_connection_that_met_a_lock_is_kept(
     async with opened(direct) as place:
         url = pgbouncer.through(pgbouncer_url, direct) if pooled else direct
         store: SqlStore = parts.open_store(url, place.tables, connections=1)
-        connect, made = postgres.AsyncConnection.connect, []
+        connect, made = postgresql.AsyncConnection.connect, []
 
         async def counted(**options: Any) -> Any:
             made.append(1)
             return await connect(**options)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(postgres.AsyncConnection, "connect", counted)
+            patch.setattr(postgresql.AsyncConnection, "connect", counted)
             want = Want("keys", "me", ordered=True)
             destination = place.tables.destination
             with place.locked(destination, destination.c.name == "keys"), pytest.raises(Locked):
@@ -327,7 +327,7 @@ async def test_a_statement_is_cancelled_before_the_client_hangs_up(
 ) -> None:
     """Else the server would go on with it, on a connection that nobody counts."""
     url = migrated_database("postgresql-18")
-    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(postgresql, "ANSWER_SECONDS", 0.5)
     asleep = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
         " AND query LIKE '%pg_sleep(50)%' AND pid <> pg_backend_pid()"

@@ -17,12 +17,13 @@ from psycopg.errors import FeatureNotSupported
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered
+from relaybox.database.pools import postgresql
+from relaybox.database.pools.pipeline import Pipeline
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Query
 from relaybox.errors import StoreError
-from relaybox.stores.sql import postgres
+from relaybox.stores.open import open_postgresql
 from relaybox.stores.sql.delivered import LEASES_APART
-from relaybox.stores.sql.pipeline import Pipeline
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL
@@ -54,7 +55,7 @@ async def connected(url: str, lasting: tuple[str, ...] = ()) -> AsyncIterator[Pi
 
 @asynccontextmanager
 async def opened(url: str, tables: Tables, connections: int = 1) -> AsyncIterator[SqlStore]:
-    store = postgres.open_store(url, tables, connections=connections)
+    store = open_postgresql(url, tables, connections=connections)
     try:
         yield store
     finally:
@@ -366,13 +367,13 @@ def test_a_session_that_ended_while_it_was_idle_is_noticed_at_once(
     fresh_database: Databases,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 100 * PATIENCE)
+    monkeypatch.setattr(postgresql, "ANSWER_SECONDS", 100 * PATIENCE)
     url = fresh_database("postgresql-18")
     engine, tables = create_tables(url)
     engine.dispose()
 
     async def use_it_again() -> None:
-        store = postgres.open_store(url, tables, connections=1)
+        store = open_postgresql(url, tables, connections=1)
         try:
             await store.now()
             await asyncio.to_thread(end_sessions, url.replace("+psycopg", ""))

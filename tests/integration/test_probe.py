@@ -350,7 +350,7 @@ def test_a_database_in_memory_is_looked_at_through_the_session() -> None:
 
 @on_sqlite
 def test_a_locked_file_is_explained(shop: Shop, probe: OutboxProbe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.stores.sql.sqlite.PATIENCE", 0.1)
+    monkeypatch.setattr("relaybox.database.pools.sqlite.PATIENCE", 0.1)
     monkeypatch.setattr("relaybox.database.connect.BUSY", 0.1)
     with Session(shop.engine) as session:
         shop.outbox.emit(session, "Order", 1, "order.paid", {})

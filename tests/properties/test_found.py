@@ -21,11 +21,11 @@ from relaybox.cli import app
 from relaybox.core.outcome import Released
 from relaybox.core.settings import Settings
 from relaybox.database.dialects import EARLIEST, LATEST, SQLITE
+from relaybox.database.pools.pipeline import AnyTime
 from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
 from relaybox.stores.open import open_store
-from relaybox.stores.sql.pipeline import AnyTime
 from relaybox.stores.store import Claim, Settlement, Want
 from relaybox.wire.codec import Limits, encode_payload
 from tests.databases import engine

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from relaybox.database.pools.places import Places
+from relaybox.database.steps import Steps
 from relaybox.errors import Locked, StoreError
-from relaybox.stores.sql.places import Places
-from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore
 from tests.simulation.database import Blocked, Database, Deadlock, Transaction
 from tests.simulation.statements import Flavour, Query, Rows, Server, make_steps

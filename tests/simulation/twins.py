@@ -22,9 +22,9 @@ from relaybox.database.dialects import DIALECTS
 from relaybox.database.migrations import migrate
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.operate import open_relay as parts
-from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from tests.databases import engine

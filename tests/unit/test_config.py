@@ -37,7 +37,7 @@ from relaybox.database import dialects
 from relaybox.database.connect import connected
 from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, StoreError, UnknownSetting
-from relaybox.stores.sql.postgres import open_store
+from relaybox.stores.open import open_postgresql as open_store
 
 URL = "https://example.org/events"
 

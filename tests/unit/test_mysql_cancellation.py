@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from asyncmy.errors import OperationalError
 
+from relaybox.database.pools.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
 from relaybox.errors import StoreError
-from relaybox.stores.sql.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
 from tests.waiting import cancel
 
 

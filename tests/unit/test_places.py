@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from relaybox.database.pools import places
+from relaybox.database.pools.places import Places
 from relaybox.errors import Locked
-from relaybox.stores.sql import places
-from relaybox.stores.sql.places import Places
 from tests.waiting import PATIENCE, await_for
 
 

@@ -13,7 +13,17 @@ import pytest
 from relaybox import Reject, Retry, Unavailable
 from relaybox.core.circuit import FIRST_PAUSE, LONGEST_PAUSE, REMEMBERED, THRESHOLD, Circuit
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Delivered, Failed, Gone, Outcome, Released, Retried, Throttled, Unreachable
+from relaybox.core.outcome import (
+    Delivered,
+    Failed,
+    Gone,
+    Interrupted,
+    Outcome,
+    Released,
+    Retried,
+    Throttled,
+    Unreachable,
+)
 from relaybox.core.retry import delay
 from relaybox.core.settings import Backoff, Destination
 from relaybox.relay.decide import LONGEST_AFTER, Opening, Policy
@@ -67,6 +77,7 @@ def test_jitter_spreads_the_wait() -> None:
         (Retry(), 1, Retried(2, "failed")),
         (Retry("500"), 5, Failed("500")),
         (Retry("500", after=7), 5, Failed("500")),
+        (Interrupted("stopped", after=7), 5, Retried(7, "stopped", counts=False)),
         (Unavailable("503"), 5, Retried(2, "503", counts=False)),
         (Unavailable("429", after=30), 1, Retried(30, "429", counts=False)),
         (Unreachable("refused"), 5, Retried(FIRST_PAUSE, "refused", counts=False)),

@@ -22,6 +22,10 @@ class Retry(Exception):
         self.after = after
 
 
+class Interrupted(Retry):
+    """The relay stopped while the handler ran, and the handler runs on: the attempt is given back."""
+
+
 class Reject(Exception):
     """Raised by a handler: this event can never succeed; it is failed at once."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -23,13 +23,14 @@ from sqlalchemy.engine.mock import MockConnection
 from relaybox.core.commands import Program, command
 from relaybox.core.settings import normalize_url
 from relaybox.core.values import choice, mask_url, wrong
-from relaybox.database.connect import Row, connected, denied, in_memory
+from relaybox.database.connect import connected, denied, in_memory
 from relaybox.database.schema import MYSQL, Tables, make_tables
+from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Steps, drive
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
 T = TypeVar("T")
 DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
-Steps: TypeAlias = Generator[str, list[Row], T]
 
 LOCK = 0x52454C4159424F58
 """One for all outboxes of a PostgreSQL database: ``None`` and ``public`` may be the same schema."""
@@ -192,18 +193,8 @@ def _run(database: str, begin: Callable[[DialectName], Steps[T]], *, create: boo
     url = normalize_url(database)
     steps = begin(_name(url.partition(":")[0]))
     with connected(url, create=create) as execute:
-        try:
-            statement = next(steps)
-            while True:
-                try:
-                    rows = execute(statement)
-                except Exception as error:
-                    # The steps know whether this error matters.
-                    statement = steps.throw(error)
-                else:
-                    statement = steps.send(rows)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        # The steps know whether an error matters.
+        return drive(steps, lambda queries: [execute(query.sql) for query in queries])
 
 
 def _name(scheme: str) -> DialectName:
@@ -221,7 +212,7 @@ def _migrating(outbox: Outbox) -> Steps[list[int]]:
         yield from _ensure_schema(outbox)
     for statement in (text for migration in pending for text in migration.statements(outbox)):
         try:
-            yield statement
+            yield [Query(statement, ())]
         except Exception as error:
             if not resuming or ALREADY_THERE.isdisjoint(error.args[:1]):
                 raise
@@ -231,7 +222,7 @@ def _migrating(outbox: Outbox) -> Steps[list[int]]:
 def _server(dialect: DialectName) -> Steps[DialectName]:
     if dialect not in MYSQL:
         return dialect
-    ((version,),) = yield "SELECT VERSION()"
+    [[[version]]] = yield [Query("SELECT VERSION()", ())]
     return "mariadb" if "mariadb" in version.lower() else "mysql"
 
 
@@ -239,12 +230,12 @@ def _lock(outbox: Outbox) -> Steps[None]:
     """One migration at a time, until the transaction or the connection ends."""
     match outbox.dialect:
         case "postgresql":
-            yield f"SELECT pg_advisory_xact_lock({LOCK})"
+            yield [Query(f"SELECT pg_advisory_xact_lock({LOCK})", ())]
         case "sqlite":
-            yield "BEGIN IMMEDIATE"
+            yield [Query("BEGIN IMMEDIATE", ())]
         case _:
             name = sa.func.concat("relaybox.", sa.func.md5(_mysql_database(outbox)))
-            ((locked,),) = yield _text(outbox, sa.select(sa.func.get_lock(name, PATIENCE)))
+            [[[locked]]] = yield [_text(outbox, sa.select(sa.func.get_lock(name, PATIENCE)))]
             if locked != 1:
                 raise StoreError(f"another migration has been running for {PATIENCE} s; try again later")
 
@@ -252,9 +243,10 @@ def _lock(outbox: Outbox) -> Steps[None]:
 def _recorded(outbox: Outbox) -> Steps[int | None]:
     """The highest version recorded, 0 for none; ``None`` where there is no table of migrations."""
     table = outbox.tables().migration
-    if not (yield _text(outbox, _find(outbox, table))):
+    [found] = yield [_text(outbox, _find(outbox, table))]
+    if not found:
         return None
-    ((version,),) = yield _text(outbox, sa.select(sa.func.max(table.c.version)))
+    [[[version]]] = yield [_text(outbox, sa.select(sa.func.max(table.c.version)))]
     return version or 0
 
 
@@ -282,14 +274,15 @@ def _ensure_schema(outbox: Outbox) -> Steps[None]:
     if outbox.schema is None or outbox.dialect != "postgresql":
         return
     schemas = _catalog("pg_namespace", "nspname")
-    if not (yield _text(outbox, sa.select(sa.literal(1)).where(schemas.c.nspname == outbox.schema))):
-        yield create_schema(outbox)[0]
+    [found] = yield [_text(outbox, sa.select(sa.literal(1)).where(schemas.c.nspname == outbox.schema))]
+    if not found:
+        yield [Query(create_schema(outbox)[0], ())]
 
 
 def _mysql_database(outbox: Outbox) -> sa.ColumnElement[Any]:
     return sa.literal(outbox.schema) if outbox.schema else sa.func.coalesce(sa.func.database(), "")
 
 
-def _text(outbox: Outbox, statement: sa.Select[Any]) -> str:
-    (text,) = rendered(outbox.dialect, lambda engine: engine.execute(statement))
-    return text
+def _text(outbox: Outbox, statement: sa.Select[Any]) -> Query:
+    [text] = rendered(outbox.dialect, lambda engine: engine.execute(statement))
+    return Query(text, ())

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
 from relaybox.core.event import Emitted
-from relaybox.database.drivers.driver import Channel, Writing
+from relaybox.database.drivers.driver import Channel
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel
+from relaybox.database.steps import Steps
 from relaybox.emit.wakes.wake import Caller
 
 _WAITING = "relaybox.waiting"
@@ -57,13 +58,13 @@ class Blocks:
 
 
 def told(
-    writing: Writing[list[Emitted]],
+    writing: Steps[list[Emitted]],
     way: Channel,
     alone: bool,
     caller: Caller,
     blocks: Blocks,
     unserved: frozenset[str] = frozenset(),
-) -> Writing[list[Emitted]]:
+) -> Steps[list[Emitted]]:
     """The same writing; when it is committed, or written where it commits ``alone``, the caller is told.
 
     Not of the destinations that are ``unserved``: no relay would come.

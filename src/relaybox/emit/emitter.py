@@ -11,11 +11,11 @@ from relaybox.core.event import Emitted
 from relaybox.core.routing import Routes
 from relaybox.core.settings import Settings
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.drive import adrive, drive
-from relaybox.database.drivers.driver import Channel, Driver, Writing
+from relaybox.database.drivers.driver import Channel, Driver
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.committed import Blocks, told
 from relaybox.emit.row import Call, Emission, RowBuilder
 from relaybox.emit.transaction import Transaction
@@ -75,7 +75,7 @@ class Emitter:
         ``many``: errors say which of the calls they are about.
         """
         way = channel(connection, self._insert)
-        return drive(self._writing(way, calls, autocommit, many), way.execute)
+        return way.run(self._writing(way, calls, autocommit, many))
 
     async def awrite(
         self, connection: Any, calls: Sequence[Call], autocommit: bool, many: bool = False
@@ -85,11 +85,11 @@ class Emitter:
             written: list[Emitted] = await asynchronous.run_sync(self.write, calls, autocommit, many)
             return written
         way = async_channel(connection)
-        return await adrive(self._writing(way, calls, autocommit, many), way.execute)
+        return await way.arun(self._writing(way, calls, autocommit, many))
 
     def _writing(
         self, way: Channel, calls: Sequence[Call], autocommit: bool, many: bool
-    ) -> Writing[list[Emitted]]:
+    ) -> Steps[list[Emitted]]:
         """The statements to execute; whatever is refused is refused before the first of them."""
         driver = way.driver
         dialect = driver.dialect

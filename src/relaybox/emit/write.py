@@ -1,7 +1,4 @@
-"""Writing events inside the caller's transaction, as a generator that adapters drive.
-
-Each yield is one statement to execute on the caller's connection; its rows are sent back.
-"""
+"""Write events inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from uuid import UUID
 
 from relaybox.core.event import Emitted
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import INSERTED, Query, Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.row import Emission
 
 T = TypeVar("T")
@@ -25,7 +22,7 @@ CHARACTERS_PER_STATEMENT = 4_000_000
 _SIZED = [INSERTED.index(name) for name in ("payload", "payload_data", "headers")]
 
 
-def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialect) -> Writing[list[Emitted]]:
+def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialect) -> Steps[list[Emitted]]:
     """Write the events and say of each whether it is new.
 
     Idempotency keys come first and in the order of the keys, so that two callers cannot wait for each
@@ -34,7 +31,7 @@ def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialec
     """
     if len(emissions) == 1 and emissions[0].idempotency_key is None and len(emissions[0].destinations) == 1:
         only = emissions[0]
-        yield statements.insert(only.rows or only.handed_over, final=not only.rows)
+        yield [statements.insert(only.rows or only.handed_over, final=not only.rows)]
         return [Emitted(only.event_id, False, only.destinations)]
     first_ids: dict[UUID, UUID] = {}
     keyed = [e for e in emissions if e.idempotency_key is not None and e.destinations]
@@ -42,26 +39,26 @@ def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialec
         first_ids[emission.event_id] = yield from _remember(emission, statements, dialect)
     fresh = [e for e in emissions if first_ids.get(e.event_id, e.event_id) == e.event_id]
     for rows in _batches(row for emission in fresh for row in emission.rows):
-        yield statements.insert(rows)
+        yield [statements.insert(rows)]
     for rows in _batches(row for emission in fresh for row in emission.handed_over):
-        yield statements.insert(rows, final=True)
+        yield [statements.insert(rows, final=True)]
     return [_emitted(emission, first_ids.get(emission.event_id, emission.event_id)) for emission in emissions]
 
 
-def committed(writing: Writing[T]) -> Writing[T]:
+def committed(writing: Steps[T]) -> Steps[T]:
     """The same in a transaction of its own, for a connection in autocommit.
 
     A key that committed without its rows would make every later try a duplicate.
     """
     try:
         # Inside: a BEGIN whose caller was cancelled may have run all the same.
-        yield Query("BEGIN", ())
+        yield [Query("BEGIN", ())]
         result = yield from writing
-        yield Query("COMMIT", ())
+        yield [Query("COMMIT", ())]
     except BaseException:
         # Where the connection broke there is nothing to roll back; the error to see is the first one.
         with suppress(Exception):
-            yield Query("ROLLBACK", ())
+            yield [Query("ROLLBACK", ())]
         raise
     return result
 
@@ -80,12 +77,13 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]
         yield batch
 
 
-def _remember(emission: Emission, statements: Statements, dialect: Dialect) -> Writing[UUID]:
+def _remember(emission: Emission, statements: Statements, dialect: Dialect) -> Steps[UUID]:
     """The id of the first event with this key: ours, if there was none."""
     key = {"event_type": emission.event_type, "key": emission.idempotency_key}
     while True:
-        rows = yield statements("remember_key", event_id=dialect.to_uuid(emission.event_id), **key)
-        rows = rows or (yield statements("recall_key", **key))
+        [rows] = yield [statements("remember_key", event_id=dialect.to_uuid(emission.event_id), **key)]
+        if not rows:
+            [rows] = yield [statements("recall_key", **key)]
         if rows:
             return as_uuid(rows[0][0])
 

@@ -6,10 +6,10 @@ import secrets
 from collections import defaultdict
 
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.driver import Writing
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import ParamStyle, Statements
 from relaybox.database.statements.inbox import templates
+from relaybox.database.steps import Steps
 from relaybox.receive.key import Key
 
 BATCH = 1000
@@ -21,27 +21,28 @@ def inbox_statements(tables: Tables, dialect: Dialect, style: ParamStyle) -> Sta
     return Statements(tables, dialect, style, templates(dialect.name))
 
 
-def mark(statements: Statements, key: Key) -> Writing[bool]:
+def mark(statements: Statements, key: Key) -> Steps[bool]:
     """Mark the message; whether this is the first time."""
     if statements.dialect.returning:
-        return bool((yield statements("mark", **key._asdict())))
+        [marked] = yield [statements("mark", **key._asdict())]
+        return bool(marked)
     number = secrets.randbits(62) | 1 << 62
-    yield statements("mark", **key._asdict(), number=number)
-    [[was_there]] = yield statements("was_there", number=number)
+    yield [statements("mark", **key._asdict(), number=number)]
+    [[[was_there]]] = yield [statements("was_there", number=number)]
     return not was_there
 
 
-def forget(statements: Statements, key: Key) -> Writing[None]:
+def forget(statements: Statements, key: Key) -> Steps[None]:
     """Take the mark back."""
-    yield statements("forget", consumer=key.consumer, ids=[key.message_id])
+    yield [statements("forget", consumer=key.consumer, ids=[key.message_id])]
 
 
-def prune(statements: Statements, window: float) -> Writing[int]:
+def prune(statements: Statements, window: float) -> Steps[int]:
     """Remove a batch of marks that are older than so many seconds; how many it were."""
-    rows = yield statements("old", seconds=-window, limit=BATCH)
+    [rows] = yield [statements("old", seconds=-window, limit=BATCH)]
     ids: dict[str, list[str]] = defaultdict(list)
     for consumer, message_id in rows:
         ids[consumer].append(message_id)
     for consumer, of in ids.items():
-        yield statements("forget", consumer=consumer, ids=of)
+        yield [statements("forget", consumer=consumer, ids=of)]
     return len(rows)

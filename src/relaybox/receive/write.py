@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from relaybox.database.drivers.drive import adrive, drive
-from relaybox.database.drivers.driver import Channel, Driver, Names, Writing
+from relaybox.database.drivers.driver import Channel, Driver, Names
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.committed import Blocks
 from relaybox.emit.transaction import Transaction
 from relaybox.receive.mark import inbox_statements
 
 T = TypeVar("T")
-Work: TypeAlias = Callable[[Statements], Writing[T]]
+Work: TypeAlias = Callable[[Statements], Steps[T]]
 
 ONCE = Names("inbox", "once", "aonce", "once")
 
@@ -32,7 +32,7 @@ class Writer:
         """Through a synchronous connection or session; raises an ``EmitError`` where it may not be used."""
         # A session is not flushed: the mark decides whether there is anything to do.
         way = channel(connection, self._insert, ONCE, flush=False)
-        return drive(self._writing(way, work), way.execute)
+        return way.run(self._writing(way, work))
 
     async def awrite(self, connection: Any, work: Work[T]) -> T:
         """``write``, for asynchronous connections and sessions."""
@@ -40,7 +40,7 @@ class Writer:
             written: T = await asynchronous.run_sync(self.write, work)
             return written
         way = async_channel(connection, ONCE)
-        return await adrive(self._writing(way, work), way.execute)
+        return await way.arun(self._writing(way, work))
 
     def open_on(self, connection: Any) -> object | None:
         """What tells the transaction that is open there from the next one; None where none is open.
@@ -58,7 +58,7 @@ class Writer:
         """A block that is a transaction, or a savepoint where one is open already."""
         return Transaction(connection, self._insert, Blocks(), None)
 
-    def _writing(self, way: Channel, work: Work[T]) -> Writing[T]:
+    def _writing(self, way: Channel, work: Work[T]) -> Steps[T]:
         way.check(autocommit=False)
         driver = way.driver
         statements = self._statements.get(driver)

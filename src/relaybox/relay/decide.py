@@ -14,6 +14,7 @@ from relaybox.core.outcome import (
     Delivered,
     Failed,
     Gone,
+    Interrupted,
     Outcome,
     Reject,
     Released,
@@ -77,6 +78,8 @@ class Policy:
                 if probing and opening is None:
                     opening = Opening(_reason(answer, "unavailable"), seconds_asked(answer))
                 return outcome, opening
+            case Interrupted():
+                return Retried(seconds_asked(answer) or 0.0, answer.reason, counts=False), None
             case Retry():
                 return self._retry(answer, delivery), None
         return self._retry(Retry(f"the sink answered {answer!r}"[:200]), delivery), None

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from relaybox.core.event_loop import run
 from relaybox.core.settings import Destination
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
 from relaybox.operate.pace import LOOK, Pace, never
@@ -205,7 +205,7 @@ class _Work:
             self._note_refused(page)
         return bool(page)
 
-    def _also(self, statements: Statements, items: Sequence[Item]) -> Writing[Sequence[Item]]:
+    def _also(self, statements: Statements, items: Sequence[Item]) -> Steps[Sequence[Item]]:
         """In the page's transaction: which of its documents get events, and how far it is then."""
         self._dialect = statements.dialect
         kept = [item for item in items if item.id not in self._bad]

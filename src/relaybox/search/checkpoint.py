@@ -17,13 +17,12 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.journal import filled
+from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, NoTables, StoreError
 from relaybox.relay.process import died, this_process
 from relaybox.stores.journal import STALLED, OperationState
-from relaybox.stores.sql.steps import Steps
 from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
@@ -115,21 +114,21 @@ class Checkpoint:
         """The place that one which goes on would take; raises ``ConfigError`` as ``take`` does."""
         return await self._persistently(self._earlier)
 
-    def advance(self, statements: Statements, place: Place) -> Writing[None]:
+    def advance(self, statements: Statements, place: Place) -> Steps[None]:
         """In the transaction of a page: how far it is with that; raises ``Lost``."""
         notes = notes_of(statements)
         own = statements.dialect.to_uuid(place.id)
-        rows = yield notes("held", id=own)
+        [rows] = yield [notes("held", id=own)]
         self._check(rows)
-        yield notes("advance", id=own, details=_text(place.details), done=place.done, skipped=place.skipped)
+        words = {"details": _text(place.details), "done": place.done, "skipped": place.skipped}
+        yield [notes("advance", id=own, **words)]
 
     def changed(
         self, statements: Statements, place: Place, aggregate_type: str, ids: Sequence[str]
-    ) -> Writing[set[str]]:
+    ) -> Steps[set[str]]:
         """Those of the ids that the application has emitted an event of since the backfill began."""
-        rows = yield notes_of(statements)(
-            "changed", aggregate_type=aggregate_type, ids=list(ids), since=place.since
-        )
+        words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": place.since}
+        [rows] = yield [notes_of(statements)("changed", **words)]
         return {str(id_) for id_, headers in rows if MARK not in headers}
 
     async def look(self, place: Place) -> Place:

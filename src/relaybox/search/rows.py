@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from relaybox.core.text import id_field
-from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
 from relaybox.search.source import Source, as_source, is_queryset, is_select, resolve
@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 Calls: TypeAlias = Callable[[Sequence[Item]], Sequence[Call]]
 Repairs: TypeAlias = Callable[[Sequence[Item], Sequence[str]], Sequence[Call]]
-Also: TypeAlias = Callable[[Statements, Sequence[Item]], Writing[Sequence[Item]]]
+Also: TypeAlias = Callable[[Statements, Sequence[Item]], Steps[Sequence[Item]]]
 """Statements in the transaction of a page, ahead of its events; those of its items that get events."""
 
 

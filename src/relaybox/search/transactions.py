@@ -12,7 +12,6 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from relaybox.database.connect import BUSY
 from relaybox.database.dialects import refusal
-from relaybox.database.drivers.drive import drive
 from relaybox.database.drivers.find import channel
 from relaybox.database.statements.delivery import Statements
 from relaybox.receive.once_handler import ASYNC_DRIVERS
@@ -82,7 +81,7 @@ class Transactions:
             way = channel(connection, self._outbox.tables.event.insert())
             if self._statements is None:
                 self._statements = Statements(self._outbox.tables, way.driver.dialect, way.driver.style)
-            items = drive(also(self._statements, items), way.execute)
+            items = way.run(also(self._statements, items))
         if made := calls(items):
             self._outbox.emit_many(connection, made)
 

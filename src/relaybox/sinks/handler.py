@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 from relaybox.core.event import Delivery, Event
-from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.outcome import Interrupted, Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, shorten
 from relaybox.sinks.http.deadline import Deadline
@@ -115,7 +115,9 @@ class HandlerSink(OneByOne):
             with block:
                 result = await self._threads.call(self._handler, event)
         except asyncio.CancelledError:
-            stopped = Retry("the relay stopped before the handler returned", after=self._deadline.seconds)
+            stopped = Interrupted(
+                "the relay stopped before the handler returned", after=self._deadline.seconds
+            )
             raise LeftRunning(stopped) from None
         except ANSWERS:
             raise

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import sqlalchemy as sa
 
 from relaybox.core.imports import import_extra
+from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
 from relaybox.database.migrations import server_dialect
 from relaybox.database.schema import Tables
-
-if TYPE_CHECKING:
-    from relaybox.stores.sql.store import SqlStore
+from relaybox.database.statements.delivery import ParamStyle, Statements
+from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.stores.sql.store import SqlStore
 
 
 def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlStore:
@@ -19,16 +18,38 @@ def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlSto
 
     One that extends leases or beats, as a relay's does, has one more for that.
     """
-    dialect = server_dialect(database)
-    if dialect == "sqlite":
-        from relaybox.stores.sql import sqlite
+    match server_dialect(database):
+        case "postgresql":
+            return open_postgresql(database, tables, connections=connections)
+        case "sqlite":
+            return open_sqlite(sa.make_url(database).database or ":memory:", tables)
+        case name:
+            return open_mysql(database, tables, connections=connections, mariadb=name == "mariadb")
 
-        return sqlite.open_store(sa.make_url(database).database or ":memory:", tables)
-    options: dict[str, Any] = {"connections": connections}
-    if dialect == "postgresql":
-        opened = import_extra("relaybox.stores.sql.postgres:open_store", "psycopg", "postgres")
-    else:
-        opened = import_extra("relaybox.stores.sql.mysql:open_store", "asyncmy", "mysql")
-        options["mariadb"] = dialect == "mariadb"
-    store: SqlStore = opened(database, tables, **options)
-    return store
+
+def open_postgresql(url: str, tables: Tables, *, connections: int = 3) -> SqlStore:
+    """Open a store in a PostgreSQL database."""
+    pool = import_extra("relaybox.database.pools.postgresql:Psycopg", "psycopg", "postgres")
+    steps = steps_of(tables, POSTGRESQL, "numeric")
+    return SqlStore(steps, pool(url, connections, steps.statements), pool(url, 1, steps.statements))
+
+
+def open_mysql(url: str, tables: Tables, *, connections: int = 3, mariadb: bool = True) -> SqlStore:
+    """Open a store in a MariaDB or MySQL database."""
+    pool = import_extra("relaybox.database.pools.mysql:Asyncmy", "asyncmy", "mysql")
+    steps = steps_of(tables, MARIADB if mariadb else MYSQL, "format")
+    return SqlStore(steps, pool(url, connections, mariadb), pool(url, 1, mariadb))
+
+
+def open_sqlite(path: str, tables: Tables) -> SqlStore:
+    """Open a store in the file at ``path``."""
+    from relaybox.database.pools.sqlite import Sqlite3
+
+    return SqlStore(steps_of(tables, SQLITE, "qmark"), Sqlite3(path))
+
+
+def steps_of(tables: Tables, dialect: Dialect, style: ParamStyle) -> StoreSteps:
+    """Return the steps of a store on one kind of database, for a driver of one parameter style."""
+    statements = Statements(tables, dialect, style)
+    claiming = OneStatement(statements) if dialect.one_statement else Stepwise(statements, dialect)
+    return StoreSteps(statements, dialect, claiming)

@@ -89,7 +89,10 @@ def _has_ended(process: int) -> bool:
 
 
 BROKERS = ("redis", "nats", "rabbitmq", "kafka")
-SINKS = tuple(f"relaybox.sinks.{broker}" for broker in BROKERS)  # The modules that send to them
+SINKS = (
+    "relaybox.sinks.redis",
+    *(f"relaybox.sinks.{broker}.sink" for broker in BROKERS if broker != "redis"),
+)
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from relaybox.core.outcome import Delivered
+from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError
 from relaybox.stores.ledger import Choice, Filter, State
 from relaybox.stores.sql.search import Part, Search
-from relaybox.stores.sql.steps import Steps
 from tests.integration.operated import Operated, details
 
 FAILED = Filter(status="failed", destination="mail")

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from relaybox.database.dialects import MARIADB, POSTGRESQL, SQLITE
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Query, Statements
-from relaybox.stores.sql.steps import OneStatement, Steps, Stepwise, StoreSteps
+from relaybox.database.steps import Steps
+from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
 from tests.databases import POSTGRESQL as POSTGRESQL_KINDS
 from tests.databases import engine
 

@@ -13,7 +13,8 @@ from relaybox.core.outcome import Delivered
 from relaybox.database import dialects
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
-from relaybox.stores.sql.steps import OneStatement, Steps, StoreSteps
+from relaybox.database.steps import Steps
+from relaybox.stores.sql.steps import OneStatement, StoreSteps
 from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 from zoneinfo import ZoneInfo
 
@@ -18,12 +18,13 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
-from relaybox.database.drivers.drive import translated
+from relaybox.database.drivers.translate import translated
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Query, Statements
+from relaybox.database.steps import Row, Steps, drive
 from relaybox.errors import ConfigError, did_you_mean
 
-Row: TypeAlias = Sequence[Any]
+T = TypeVar("T")
 
 _OWN = {"isolation_level", "server_side_binding", "pool", "assume_role", "init_command", "transaction_mode"}
 """Options that are Django's, not the server's."""
@@ -126,6 +127,11 @@ def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
         if ours is error:
             raise
         raise ours from error
+
+
+def run_ours(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
+    """Drive the steps on the connection. Errors are our own where there is one for Django's."""
+    return drive(steps, lambda queries: [execute_ours(connection, query) for query in queries])
 
 
 def execute_text(connection: BaseDatabaseWrapper, sql: str) -> list[Row]:

@@ -24,13 +24,12 @@ from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_configuration, get_settings
-from relaybox.contrib.django.databases import connection_of, dialect_of, execute_ours, get_statements
+from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements, run_ours
 from relaybox.contrib.django.dispatch import after_commit
 from relaybox.core.event import Emitted
 from relaybox.core.routing import UNROUTED
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.drive import drive
-from relaybox.database.drivers.driver import failed
+from relaybox.database.drivers.translate import failed
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
 from relaybox.emit.write import write
@@ -153,7 +152,7 @@ def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], diale
     writing = write(emissions, get_statements(dialect), dialect)
     # Some databases keep what a failed call had written; to commit that would lose an event to its own key.
     with transaction.mark_for_rollback_on_error(using=connection.alias):
-        emitted = drive(writing, functools.partial(execute_ours, connection))
+        emitted = run_ours(connection, writing)
     rows = [
         row
         for emission, one in zip(emissions, emitted, strict=True)

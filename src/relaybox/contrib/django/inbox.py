@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import Error, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.contrib.django.databases import connection_of, dialect_of, execute_ours, get_tables
+from relaybox.contrib.django.databases import connection_of, dialect_of, get_tables, run_ours
 from relaybox.core.settings import Settings
 from relaybox.core.values import parse_name
-from relaybox.database.drivers.drive import drive
-from relaybox.database.drivers.driver import Writing, failed
+from relaybox.database.drivers.translate import failed
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
 from relaybox.receive.key import Key, key_of
 from relaybox.receive.mark import forget, inbox_statements, mark
@@ -125,7 +125,7 @@ def _default_alias() -> str:
     return alias
 
 
-def _write(connection: BaseDatabaseWrapper, work: Callable[[Statements], Writing[T]]) -> T:
+def _write(connection: BaseDatabaseWrapper, work: Callable[[Statements], Steps[T]]) -> T:
     if connection.needs_rollback:
         raise failed("Django")
     if not connection.in_atomic_block and connection.get_autocommit():
@@ -134,7 +134,7 @@ def _write(connection: BaseDatabaseWrapper, work: Callable[[Statements], Writing
             " `with transaction.atomic():` around both"
         )
     writing = work(_statements(dialect_of(connection).name, connection))
-    return drive(writing, functools.partial(execute_ours, connection))
+    return run_ours(connection, writing)
 
 
 _made: dict[str, Statements] = {}

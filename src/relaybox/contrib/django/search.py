@@ -22,13 +22,12 @@ from relaybox.contrib.django.databases import (
     connection_of,
     dialect_of,
     driver_error,
-    execute_ours,
     execute_text,
     get_statements,
+    run_ours,
 )
 from relaybox.contrib.django.emit import emit_events
 from relaybox.database.dialects import refusal
-from relaybox.database.drivers.drive import drive
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
 from relaybox.outbox import Outbox
@@ -208,7 +207,7 @@ class QuerySetRows:
         if also is not None:
             connection = connection_of(self._using)
             writing = also(get_statements(dialect_of(connection)), items)
-            items = drive(writing, partial(execute_ours, connection))
+            items = run_ours(connection, writing)
         self._write(calls(items))
 
     def _write(self, made: Sequence[Call]) -> int:

@@ -13,7 +13,8 @@ from relaybox.contrib.django.databases import connection_of, dialect_of, driver_
 from relaybox.contrib.django.sync import call
 from relaybox.database.dialects import refusal
 from relaybox.database.statements.delivery import Query, Statements
-from relaybox.stores.sql.steps import OneStatement, Steps, Stepwise, StoreSteps
+from relaybox.database.steps import Steps, drive
+from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
 from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class DjangoDriver:
         connection = connection_of(self._using)
         if connection.in_atomic_block or not connection.get_autocommit():
             with transaction.atomic(using=self._using):
-                return _drive(connection, begin())
+                return self._drive(connection, begin())
         for _ in range(TRIES - 1):
             try:
                 return self._transaction(connection, begin())
@@ -87,7 +88,7 @@ class DjangoDriver:
                 execute(connection, Query(statement, ()))
             if self._preamble is not None:
                 execute(connection, self._preamble)
-            result = _drive(connection, steps)
+            result = self._drive(connection, steps)
             execute(connection, Query("COMMIT", ()))
             return result
         except BaseException:
@@ -97,11 +98,5 @@ class DjangoDriver:
             connection.close_if_unusable_or_obsolete()
             raise
 
-
-def _drive(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
-    try:
-        queries = next(steps)
-        while True:
-            queries = steps.send([execute(connection, query) for query in queries])
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    def _drive(self, connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
+        return drive(steps, lambda queries: [execute(connection, query) for query in queries])

@@ -6,9 +6,9 @@ import sqlite3
 
 import aiosqlite
 
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.drivers.sqlite3 import Sqlite3
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Rows
 
 
 class Aiosqlite:

@@ -6,9 +6,9 @@ from typing import Any
 
 from asyncmy.cursors import Cursor
 
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.drivers.mysql import MysqlState
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Rows
 
 
 class Asyncmy(MysqlState):

@@ -8,8 +8,8 @@ from typing import Any
 from asyncpg import InterfaceError
 
 from relaybox.database.dialects import POSTGRESQL
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.statements.delivery import INSERTED, ParamStyle, Query
+from relaybox.database.steps import Rows
 
 # As text, which the server casts: an application's own codec for jsonb would encode the JSON once more.
 _JSON = {name: f"CAST(CAST(:{name} AS text) AS jsonb)" for name in ("payload", "headers")}

@@ -6,19 +6,17 @@ nothing is imported of drivers that the application does not use.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from relaybox.database.dialects import Dialect
+from relaybox.database.drivers.translate import failed, translated
 from relaybox.database.statements.delivery import ParamStyle, Query
-from relaybox.errors import ConnectionClosed, NotInTransaction, TransactionFailed
+from relaybox.database.steps import Rows, Steps, adrive, drive
+from relaybox.errors import ConnectionClosed, NotInTransaction
 
 T = TypeVar("T")
-Row: TypeAlias = Sequence[Any]
-Rows: TypeAlias = list[Row]
-Writing: TypeAlias = Generator[Query, Rows, T]
-"""Yields one statement after the other, is sent the rows of each, and returns what it wrote."""
 
 
 class Driver(Protocol):
@@ -86,18 +84,30 @@ class Channel:
         """Execute one statement: its rows, or for an asynchronous driver an awaitable of them."""
         return self.driver.execute(self.connection, query)
 
+    def run(self, steps: Steps[T]) -> T:
+        """Drive the steps in the transaction that is open on the connection."""
+        return drive(steps, self._execute_all)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Drive the steps on the connection of an asynchronous driver."""
+        return await adrive(steps, self._aexecute_all)
+
+    def _execute_all(self, queries: list[Query]) -> list[Rows]:
+        try:
+            return [self.execute(query) for query in queries]
+        except BaseException as error:
+            raise translated(error)  # noqa: B904
+
+    async def _aexecute_all(self, queries: list[Query]) -> list[Rows]:
+        try:
+            return [await self.execute(query) for query in queries]
+        except BaseException as error:
+            raise translated(error)  # noqa: B904
+
 
 def closed(name: str) -> ConnectionClosed:
     """The error for a closed connection."""
     return ConnectionClosed(f"the {name} connection is closed; use it before that, or use another one")
-
-
-def failed(name: str) -> TransactionFailed:
-    """The error for a transaction that can only be rolled back."""
-    return TransactionFailed(
-        f"an earlier statement failed, so the {name} transaction can only be rolled back;"
-        " roll it back and begin again"
-    )
 
 
 def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:

@@ -7,9 +7,9 @@ from typing import Any
 from MySQLdb import Error
 from MySQLdb.cursors import Cursor
 
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.drivers.mysql import MysqlState
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Rows
 
 TRANSACTION_IN_PROGRESS = 1568
 

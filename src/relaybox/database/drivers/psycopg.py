@@ -9,8 +9,8 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from relaybox.database.dialects import POSTGRESQL
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.statements.delivery import ParamStyle, Query
+from relaybox.database.steps import Rows
 
 
 class _State:

@@ -7,8 +7,8 @@ from typing import Any
 from psycopg2 import extensions
 
 from relaybox.database.dialects import POSTGRESQL
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.statements.delivery import ParamStyle, Query
+from relaybox.database.steps import Rows
 
 
 class Psycopg2:

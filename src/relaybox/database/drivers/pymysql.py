@@ -7,9 +7,9 @@ from typing import Any
 from pymysql.constants import SERVER_STATUS
 from pymysql.cursors import Cursor
 
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.drivers.mysql import MysqlState
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Rows
 
 
 class Pymysql(MysqlState):

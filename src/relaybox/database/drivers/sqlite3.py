@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 
 from relaybox.database.dialects import SQLITE
-from relaybox.database.drivers.driver import Rows
 from relaybox.database.statements.delivery import ParamStyle, Query
+from relaybox.database.steps import Rows
 
 
 class Sqlite3:

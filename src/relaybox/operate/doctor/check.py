@@ -11,10 +11,10 @@ from relaybox.core.commands import Program
 from relaybox.core.settings import Settings
 from relaybox.database.migrations import Outbox
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Row, Steps
 from relaybox.operate.admin import Admin
 from relaybox.operate.doctor.finding import Finding, Unseen
 from relaybox.sinks.open import Handlers
-from relaybox.stores.sql.steps import Row, Steps
 from relaybox.stores.sql.store import SqlStore
 
 STATEMENT_SECONDS = 5

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from relaybox.database.migrations import quoted
+from relaybox.database.steps import Row
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Results, check
 from relaybox.operate.doctor.finding import Finding, Unseen
-from relaybox.stores.sql.steps import Row
 
 OLD = 60.0
 """Seconds that a transaction may be open."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from relaybox.core.outcome import wait
 from relaybox.database.statements.delivery import Statements
-from relaybox.stores.sql.steps import Steps, storable
+from relaybox.database.steps import Steps
+from relaybox.stores.sql.steps import storable
 
 ANY_DATABASE = {
     "open": """

@@ -12,6 +12,7 @@ import msgspec
 
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.journal import templates
+from relaybox.database.steps import Row, Steps
 from relaybox.stores.journal import (
     STALLED,
     Audit,
@@ -27,7 +28,6 @@ from relaybox.stores.journal import (
     Settled,
 )
 from relaybox.stores.sql.search import shown
-from relaybox.stores.sql.steps import Row, Steps
 from relaybox.stores.sql.store import SqlStore
 
 LEAST = 500

@@ -16,6 +16,7 @@ from relaybox.core.shadow import is_shadow
 from relaybox.database.schema import MYSQL
 from relaybox.database.statements.change import templates
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import (
     BATCH,
     CAP,
@@ -35,7 +36,7 @@ from relaybox.stores.ledger import (
 )
 from relaybox.stores.sql.journal import SqlJournal, audited
 from relaybox.stores.sql.search import COLUMNS, Bounds, Search, shown
-from relaybox.stores.sql.steps import Row, Steps, lock_lines, make_found_due, make_heads_due
+from relaybox.stores.sql.steps import lock_lines, make_found_due, make_heads_due
 from relaybox.stores.sql.store import SqlStore
 
 NEXT_NAME = """

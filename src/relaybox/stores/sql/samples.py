@@ -9,7 +9,7 @@ from typing import Any
 
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.sample import templates
-from relaybox.stores.sql.steps import Row, Steps
+from relaybox.database.steps import Row, Steps
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import Sample, Sampled
 

@@ -20,8 +20,8 @@ from relaybox.core.ordering import ALONE
 from relaybox.core.shadow import HEADER
 from relaybox.database.schema import MYSQL, now
 from relaybox.database.statements.delivery import Query, Statements
+from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import BATCH, CAP, Counted, Entry, Filter, Page
-from relaybox.stores.sql.steps import Row, Steps
 
 NEAR = 2_000
 """The rows of one event are made together: so many rows after the first, the last of them is behind."""

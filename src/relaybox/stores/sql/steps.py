@@ -1,17 +1,16 @@
-"""What a store does, as generators: each yields statements and is sent their rows.
+"""What a store does, as steps.
 
-The statements of one yield are atomic and take one round trip where the driver can; if they meet a lock, it
-throws ``Locked`` into the generator. A driver that cannot runs the whole generator in one transaction. So the
-same steps serve asynchronous and synchronous connections.
+The statements of one yield are atomic where the driver can send them in one round trip; if they meet a lock,
+``Locked`` is thrown into the generator. A driver that cannot runs the whole generator in one transaction.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID, uuid4
 
 import msgspec
@@ -23,6 +22,7 @@ from relaybox.core.ordering import Candidate
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Query, Statements
+from relaybox.database.steps import Row, Steps
 from relaybox.errors import Locked
 from relaybox.stores.sql.delivered import OfLease, by_lease
 from relaybox.stores.sql.rows import POSITION, Unread, candidates, read, without_unaddressable
@@ -38,9 +38,6 @@ from relaybox.stores.store import (
     used_up,
 )
 
-T = TypeVar("T")
-Row: TypeAlias = Sequence[Any]
-Steps: TypeAlias = Generator[list[Query], list[list[Row]], T]
 Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
 
 ERROR_LENGTH = 2_000

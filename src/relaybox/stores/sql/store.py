@@ -12,9 +12,10 @@ from uuid import UUID
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Released, wait
+from relaybox.database.steps import Steps
 from relaybox.errors import Locked, RowsLocked
 from relaybox.stores.sql.destinations import DestinationSteps
-from relaybox.stores.sql.steps import Settled, Steps, StoreSteps
+from relaybox.stores.sql.steps import Settled, StoreSteps
 from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from relaybox.database.schema import MYSQL
 from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Row, Steps
 from relaybox.stores.sql.search import shown
-from relaybox.stores.sql.steps import Row, Steps
 from relaybox.stores.sql.store import SqlStore
 
 ANY_DATABASE = {

@@ -15,7 +15,8 @@ import msgspec
 from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.upkeep import PROMPT, templates
-from relaybox.stores.sql.steps import Row, Steps, lock_lines
+from relaybox.database.steps import Row, Steps
+from relaybox.stores.sql.steps import lock_lines
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import (
     Beat,

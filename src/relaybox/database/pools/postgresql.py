@@ -13,14 +13,12 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import LockNotAvailable
 
 from relaybox.database.connect import hang_up
-from relaybox.database.dialects import POSTGRESQL, refusal
-from relaybox.database.schema import Tables
+from relaybox.database.dialects import refusal
+from relaybox.database.pools.pipeline import Pipeline
+from relaybox.database.pools.places import Places
 from relaybox.database.statements.delivery import Query, Statements
+from relaybox.database.steps import Rows, Steps, adrive
 from relaybox.errors import Locked
-from relaybox.stores.sql.pipeline import Pipeline
-from relaybox.stores.sql.places import Places
-from relaybox.stores.sql.steps import OneStatement, Row, Steps, StoreSteps
-from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
@@ -43,13 +41,6 @@ CANCEL_SECONDS = 1.0
 BEGIN = Query("BEGIN ISOLATION LEVEL READ COMMITTED", ())
 COMMIT = Query("COMMIT", ())
 ROLLBACK = Query("ROLLBACK", ())
-
-
-def open_store(url: str, tables: Tables, *, connections: int = 3) -> SqlStore:
-    """A store of at most ``connections`` connections, and one for leases and heartbeats if it has any."""
-    statements = Statements(tables, POSTGRESQL, "numeric")
-    steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
-    return SqlStore(steps, Psycopg(url, connections, statements), Psycopg(url, 1, statements))
 
 
 class Psycopg:
@@ -141,25 +132,18 @@ class Session:
         self._lasting = lasting
 
     async def drive(self, steps: Steps[T]) -> T:
-        """What the steps come to."""
-        try:
-            queries = next(steps)
-            while True:
-                answer = await self._answer(queries)
-                queries = steps.throw(answer) if isinstance(answer, Locked) else steps.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        """Drive the steps, which may go on without a lock that they did not get."""
+        return await adrive(steps, self._answer)
 
-    async def _answer(self, queries: Sequence[Query]) -> list[list[Row]] | Locked:
-        """The rows, or the lock that the queries met."""
+    async def _answer(self, queries: list[Query]) -> list[Rows]:
         try:
             return await self._transact(queries)
         except LockNotAvailable as error:
             if self._undo:
                 await self.pipeline.run(self._undo)
-            return Locked(str(refusal(error)))
+            raise Locked(str(refusal(error))) from error
 
-    async def _transact(self, queries: Sequence[Query]) -> list[list[Row]]:
+    async def _transact(self, queries: Sequence[Query]) -> list[Rows]:
         if all(query.sql in self._lasting for query in queries):
             return await self.pipeline.run(queries)
         results = await self.pipeline.run([*self._before, *queries, *self._after])

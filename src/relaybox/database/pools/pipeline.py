@@ -23,7 +23,7 @@ from psycopg.types.string import TextLoader
 
 from relaybox.database.dialects import EARLIEST, LATEST
 from relaybox.database.statements.delivery import Query
-from relaybox.stores.sql.steps import Row
+from relaybox.database.steps import Row
 
 # The driver's own: the one in C where that is installed.
 _TIME_LOADER: Any = psycopg.adapters.get_loader(

@@ -13,22 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from relaybox.database.dialects import SQLITE, refusal
-from relaybox.database.schema import Tables
-from relaybox.database.statements.delivery import Query, Statements
-from relaybox.stores.sql.steps import Row, Steps, Stepwise, StoreSteps
-from relaybox.stores.sql.store import SqlStore
+from relaybox.database.dialects import refusal
+from relaybox.database.statements.delivery import Query
+from relaybox.database.steps import Row, Steps, drive
 
 T = TypeVar("T")
 
 PATIENCE = 30.0
 """Seconds to wait for another writer."""
-
-
-def open_store(path: str, tables: Tables) -> SqlStore:
-    """A store in the file at ``path``."""
-    statements = Statements(tables, SQLITE, "qmark")
-    return SqlStore(StoreSteps(statements, SQLITE, Stepwise(statements, SQLITE)), Sqlite3(path))
 
 
 class Sqlite3:
@@ -80,12 +72,9 @@ class Sqlite3:
         connection = self._connect()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            queries = next(steps)
-            while True:
-                queries = steps.send([_fetch(connection, query) for query in queries])
-        except StopIteration as end:
+            result = drive(steps, lambda queries: [_fetch(connection, query) for query in queries])
             connection.execute("COMMIT")
-            return end.value  # type: ignore[no-any-return]
+            return result
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

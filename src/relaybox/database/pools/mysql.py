@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncmy
 from asyncmy.errors import MySQLError
 from sqlalchemy import make_url
 
-from relaybox.database.dialects import LOCK_WAIT_TIMEOUT, MARIADB, MYSQL, refusal
-from relaybox.database.schema import Tables
-from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query, Statements
-from relaybox.stores.sql.places import Places
-from relaybox.stores.sql.steps import Row, Steps, Stepwise, StoreSteps
-from relaybox.stores.sql.store import SqlStore
+from relaybox.database.dialects import LOCK_WAIT_TIMEOUT, refusal
+from relaybox.database.drivers.asyncmy import Asyncmy as Driver
+from relaybox.database.pools.places import Places
+from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query
+from relaybox.database.steps import Rows, Steps, adrive
 
 T = TypeVar("T")
 
@@ -35,14 +35,6 @@ MYSQL_SESSION = f"SET SESSION transaction_isolation = 'READ-COMMITTED', {_WAITS}
 # A transaction, and its locks, whose process was stopped in the midst of it is ended.
 MARIADB_SESSION = f"""SET SESSION tx_isolation = 'READ-COMMITTED', SESSION idle_transaction_timeout = 5,
 {_WAITS}, SESSION max_statement_time = {STATEMENT_SECONDS}"""
-
-
-def open_store(url: str, tables: Tables, *, connections: int = 3, mariadb: bool = True) -> SqlStore:
-    """A store of at most ``connections`` connections, and one for leases and heartbeats if it has any."""
-    dialect = MARIADB if mariadb else MYSQL
-    statements = Statements(tables, dialect, "format")
-    steps = StoreSteps(statements, dialect, Stepwise(statements, dialect))
-    return SqlStore(steps, Asyncmy(url, connections, mariadb), Asyncmy(url, 1, mariadb))
 
 
 class Asyncmy:
@@ -97,14 +89,11 @@ class Asyncmy:
                 if not checks:
                     await _fetch(connection, Query("SET SESSION check_constraint_checks = 0", ()))
                 await connection.begin()
-                queries = next(steps)
-                while True:
-                    queries = steps.send([await _fetch(connection, query) for query in queries])
-            except StopIteration as end:
+                result = await adrive(steps, partial(_fetch_all, connection))
                 await connection.commit()
                 if not checks:
                     await _fetch(connection, Query("SET SESSION check_constraint_checks = 1", ()))
-                return end.value  # type: ignore[no-any-return]
+                return result
             except BaseException as error:
                 if checks and _number(error) in LET_GO:
                     with suppress(MySQLError):
@@ -146,7 +135,8 @@ def _number(error: BaseException) -> Any:
     return error.args[0] if isinstance(error, MySQLError) and error.args else None
 
 
-async def _fetch(connection: Any, query: Query) -> list[Row]:
-    async with connection.cursor() as cursor:
-        await cursor.execute(query.sql, query.params)
-        return list(await cursor.fetchall())
+_fetch = Driver().execute
+
+
+async def _fetch_all(connection: Any, queries: Sequence[Query]) -> list[Rows]:
+    return [await _fetch(connection, query) for query in queries]

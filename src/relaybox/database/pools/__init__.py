@@ -1,0 +1,1 @@
+"""Connections of our own, and the steps that are driven on them."""
