@@ -22,7 +22,7 @@ from relaybox.core.settings import Destination, Settings
 from relaybox.database.dialects import MARIADB
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Statements
-from relaybox.database.statements.upkeep import templates
+from relaybox.database.statements.upkeep import texts
 from relaybox.errors import ConfigError, StoreError
 from relaybox.operate import open_relay as parts
 from relaybox.relay.upkeep import prune
@@ -318,7 +318,7 @@ async def test_a_leader_that_cannot_renew_stops_to_lead_by_its_own_clock(clock: 
 def test_the_name_of_mysqls_index_has_the_prefix_of_the_tables() -> None:
     statements = Statements(make_tables(sa.MetaData(), prefix="my_"), MARIADB, "format")
     assert statements.by_due == "FORCE INDEX (`idx_my_outbox_event_due`)"
-    parked = statements.others(templates("mysql"))("parked", destination="runner", limit=1)
+    parked = statements.others(texts("mysql"))("parked", destination="runner", limit=1)
     assert statements.by_due in parked.sql
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -11,10 +11,19 @@ import sqlalchemy as sa
 
 from relaybox.database.dialects import DIALECTS, SQLITE
 from relaybox.database.schema import make_tables
-from relaybox.database.statements import upkeep as upkeep_statements
-from relaybox.database.statements.delivery import TEMPLATES, Statements, compile_parameters
-from relaybox.stores.sql import destinations, ledger
-from relaybox.stores.sql.ledger import QUESTIONS
+from relaybox.database.statements import (
+    backfill,
+    change,
+    destination,
+    inbox,
+    journal,
+    ledger,
+    sample,
+    undelivered,
+    upkeep,
+)
+from relaybox.database.statements.delivery import TEMPLATES, Statements, Texts, compile_parameters
+from relaybox.stores.sql.search import COLUMNS
 
 TABLES = make_tables(sa.MetaData())
 
@@ -30,14 +39,15 @@ def test_a_percent_sign_is_doubled_where_placeholders_have_one_and_the_driver_un
     assert SQLITE.from_time(moment).year >= 2026
 
 
-def texts(dialect: str) -> Mapping[str, str]:
-    one_statement = DIALECTS[dialect].one_statement
-    own = destinations.POSTGRESQL if one_statement else destinations.STEPWISE
-    upkeep = upkeep_statements.templates(dialect)
-    return {**TEMPLATES[dialect], **own, **upkeep, **QUESTIONS, **ledger.templates(dialect)}
+def all_texts(dialect: str) -> Iterator[Texts]:
+    yield Texts(TEMPLATES[dialect])
+    topics = (backfill, change, destination, inbox, journal, undelivered, upkeep)
+    yield from (topic.texts(dialect) for topic in topics)
+    yield ledger.texts(dialect, COLUMNS)
+    yield sample.texts(dialect, TABLES)
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])
 def test_no_statement_of_a_driver_that_may_leave_percent_signs_as_they_are_has_any(dialect: str) -> None:
-    statements = Statements(TABLES, DIALECTS[dialect], "format", texts(dialect))
-    assert [name for name, sql in statements._sql.items() if "%" in sql] == []
+    of_topics = [Statements(TABLES, DIALECTS[dialect], "format", texts)._sql for texts in all_texts(dialect)]
+    assert [name for each in of_topics for name, sql in each.items() if "%" in sql] == []

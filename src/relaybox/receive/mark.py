@@ -8,7 +8,7 @@ from collections import defaultdict
 from relaybox.database.dialects import Dialect
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import ParamStyle, Statements
-from relaybox.database.statements.inbox import templates
+from relaybox.database.statements.inbox import texts
 from relaybox.database.steps import Steps
 from relaybox.receive.key import Key
 
@@ -18,7 +18,7 @@ BATCH = 1000
 
 def inbox_statements(tables: Tables, dialect: Dialect, style: ParamStyle) -> Statements:
     """The statements of an inbox for one kind of connection."""
-    return Statements(tables, dialect, style, templates(dialect.name))
+    return Statements(tables, dialect, style, texts(dialect.name))
 
 
 def mark(statements: Statements, key: Key) -> Steps[bool]:

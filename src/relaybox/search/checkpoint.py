@@ -17,8 +17,8 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
+from relaybox.database.statements.backfill import texts
 from relaybox.database.statements.delivery import Statements
-from relaybox.database.statements.journal import filled
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, NoTables, StoreError
 from relaybox.relay.process import died, this_process
@@ -37,34 +37,6 @@ PAUSE = 0.5
 
 LOOKED_AT = 1_000
 """Operations among which an earlier backfill is looked for."""
-
-_TEXTS = {
-    "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
-    "backfills": """
-SELECT id, state, details, done, skipped, started_at, updated_at, {now} FROM {operation}
-WHERE action = :action ORDER BY id DESC LIMIT :limit""",
-    "held": """
-SELECT id, state, details, done, skipped, started_at, updated_at, {now} FROM {operation}
-WHERE id = :id {lock}""",
-    "begin": """
-INSERT INTO {operation} (id, action, actor, details, total)
-VALUES (:id, :action, :actor, {details}, :total)""",
-    "take_over": """
-UPDATE {operation} SET state = 'running', actor = :actor, details = {details}, total = :total,
-    updated_at = {now}, finished_at = NULL, error = NULL WHERE id = :id""",
-    "advance": """
-UPDATE {operation} SET details = {details}, done = :done, skipped = :skipped, updated_at = {now}
-WHERE id = :id""",
-    "live": "UPDATE {operation} SET updated_at = {now} WHERE id = :id",
-    "end": """
-UPDATE {operation} SET state = :state, error = :error, updated_at = {now}, finished_at = {now}
-WHERE id = :id""",
-    "pending": """
-SELECT count(*) FROM (SELECT 1 FROM {event} WHERE {pending_of} LIMIT :limit) AS bounded""",
-    "changed": """
-SELECT aggregate_id, headers FROM {event}
-WHERE aggregate_type = :aggregate_type AND aggregate_id IN (:ids) AND created_at >= :since""",
-}
 
 
 class Lost(ConfigError):
@@ -245,7 +217,7 @@ class Checkpoint:
 @lru_cache(maxsize=16)
 def notes_of(statements: Statements) -> Statements:
     """The statements of this module, for the same tables, database and driver."""
-    return statements.others(filled(_TEXTS, statements.dialect.name))
+    return statements.others(texts(statements.dialect.name))
 
 
 def _text(details: Mapping[str, Any]) -> str:

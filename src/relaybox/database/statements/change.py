@@ -6,9 +6,8 @@ was found, and ``audit`` records it, in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from relaybox.database.schema import MYSQL
+from relaybox.database.statements.delivery import Texts
 
 WORDS = {
     "settled_lease": "leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}",
@@ -122,17 +121,8 @@ INSERT INTO {audit} (actor, action, details, affected) VALUES (:actor, :action, 
 }
 
 
-def templates(dialect: str) -> Mapping[str, str]:
-    """The statements for a database, with nothing left to fill in but the store's own words."""
+def texts(dialect: str) -> Texts:
+    """Return the statements for a database."""
     if dialect == "postgresql":
-        texts, words = POSTGRESQL, POSTGRESQL_WORDS
-    else:
-        texts, words = STEPWISE, MYSQL_WORDS if dialect in MYSQL else SQLITE_WORDS
-    return {name: _fill(text, WORDS | words) for name, text in texts.items()}
-
-
-def _fill(text: str, words: Mapping[str, str]) -> str:
-    for word, meaning in words.items():
-        if f"{{{word}}}" in text:
-            return _fill(text.replace(f"{{{word}}}", meaning), words)
-    return text
+        return Texts(POSTGRESQL, WORDS | POSTGRESQL_WORDS)
+    return Texts(STEPWISE, WORDS | (MYSQL_WORDS if dialect in MYSQL else SQLITE_WORDS))

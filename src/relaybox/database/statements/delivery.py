@@ -332,6 +332,13 @@ SELECT EXISTS (SELECT FROM heads WHERE due) OR EXISTS (SELECT FROM made)""",
 TEMPLATES = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
 
+class Texts(NamedTuple):
+    """Statements by their names, and the words that only these use."""
+
+    statements: Mapping[str, str]
+    words: Mapping[str, str] = {}
+
+
 class Query(NamedTuple):
     """One statement and its parameters, ready for a driver."""
 
@@ -347,19 +354,19 @@ class Statements:
         tables: Tables,
         dialect: Dialect,
         style: ParamStyle,
-        templates: Mapping[str, str] | None = None,
+        texts: Texts | None = None,
     ) -> None:
         self.tables = tables
         self.dialect = dialect
         self.style = style
-        words = WORDS | dict(dialect.words) | _table_names(tables, dialect)
+        texts = texts or Texts(TEMPLATES[dialect.name])
+        words = WORDS | dict(dialect.words) | _table_names(tables, dialect) | dict(texts.words)
         self.by_due = _expand(words["by_due"], words)
-        texts = TEMPLATES[dialect.name] if templates is None else templates
-        self._sql = {name: _expand(sql, words).strip() for name, sql in texts.items()}
+        self._sql = {name: _expand(sql, words).strip() for name, sql in texts.statements.items()}
 
-    def others(self, templates: Mapping[str, str]) -> Statements:
+    def others(self, texts: Texts) -> Statements:
         """Statements of other texts, for the same tables, database and driver."""
-        return Statements(self.tables, self.dialect, self.style, templates)
+        return Statements(self.tables, self.dialect, self.style, texts)
 
     def __call__(self, name: str, **params: Any) -> Query:
         """The named statement with these parameters."""

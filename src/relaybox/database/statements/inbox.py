@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from relaybox.database.statements.delivery import Texts
+
 ANY_DATABASE = {
     "forget": "DELETE FROM {inbox} WHERE consumer = :consumer AND message_id IN (:ids)",
     # Those that a consumer's transaction has locked, because it has just met one again, can wait.
@@ -27,19 +29,14 @@ ON DUPLICATE KEY UPDATE consumer = IF(LAST_INSERT_ID(:number) = 0, '', consumer)
     "forget": "DELETE i FROM {inbox} i {by_id} WHERE i.consumer = :consumer AND i.message_id IN (:ids)",
 }
 
-# A clock that is read in a subquery can bound an index.
-WORDS = {
-    "postgresql": {"{before}": "(SELECT {later})", "{unless_locked}": "FOR UPDATE SKIP LOCKED"},
-    "mysql": {"{before}": "{later}", "{unless_locked}": "FOR UPDATE SKIP LOCKED"},
-    "sqlite": {"{before}": "{later}", "{unless_locked}": ""},
-}
-TEXTS = {"postgresql": NOT_MYSQL, "mysql": MYSQL, "sqlite": NOT_MYSQL}
+_LOCKING = {"before": "{later}", "unless_locked": "FOR UPDATE SKIP LOCKED"}
 
 
-def templates(dialect: str) -> dict[str, str]:
-    """The texts for one database."""
-    family = "mysql" if dialect == "mariadb" else dialect
-    texts = dict(TEXTS[family])
-    for word, meaning in WORDS[family].items():
-        texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}
-    return texts
+def texts(dialect: str) -> Texts:
+    """Return the statements for a database."""
+    if dialect == "postgresql":
+        # A clock that is read in a subquery can bound an index.
+        return Texts(NOT_MYSQL, _LOCKING | {"before": "(SELECT {later})"})
+    if dialect == "sqlite":
+        return Texts(NOT_MYSQL, _LOCKING | {"unless_locked": ""})
+    return Texts(MYSQL, _LOCKING)

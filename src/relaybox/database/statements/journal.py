@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from relaybox.core.fingerprint import LOOKED_AT
 from relaybox.database.schema import MYSQL as MYSQL_DIALECTS
+from relaybox.database.statements.delivery import Texts
 
-# Those that hold others come first.
 WORDS = {
     # Which step it is, is told of each minute once, and not of each of its buckets.
     "minutes": "(SELECT {step} AS step, lag FROM {stats} WHERE {lately} {apart}) AS s",
@@ -114,20 +114,13 @@ _MYSQL = {
 }
 
 
+def texts(dialect: str) -> Texts:
+    """Return the statements for a database."""
+    return Texts(ANY_DATABASE, words(dialect))
+
+
 def words(dialect: str) -> dict[str, str]:
-    """The words of a database, for the statements here and of samples."""
+    """Return the words of a database, which other statements about operations and samples share."""
     if dialect in MYSQL_DIALECTS:
-        return _MYSQL
-    return _POSTGRESQL if dialect == "postgresql" else _SQLITE
-
-
-def filled(texts: dict[str, str], dialect: str) -> dict[str, str]:
-    """The texts with nothing left to fill in but the store's own words."""
-    for word, meaning in (WORDS | words(dialect)).items():
-        texts = {name: text.replace(f"{{{word}}}", meaning) for name, text in texts.items()}
-    return texts
-
-
-def templates(dialect: str) -> dict[str, str]:
-    """The texts for one database."""
-    return filled(ANY_DATABASE, dialect)
+        return WORDS | _MYSQL
+    return WORDS | (_POSTGRESQL if dialect == "postgresql" else _SQLITE)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from relaybox.database.schema import MYSQL, Tables
-from relaybox.database.statements.journal import filled
+from relaybox.database.statements.delivery import Texts
+from relaybox.database.statements.journal import words
 from relaybox.database.statements.upkeep import LED
 
 ANY_DATABASE = {
@@ -76,24 +77,23 @@ ON DUPLICATE KEY UPDATE pending = VALUES(pending), failed = VALUES(failed),
 }
 
 
-def templates(dialect: str, tables: Tables) -> dict[str, str]:
-    """The texts for one database."""
+_WORDS = {
+    "pending_name": "destination",
+    "any_pending": "status = 'pending'",
+    "parked_order": "next_attempt_at, position",
+}
+_MYSQL_WORDS = {
+    "pending_name": "due_destination",
+    "any_pending": "due_destination IS NOT NULL",
+    "parked_order": "position",
+}
+
+
+def texts(dialect: str, tables: Tables) -> Texts:
+    """Return the statements for a database."""
     counter = tables.event.name.removesuffix("outbox_event") + "outbox_position"
+    shared = words(dialect) | {"led": LED, "counter": f'"{counter}"'}
     if dialect in MYSQL:
-        own = _MYSQL
-        words = {
-            "pending_name": "due_destination",
-            "any_pending": "due_destination IS NOT NULL",
-            "parked_order": "position",
-        }
-    else:
-        own = _NOT_MYSQL | (_POSTGRESQL if dialect == "postgresql" else _SQLITE)
-        words = {
-            "pending_name": "destination",
-            "any_pending": "status = 'pending'",
-            "parked_order": "next_attempt_at, position",
-        }
-    texts = filled(ANY_DATABASE | own, dialect)
-    for word, meaning in (words | {"led": LED, "counter": f'"{counter}"'}).items():
-        texts = {name: text.replace(f"{{{word}}}", meaning) for name, text in texts.items()}
-    return texts
+        return Texts(ANY_DATABASE | _MYSQL, shared | _MYSQL_WORDS)
+    own = _POSTGRESQL if dialect == "postgresql" else _SQLITE
+    return Texts(ANY_DATABASE | _NOT_MYSQL | own, shared | _WORDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from relaybox.database.statements.delivery import Texts
+
 PROMPT = 3_600.0
 """Seconds by which idempotency keys are kept longer: what becomes final so soon after it was emitted need not
 be noted at its key when it is removed.
@@ -283,44 +285,47 @@ DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :of AND i.idempotency
 # Said without naming what is pending: an index that holds all of it would look like the shorter way.
 STILL_UNROUTED = "destination = '' AND status NOT IN ('delivered', 'failed', 'discarded') AND {unleased}"
 WORDS = {
-    "{removed}": REMOVED,
-    "{final_at}": FINAL_AT,
-    "{unrouted}": UNROUTED,
-    "{in_turn}": "ORDER BY next_attempt_at, position LIMIT :limit",
-    "{routed}": ROUTED,
-    "{routed_or_final}": ROUTED_OR_FINAL,
-    "{routed_event}": ROUTED_EVENT,
-    "{still_unrouted}": STILL_UNROUTED,
+    "remove": REMOVE,
+    "removed": REMOVED,
+    "prompt": f"{PROMPT:g}",
+    "led": LED,
+    "final_at": FINAL_AT,
+    "unrouted": UNROUTED,
+    "in_turn": "ORDER BY next_attempt_at, position LIMIT :limit",
+    "routed": ROUTED,
+    "routed_or_final": ROUTED_OR_FINAL,
+    "routed_event": ROUTED_EVENT,
+    "still_unrouted": STILL_UNROUTED,
     # In the words of the index of heads, which is partial.
-    "{keyed}": "{head} = :destination AND status IN ('pending', 'failed') AND ordering_key IS NOT NULL",
+    "keyed": "{head} = :destination AND status IN ('pending', 'failed') AND ordering_key IS NOT NULL",
 }
 POSTGRESQL_WORDS = WORDS | {
-    "{first_of_event}": "CAST(left(CAST(i.event_id AS text), 18) || '-0000-000000000000' AS uuid)",
-    "{last_of_event}": "CAST(left(CAST(i.event_id AS text), 18) || '-ffff-ffffffffffff' AS uuid)",
-    "{beyond}": "(next_attempt_at, position) > (:since, :position)",
-    "{listed_ids}": "id = ANY (CAST(:ids AS uuid[]))",
-    "{targets}": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
+    "first_of_event": "CAST(left(CAST(i.event_id AS text), 18) || '-0000-000000000000' AS uuid)",
+    "last_of_event": "CAST(left(CAST(i.event_id AS text), 18) || '-ffff-ffffffffffff' AS uuid)",
+    "beyond": "(next_attempt_at, position) > (:since, :position)",
+    "listed_ids": "id = ANY (CAST(:ids AS uuid[]))",
+    "targets": """json_to_recordset(CAST(:targets AS json)) AS s(id uuid, copy uuid, destination text,
         ordering_key text, max_attempts int, final boolean, line int)""",
 }
 SQLITE_WORDS = POSTGRESQL_WORDS | {
-    "{first_of_event}": "substr(i.event_id, 1, 16) || '0000000000000000'",
-    "{last_of_event}": "substr(i.event_id, 1, 16) || 'ffffffffffffffff'",
-    "{lock_now}": "",
-    "{listed_ids}": "id IN (:ids)",
-    "{targets}": """(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.copy') AS copy,
+    "first_of_event": "substr(i.event_id, 1, 16) || '0000000000000000'",
+    "last_of_event": "substr(i.event_id, 1, 16) || 'ffffffffffffffff'",
+    "lock_now": "",
+    "listed_ids": "id IN (:ids)",
+    "targets": """(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.copy') AS copy,
     json_extract(value, '$.destination') AS destination,
     json_extract(value, '$.ordering_key') AS ordering_key,
     json_extract(value, '$.max_attempts') AS max_attempts, json_extract(value, '$.line') AS line
 FROM json_each(:targets)) AS s""",
 }
 MYSQL_WORDS = WORDS | {
-    "{first_of_event}": "CONCAT(LEFT(i.event_id, 16), '0000000000000000')",
-    "{last_of_event}": "CONCAT(LEFT(i.event_id, 16), 'ffffffffffffffff')",
-    "{lock_now}": "FOR UPDATE NOWAIT",
+    "first_of_event": "CONCAT(LEFT(i.event_id, 16), '0000000000000000')",
+    "last_of_event": "CONCAT(LEFT(i.event_id, 16), 'ffffffffffffffff')",
+    "lock_now": "FOR UPDATE NOWAIT",
     # It reads no range of an index from a comparison of rows.
-    "{beyond}": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
-    "{listed_ids}": "id IN (:ids)",
-    "{targets}": """JSON_TABLE(:targets, '$[*]' COLUMNS (
+    "beyond": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
+    "listed_ids": "id IN (:ids)",
+    "targets": """JSON_TABLE(:targets, '$[*]' COLUMNS (
     id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
     copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy',
     destination VARCHAR(100) CHARACTER SET utf8mb4 PATH '$.destination',
@@ -328,19 +333,9 @@ MYSQL_WORDS = WORDS | {
     max_attempts INT PATH '$.max_attempts', line INT PATH '$.line')) s""",
 }
 
-_TEXTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
-_WORDS = {
-    "postgresql": POSTGRESQL_WORDS,
-    "mysql": MYSQL_WORDS,
-    "mariadb": MYSQL_WORDS,
-    "sqlite": SQLITE_WORDS,
-}
 
-
-def templates(dialect: str) -> dict[str, str]:
-    """The texts for one database."""
-    words = {"{remove}": REMOVE} | _WORDS[dialect] | {"{prompt}": f"{PROMPT:g}", "{led}": LED}
-    texts = dict(_TEXTS[dialect])
-    for word, meaning in words.items():
-        texts = {name: sql.replace(word, meaning) for name, sql in texts.items()}
-    return texts
+def texts(dialect: str) -> Texts:
+    """Return the statements for a database."""
+    if dialect == "postgresql":
+        return Texts(POSTGRESQL, POSTGRESQL_WORDS)
+    return Texts(SQLITE, SQLITE_WORDS) if dialect == "sqlite" else Texts(MYSQL, MYSQL_WORDS)

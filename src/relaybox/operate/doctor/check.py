@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from relaybox.core.commands import Program
 from relaybox.core.settings import Settings
 from relaybox.database.migrations import Outbox
-from relaybox.database.statements.delivery import Query
+from relaybox.database.statements.delivery import Query, Texts
 from relaybox.database.steps import Row, Steps
 from relaybox.operate.admin import Admin
 from relaybox.operate.doctor.finding import Finding, Unseen
@@ -84,7 +84,7 @@ async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:
             before, sql = [], f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
         case _:
             before = []
-    query = statements.others({"question": sql})("question", **params)
+    query = statements.others(Texts({"question": sql}))("question", **params)
 
     def steps() -> Steps[list[Row]]:
         results = yield [*before, query]

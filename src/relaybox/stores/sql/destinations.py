@@ -12,41 +12,9 @@ from typing import Any
 
 from relaybox.core.outcome import wait
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.statements.destination import texts
 from relaybox.database.steps import Steps
 from relaybox.stores.sql.steps import storable
-
-ANY_DATABASE = {
-    "open": """
-UPDATE {destination}
-SET circuit = 'open', circuit_until = {later}, circuit_reason = :reason, updated_at = {now}
-WHERE name = :destination AND circuit = :state {answer}""",
-    "probe": """
-UPDATE {destination} SET circuit = 'half_open', circuit_until = {later}, updated_at = {now}
-WHERE name = :destination AND circuit <> 'closed' AND circuit_until <= {now} {answer}""",
-    "close": """
-UPDATE {destination}
-SET circuit = 'closed', circuit_until = NULL, circuit_reason = NULL, updated_at = {now}
-WHERE name = :destination AND circuit = 'half_open' {answer}""",
-    "pause": """
-UPDATE {destination}
-SET paused_at = {now}, paused_until = NULL, paused_by = :by, pause_reason = :reason, updated_at = {now}
-WHERE name = :destination AND NOT {paused} {answer}""",
-    # Where an UPDATE has no answer, this one follows it.
-    "changed": "SELECT ROW_COUNT()",
-}
-
-STEPWISE = ANY_DATABASE | {
-    "read_line": "SELECT rate_at, {now} FROM {destination} WHERE name = :destination {lock}",
-    "move_line": "UPDATE {destination} SET rate_at = :at WHERE name = :destination",
-}
-
-POSTGRESQL = ANY_DATABASE | {
-    # The clock is read when the row is locked: the time a call waited for that is not handed out.
-    "reserve": """
-INSERT INTO {destination} AS d (name, rate_at) VALUES (:destination, {later})
-ON CONFLICT (name) DO UPDATE SET rate_at = greatest(d.rate_at, {now}) + :seconds * interval '1 second'
-RETURNING EXTRACT(EPOCH FROM rate_at - {now})""",
-}
 
 
 class DestinationSteps:
@@ -56,7 +24,7 @@ class DestinationSteps:
         self._dialect = statements.dialect
         self._ensure = partial(statements, "ensure_destination")
         self._lock = partial(statements, "lock_destination")
-        self._sql = statements.others(POSTGRESQL if self._dialect.one_statement else STEPWISE)
+        self._sql = statements.others(texts(self._dialect.name))
 
     def open_circuit(
         self, destination: str, seconds: float, reason: str, *, probed: bool = False

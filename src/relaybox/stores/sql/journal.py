@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from relaybox.database.statements.delivery import Query
-from relaybox.database.statements.journal import templates
+from relaybox.database.statements.journal import texts
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.journal import (
     STALLED,
@@ -43,7 +43,7 @@ class SqlJournal:
         self._driver = store.driver
         self._own = store.steps.statements
         self._dialect = self._own.dialect
-        self._notes = self._own.others(templates(self._dialect.name))
+        self._notes = self._own.others(texts(self._dialect.name))
 
     async def history(self, seconds: float, step: int, destination: str | None) -> History:
         """What was settled and sampled lately, by step."""

@@ -13,9 +13,8 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox.core.shadow import is_shadow
-from relaybox.database.schema import MYSQL
-from relaybox.database.statements.change import templates
 from relaybox.database.statements.delivery import Query
+from relaybox.database.statements.ledger import next_names, texts
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import (
     BATCH,
@@ -39,42 +38,7 @@ from relaybox.stores.sql.search import COLUMNS, Bounds, Search, shown
 from relaybox.stores.sql.steps import lock_lines, make_found_due, make_heads_due
 from relaybox.stores.sql.store import SqlStore
 
-NEXT_NAME = """
-SELECT destination FROM {event} WHERE CONDITION AND destination > :after ORDER BY destination LIMIT 1"""
-
-QUESTIONS = {
-    "named": "SELECT name FROM {destination}",
-    "unrouted": "SELECT destination FROM {event} WHERE {due} = '' AND status = 'pending' LIMIT 1",
-    "places": """
-SELECT name, paused_at, paused_until, paused_by, pause_reason, circuit, circuit_until, circuit_reason, {now}
-FROM {destination}""",
-    "relays": """
-SELECT name, host, pid, version, started_at, seen_at, leads_until, {now} FROM {relay}
-ORDER BY seen_at DESC LIMIT 100""",
-    "content": "SELECT payload, payload_data, payload_encoding, headers FROM {event} WHERE id = :id",
-    "attempts": """
-SELECT attempt, failed_at, relay, error_message FROM {attempt} WHERE delivery_id = :id ORDER BY attempt""",
-    "forget_attempts_of": """
-DELETE FROM {attempt} WHERE delivery_id = (SELECT id FROM {event} WHERE id = :id AND status = 'failed')""",
-    "forget": "DELETE FROM {event} WHERE id = :id AND status = 'failed'",
-    "head": """
-SELECT ENTRY, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
-ORDER BY position LIMIT 1""".replace("ENTRY", ", ".join(COLUMNS)),
-    # The status in words that are no index's.
-    "first_of_key": """
-SELECT ENTRY, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
-    AND (status = 'failed') = :failed AND {unleased}
-ORDER BY position LIMIT :limit""".replace("ENTRY", ", ".join(COLUMNS)),
-}
-
 _json = msgspec.json.Encoder(uuid_format="hex")
-
-
-def _steps_of_names(dialect: str) -> dict[str, str]:
-    """For each index that begins with destinations, from one name to the next."""
-    statuses = () if dialect in MYSQL else ("pending", "failed", "delivered")
-    conditions = [f"status = '{status}'" for status in statuses] or ["destination IS NOT NULL"]
-    return {condition: NEXT_NAME.replace("CONDITION", condition) for condition in conditions}
 
 
 class SqlLedger(SqlJournal):
@@ -83,8 +47,8 @@ class SqlLedger(SqlJournal):
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store)
         dialect = self._dialect
-        self._next_names = _steps_of_names(dialect.name)
-        self._sql = self._own.others(QUESTIONS | self._next_names | dict(templates(dialect.name)))
+        self._next_names = next_names(dialect.name)
+        self._sql = self._own.others(texts(dialect.name, COLUMNS))
         self._search = Search(self._own)
 
     async def names(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from relaybox.database.statements.delivery import Query
-from relaybox.database.statements.sample import templates
+from relaybox.database.statements.sample import texts
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import Sample, Sampled
@@ -21,7 +21,7 @@ class SqlSamples:
         self._run = partial(store.driver.run, lane=UPKEEP)
         statements = store.steps.statements
         self._dialect = statements.dialect
-        self._sql = statements.others(templates(self._dialect.name, statements.tables))
+        self._sql = statements.others(texts(self._dialect.name, statements.tables))
         event = statements.tables.event
         self._table = ".".join(f'"{part}"' for part in (event.schema, event.name) if part)
 

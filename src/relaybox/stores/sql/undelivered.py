@@ -6,57 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from relaybox.database.schema import MYSQL
 from relaybox.database.statements.delivery import Query
+from relaybox.database.statements.undelivered import texts
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.sql.search import shown
 from relaybox.stores.sql.store import SqlStore
-
-ANY_DATABASE = {
-    # By document, status and index, so that a document with many events is one line.
-    "of_documents": """
-SELECT aggregate_id, status, {meant_for}, max({id_text}) FROM {event}
-WHERE aggregate_type = :aggregate_type AND aggregate_id IN (:ids) AND destination = :destination
-    AND status IN ('pending', 'failed')
-GROUP BY 1, 2, 3""",
-    "pending_for": "SELECT count(*) FROM {event} WHERE {pending_of} AND {meant_for} = :index",
-    "failed_for": """
-SELECT {id_text}, aggregate_id, error_message FROM {event} WHERE {failed_of} AND {meant_for} = :index
-LIMIT :limit""",
-    "waiting_for": """
-SELECT {id_text}, aggregate_id, error_message FROM {event} WHERE {pending_of} AND {meant_for} = :index
-    AND (next_attempt_at IS NULL OR last_attempt_at IS NOT NULL)
-LIMIT :limit""",
-    "open_for": """
-SELECT {id_text}, aggregate_id, error_message FROM {event} WHERE {open_of} AND {meant_for} = :index
-LIMIT :limit""",
-    "sent_before": """
-SELECT count(*) FROM {event} WHERE {pending_of} AND leased_until > {now} AND last_attempt_at <= {later}""",
-}
-
-_HEADER = "'$.\"relaybox-index\"'"
-_WORDS = {
-    "postgresql": {"meant_for": "headers ->> 'relaybox-index'", "id_text": "CAST(id AS text)"},
-    "sqlite": {
-        "meant_for": f"CASE WHEN json_valid(headers) THEN json_extract(headers, {_HEADER}) END",
-        "id_text": "id",
-    },
-    "mysql": {
-        "meant_for": f"CASE WHEN JSON_VALID(headers) THEN JSON_UNQUOTE(JSON_EXTRACT(headers, {_HEADER})) END",
-        "id_text": "id",
-    },
-}
-_STATUSES = {
-    "pending_of": "destination = :destination AND status = 'pending'",
-    "failed_of": "destination = :destination AND status = 'failed'",
-    "open_of": "destination = :destination AND status IN ('pending', 'failed')",
-}
-# The columns that stand for partial indexes say the status too.
-_MYSQL_STATUSES = {
-    "pending_of": "due_destination = :destination",
-    "failed_of": "failed_destination = :destination",
-    "open_of": "(due_destination = :destination OR failed_destination = :destination)",
-}
 
 
 class OfDocument(NamedTuple):
@@ -83,7 +37,7 @@ class Undelivered:
     def __init__(self, store: SqlStore) -> None:
         self._driver = store.driver
         own = store.steps.statements
-        self._statements = own.others(templates(own.dialect.name))
+        self._statements = own.others(texts(own.dialect.name))
 
     async def of_documents(
         self, destination: str, aggregate_type: str, ids: Sequence[str]
@@ -130,13 +84,3 @@ class Undelivered:
             return list(rows)
 
         return await self._driver.run(steps)
-
-
-def templates(dialect: str) -> dict[str, str]:
-    """The texts for one database."""
-    family = "mysql" if dialect in MYSQL else dialect
-    words = _WORDS[family] | (_MYSQL_STATUSES if family == "mysql" else _STATUSES)
-    texts = ANY_DATABASE
-    for word, meaning in words.items():
-        texts = {name: text.replace(f"{{{word}}}", meaning) for name, text in texts.items()}
-    return texts

@@ -14,7 +14,7 @@ import msgspec
 
 from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
-from relaybox.database.statements.upkeep import PROMPT, templates
+from relaybox.database.statements.upkeep import PROMPT, texts
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.sql.steps import lock_lines
 from relaybox.stores.sql.store import UPKEEP, SqlStore
@@ -55,7 +55,7 @@ class SqlUpkeep:
         self._run_vital = store.vital.run
         self._store_sql = store.steps.statements
         self._dialect = self._store_sql.dialect
-        self._sql = self._store_sql.others(templates(self._dialect.name))
+        self._sql = self._store_sql.others(texts(self._dialect.name))
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
         """Be seen, and read who was seen; one that ``joins`` commits in between."""
