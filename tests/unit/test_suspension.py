@@ -8,9 +8,8 @@ from functools import partial
 
 import pytest
 
-from relaybox.core.clock import MonotonicClock
+from relaybox.core.clock import MonotonicClock, uptime
 from relaybox.core.event import Event, Status
-from relaybox.core.uptime import uptime
 from relaybox.operate.observers.metrics import MetricsObserver
 from relaybox.operate.observers.traces import TracesObserver
 from relaybox.relay.observer import Observer

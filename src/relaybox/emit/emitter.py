@@ -16,11 +16,12 @@ from relaybox.database.drivers.find import async_channel, async_sqlalchemy, chan
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
+from relaybox.database.transactions import in_transaction
 from relaybox.emit.committed import Blocks, told
 from relaybox.emit.row import Call, Emission, RowBuilder
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.wakes.wake import Caller
-from relaybox.emit.write import committed, write
+from relaybox.emit.write import write
 from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_you_mean
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
@@ -100,7 +101,8 @@ class Emitter:
         emissions = build(self._builder, calls, dialect, many)
         writing = write(emissions, statements, dialect)
         if alone and _are_several(emissions):
-            writing = committed(writing)
+            # A key that committed without its rows would make every later try a duplicate.
+            writing = in_transaction(writing)
         if self.caller is None:
             return writing
         return told(writing, way, alone, self.caller, self._blocks, self._builder.handed_over)

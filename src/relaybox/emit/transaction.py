@@ -10,9 +10,8 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from itertools import count
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -21,7 +20,7 @@ from relaybox.database.drivers.driver import Driver, closed
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel, may_autocommit
 from relaybox.database.drivers.translate import failed
-from relaybox.database.statements.delivery import Query
+from relaybox.database.transactions import TRANSACTION, Block, savepoint
 from relaybox.emit.committed import Blocks
 from relaybox.emit.wakes.wake import Caller
 from relaybox.errors import UnsupportedConnection
@@ -175,23 +174,6 @@ def _check_begun(connection: Any, insert: sa.Insert, *, under_way: bool) -> None
     way.check_begun()
 
 
-class _Words(NamedTuple):
-    begin: Query
-    commit: Query
-    rollback: Query
-
-
-_TRANSACTION = _Words(*(Query(sql, ()) for sql in ("BEGIN", "COMMIT", "ROLLBACK")))
-# MySQL lets a savepoint replace an earlier one of its name.
-_numbers = count(1)
-
-
-def _savepoint() -> _Words:
-    name = f"relaybox_{next(_numbers)}"
-    sql = f"SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}", f"ROLLBACK TO SAVEPOINT {name}"
-    return _Words(*(Query(words, ()) for words in sql))
-
-
 @contextmanager
 def _words_block(driver: Any, connection: Any) -> Iterator[bool]:
     words = _words(driver, connection)
@@ -199,7 +181,7 @@ def _words_block(driver: Any, connection: Any) -> Iterator[bool]:
     try:
         # Inside: a BEGIN whose caller was interrupted may have run all the same.
         control(connection, words.begin)
-        yield words is _TRANSACTION
+        yield words is TRANSACTION
         control(connection, words.commit)
     except BaseException:
         # A connection that broke has rolled back already; the error to see is the first one.
@@ -215,7 +197,7 @@ async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[bool
     words = _words(driver, connection)
     try:
         await driver.execute(connection, words.begin)
-        yield words is _TRANSACTION
+        yield words is TRANSACTION
         await driver.execute(connection, words.commit)
     except BaseException:
         with suppress(Exception):
@@ -223,8 +205,8 @@ async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[bool
         raise
 
 
-def _words(driver: Driver, connection: Any) -> _Words:
+def _words(driver: Driver, connection: Any) -> Block:
     if getattr(connection, "autocommit", None) is False and driver.dialect.name == "sqlite":
         fix = "commit and roll it back yourself, or leave autocommit out of sqlite3.connect"
         raise UnsupportedConnection(f"sqlite3 with autocommit=False is always in a transaction; {fix}")
-    return _savepoint() if driver.is_open(connection) else _TRANSACTION
+    return savepoint() if driver.is_open(connection) else TRANSACTION

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from relaybox.core.event import Emitted
 from relaybox.database.dialects import Dialect
-from relaybox.database.statements.delivery import INSERTED, Query, Statements
+from relaybox.database.statements.delivery import INSERTED, Statements
 from relaybox.database.steps import Steps
 from relaybox.emit.row import Emission
-
-T = TypeVar("T")
 
 ROWS_PER_STATEMENT = 500
 CHARACTERS_PER_STATEMENT = 4_000_000
@@ -43,24 +40,6 @@ def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialec
     for rows in _batches(row for emission in fresh for row in emission.handed_over):
         yield [statements.insert(rows, final=True)]
     return [_emitted(emission, first_ids.get(emission.event_id, emission.event_id)) for emission in emissions]
-
-
-def committed(writing: Steps[T]) -> Steps[T]:
-    """The same in a transaction of its own, for a connection in autocommit.
-
-    A key that committed without its rows would make every later try a duplicate.
-    """
-    try:
-        # Inside: a BEGIN whose caller was cancelled may have run all the same.
-        yield [Query("BEGIN", ())]
-        result = yield from writing
-        yield [Query("COMMIT", ())]
-    except BaseException:
-        # Where the connection broke there is nothing to roll back; the error to see is the first one.
-        with suppress(Exception):
-            yield [Query("ROLLBACK", ())]
-        raise
-    return result
 
 
 def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:

@@ -20,13 +20,13 @@ from uuid import uuid4
 from weakref import WeakSet
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 
 from relaybox.core.values import without_password
 from relaybox.database.connect import hang_up
+from relaybox.database.drivers.notify import NOTIFY, Ear, Line, listen
 from relaybox.emit.wakes.fork import renew_after_fork
-from relaybox.emit.wakes.libpq import Ear, Line
 from relaybox.emit.wakes.local import LocalWake
 
 log = logging.getLogger("relaybox.wake")
@@ -292,8 +292,7 @@ class ListeningWake:
         """Until the connection is lost or turns out to be deaf, which raises."""
         connection: Listener = await AsyncConnection.connect(**_options(self._url))
         try:
-            listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._channel))
-            await self._execute(connection, listen)
+            await self._execute(connection, listen(self._channel))
             with Ear(connection, self._take) as ear:
                 await self._prove(ear)
                 self._found()
@@ -341,7 +340,7 @@ class ListeningWake:
         # A pooler might take what the listening connection sends to the session that has the LISTEN.
         connection: Listener = await AsyncConnection.connect(**_options(self._url))
         try:
-            await self._execute(connection, "SELECT pg_notify(%s, %s)", (self._channel, payload))
+            await self._execute(connection, NOTIFY, (self._channel, payload))
         finally:
             await connection.close()
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from relaybox.core.clock import uptime
 from relaybox.core.fingerprint import error_class
 from relaybox.core.outcome import Delivered, Failed, Retried
-from relaybox.core.uptime import uptime
 from relaybox.core.values import identifier
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.operate.observers.histogram import Histogram

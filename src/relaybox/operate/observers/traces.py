@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from relaybox.core.clock import uptime
 from relaybox.core.event import Delivery
 from relaybox.core.fingerprint import error_class
 from relaybox.core.outcome import Delivered
-from relaybox.core.uptime import uptime
 from relaybox.errors import MissingExtra
 from relaybox.relay.observer import Observer, Sends
 from relaybox.sinks.sink import Answer

@@ -12,12 +12,19 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, Connection, sql
 from psycopg.pq import ExecStatus
 
 # Nobody waits for this commit to be on disk, and it holds a lock that all notifying transactions share. So it
 # is set for this transaction alone: behind a pooler the session is somebody else's the next moment.
 _UNHURRIED = b"SELECT set_config('synchronous_commit', 'off', true)"
+
+NOTIFY = "SELECT pg_notify(%s, %s)"
+
+
+def listen(channel: str) -> sql.Composed:
+    """Return the statement that listens on a channel."""
+    return sql.SQL("LISTEN {}").format(sql.Identifier(channel))
 
 
 class Line:
