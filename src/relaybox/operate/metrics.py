@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 
 from relaybox.errors import MissingExtra
 from relaybox.operate.admin import Admin, DestinationStats, Stats
-from relaybox.operate.observers.labels import label
-from relaybox.operate.observers.metrics import MetricsObserver, prefix
+from relaybox.operate.observers.metrics import MetricsObserver, label, prefix
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Journal
 
