@@ -13,8 +13,7 @@ from uuid import uuid4
 from relaybox.database.migrations import Outbox, quoted
 from relaybox.database.roles import CHANGE
 from relaybox.database.schema import MYSQL
-from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Results, check
-from relaybox.operate.doctor.finding import Finding, Unseen
+from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
 
 _WHO = {
     "postgresql": "SELECT current_user",
