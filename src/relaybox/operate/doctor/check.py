@@ -90,11 +90,25 @@ class DatabaseContext(Context):
     store: SqlStore
     admin: Admin
     outbox: Outbox
-    version: int
+    version: int = 0
 
     async def ask(self, sql: str, **params: Any) -> list[Row]:
-        """Return the rows of one query, written like the store's statements; it cannot change anything."""
-        return await ask(self.store, sql, **params)
+        """Return the rows of one query, written like the store's statements; it cannot change anything.
+
+        It has a limit of time where the server has one.
+        """
+        before: Sequence[Query] = ()
+        if self.outbox.dialect == "postgresql":
+            before = [Query(_BOUNDS, ())]
+        elif self.outbox.dialect == "mariadb" and sql.lstrip().startswith("SELECT"):
+            sql = f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
+        query = self.store.steps.statements.others({"question": sql})("question", **params)
+
+        def steps() -> Steps[list[Row]]:
+            results = yield [*before, query]
+            return results[-1]
+
+        return await self.store.driver.run(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +126,6 @@ def check(
 ) -> Callable[[Callable[[Any], Results]], Check]:
     """Make a check of the function below; it has the function's name."""
     return lambda run: Check(run.__name__, run, needs, on)
-
-
-async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:
-    """Return the rows of one query, with a limit of time where the server has one."""
-    statements = store.steps.statements
-    match statements.dialect.name:
-        case "postgresql":
-            before: Sequence[Query] = [Query(_BOUNDS, ())]
-        case "mariadb" if sql.lstrip().startswith("SELECT"):
-            before, sql = [], f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
-        case _:
-            before = []
-    query = statements.others({"question": sql})("question", **params)
-
-    def steps() -> Steps[list[Row]]:
-        results = yield [*before, query]
-        return results[-1]
-
-    return await store.driver.run(steps)
 
 
 def typed(*words: str) -> str:

@@ -120,10 +120,11 @@ async def _opened(context: Context) -> AsyncIterator[DatabaseContext]:
         dialect: DialectName = store.steps.dialect.name  # type: ignore[assignment]
     try:
         outbox = Outbox(dialect, settings.schema, settings.prefix)
-        async with asyncio.timeout(CHECK_SECONDS):
-            version = await schema.recorded_version(store, outbox)
         admin = Admin(SqlLedger(store), settings.destinations, ACTOR)
-        yield DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox, version)
+        opened = DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox)
+        async with asyncio.timeout(CHECK_SECONDS):
+            version = await schema.recorded_version(opened)
+        yield replace(opened, version=version)
     finally:
         # An error of closing must not hide what was found.
         with suppress(Exception):

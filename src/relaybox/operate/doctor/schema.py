@@ -8,8 +8,7 @@ from relaybox.core.commands import Program
 from relaybox.database.migrations import NEWEST, Outbox, quoted
 from relaybox.database.schema import MYSQL
 from relaybox.operate.doctor.catalogue import Column, Constraint, Index, Table, found_tables, wanted_tables
-from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, Unseen, ask, check
-from relaybox.stores.sql.store import SqlStore
+from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, Unseen, check
 
 _FOUND = {
     "postgresql": "SELECT to_regclass(:table) IS NOT NULL",
@@ -23,8 +22,9 @@ SELECT EXISTS (SELECT 1 FROM information_schema.tables
 _IN_PLACE = "SQLite cannot change it in place: make new tables with another prefix, and copy the rows"
 
 
-async def recorded_version(store: SqlStore, outbox: Outbox) -> int:
+async def recorded_version(context: DatabaseContext) -> int:
     """Return the version of the tables, 0 if there are none."""
+    outbox = context.outbox
     table = outbox.tables().migration
     match outbox.dialect:
         case "postgresql":
@@ -33,10 +33,10 @@ async def recorded_version(store: SqlStore, outbox: Outbox) -> int:
             params = {"table": table.name}
         case _:
             params = {"table": table.name, "schema": outbox.schema}  # type: ignore[dict-item]
-    [(found,)] = await ask(store, _FOUND.get(outbox.dialect, _FOUND_MYSQL), **params)
+    [(found,)] = await context.ask(_FOUND.get(outbox.dialect, _FOUND_MYSQL), **params)
     if not found:
         return 0
-    [(version,)] = await ask(store, "SELECT max(version) FROM {migration}")
+    [(version,)] = await context.ask("SELECT max(version) FROM {migration}")
     return version or 0
 
 
