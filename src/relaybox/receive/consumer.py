@@ -35,7 +35,7 @@ from relaybox.core.routing import Routes
 from relaybox.core.settings import Route
 from relaybox.core.values import parse_name
 from relaybox.errors import ConfigError, shorten
-from relaybox.sinks.sink import describe
+from relaybox.sinks.sink import being_cancelled, describe
 from relaybox.wire.tracing import processing
 
 log = logging.getLogger("relaybox.consumer")
@@ -191,11 +191,9 @@ class Consumer:
                         for handler in handlers:
                             await handler(event, connection)
                 ended = True
-        except asyncio.CancelledError as error:
-            if cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            if cancelled(error):
                 raise
-            return self._failed(event, error, began)
-        except Exception as error:
             return self._failed(event, error, began)
         return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
 
@@ -288,10 +286,9 @@ def finished(result: Any) -> Any:
     return result
 
 
-def cancelled() -> bool:
-    """Whether whoever waits has given up; else it is a handler or a client that cancelled itself."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+def cancelled(error: BaseException) -> bool:
+    """Whether whoever waits has given up; else it failed, or a handler or a client cancelled itself."""
+    return isinstance(error, asyncio.CancelledError) and being_cancelled()
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:

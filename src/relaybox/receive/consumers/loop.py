@@ -77,12 +77,10 @@ class Loop(Consumer):
             while not self._stopping.is_set():
                 try:
                     await self._consume()
-                except asyncio.CancelledError as error:
+                except (Exception, asyncio.CancelledError) as error:
                     # A client that gives up its connection may cancel what waits for an answer.
-                    if cancelled():
+                    if cancelled(error):
                         raise
-                    await self._wait_after(error)
-                except Exception as error:
                     await self._wait_after(error)
         finally:
             self._threads.close()
@@ -191,14 +189,11 @@ class Loop(Consumer):
         """How it ended, whatever it raised; only whoever waits can cancel it."""
         try:
             return await work
-        except asyncio.CancelledError as error:
-            if cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            if cancelled(error):
                 raise
-            raised: BaseException = error
-        except Exception as error:
-            raised = error
-        log.error("%s: %s", self._consumer, describe(raised), exc_info=raised)
-        return Crashed(describe(raised))
+            log.error("%s: %s", self._consumer, describe(error), exc_info=error)
+            return Crashed(describe(error))
 
     def _report(self, message_id: str, verdict: Later | Crashed | Refused, then: str) -> None:
         """Say what went wrong, and what happens now."""
