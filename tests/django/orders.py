@@ -12,6 +12,7 @@ from django.db import connections
 from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.databases import dialect_of, get_statements
 from relaybox.contrib.django.models import OutboxEvent
+from relaybox.database.statements.delivery import Texts
 
 OUTBOX: dict[str, Any] = {
     "DISPATCH": "none",
@@ -103,7 +104,7 @@ def tried(row: OutboxEvent, error: str, attempts: int) -> None:
     connection = connections[row._state.db]
     dialect = dialect_of(connection)
     now = datetime.now(UTC)
-    statements = get_statements(dialect).others({"record": RECORD})
+    statements = get_statements(dialect).others(Texts({"record": RECORD}))
     for attempt in range(row.attempts + 1, attempts + 1):
         at = dialect.to_time(now - (attempts - attempt) * 4 * MINUTE)
         query = statements("record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, error=error)

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from relaybox.cli import app
 from relaybox.database.roles import grants
-from relaybox.operate.doctor import CHECKS, Finding, examine, vacuum
+from relaybox.operate.doctor import CHECKS, Finding, database, examine
 from relaybox.operate.doctor.check import Context, Results
 from relaybox.operate.doctor.connection import parse_grants
 from relaybox.operate.doctor.database import durability, outdated
@@ -328,7 +328,7 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
     with closing(psycopg.connect(clinic.url)) as holder:
         holder.execute("CREATE TEMPORARY TABLE held ()")
         assert clinic.findings() == []
-        monkeypatch.setattr(vacuum, "OLD", 0.0)
+        monkeypatch.setattr(database, "OLD", 0.0)
         finding = clinic.mend("a transaction is open for")
         assert "idle in transaction" in finding["detail"]
 
@@ -349,7 +349,7 @@ def test_trouble_of_the_whole_server_is_found_and_mended(
             connection.execute("BEGIN")
             connection.execute("INSERT INTO outbox_destination (name) VALUES ('held')")
             connection.execute("PREPARE TRANSACTION 'it''s held'")
-        monkeypatch.setattr(vacuum, "OLD", 0.0)
+        monkeypatch.setattr(database, "OLD", 0.0)
         clinic.mend("the transaction 'it''s held' is prepared for")
 
 
@@ -365,7 +365,7 @@ def test_dead_rows_are_found_and_vacuumed(clinic: Clinic, monkeypatch: pytest.Mo
     for _ in range(5):
         clinic.change(error_message="x")
     assert clinic.findings() == []
-    monkeypatch.setattr(vacuum, "DEAD", 3)
+    monkeypatch.setattr(database, "DEAD", 3)
     # A session that ends writes its statistics a moment later.
     wait_for(lambda: clinic.findings("--only", "vacuum"))
     clinic.mend("outbox_event has [0-9]+ dead rows", "--only", "vacuum")
@@ -376,7 +376,7 @@ def test_on_mariadb_an_old_transaction_is_ended(clinic: Clinic, monkeypatch: pyt
     connection = engine(clinic.url).connect()
     try:
         connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
-        monkeypatch.setattr(vacuum, "OLD", -1.0)
+        monkeypatch.setattr(database, "OLD", -1.0)
         clinic.mend("a transaction is open for")
     finally:
         connection.invalidate()
@@ -389,7 +389,7 @@ def test_a_slot_that_nobody_reads_is_dropped(clinic: Clinic, monkeypatch: pytest
     clinic.sql(f"SELECT pg_create_physical_replication_slot('{name}', true)")
     try:
         assert clinic.findings() == []
-        monkeypatch.setattr(vacuum, "KEPT", 0)
+        monkeypatch.setattr(database, "KEPT", 0)
         clinic.mend(f"nobody reads the replication slot {name}")
     finally:
         drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'"

@@ -462,7 +462,7 @@ def test_a_session_that_goes_on_after_its_own_commit_is_told(postgres: str) -> N
 def test_a_mark_that_cannot_be_taken_back_is_told_with_the_error(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.receive.once.forget", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("relaybox.receive.inbox.forget", lambda *_, **__: 1 / 0)
     with psycopg.connect(postgres) as connection:
         with pytest.raises(Failure) as raised, INBOX.once(connection, "m"):
             raise Failure

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relaybox.errors import ConfigError
-from relaybox.operate.series import LONGEST, MOST, Point, Series, make_series, step_of
+from relaybox.operate.history import LONGEST, MOST, Point, Series, make_series, step_of
 from relaybox.stores.journal import History, Level, Settled
 from relaybox.web import show
 from relaybox.web.charts import Chart, charts, nice_step

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from relaybox.core.fingerprint import KEPT, LOOKED_AT, error_class, fingerprint, normalised
 from relaybox.operate.admin import Admin
-from relaybox.operate.failures import AT_ONCE
+from relaybox.operate.history import AT_ONCE
 from tests.growth import is_linear
 
 WORDS = st.text(string.ascii_letters, min_size=1, max_size=10).filter(lambda word: len(word) < 16)

@@ -16,9 +16,7 @@ from relaybox.cli.options import LogFormat, LogLevel
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.errors import StoreError
 from relaybox.operate.observers.count import Count, Counter
-from relaybox.operate.observers.log import FAILURES, LogObserver
-from relaybox.operate.observers.text import one_line, span
-from relaybox.operate.observers.trouble import TEXTS
+from relaybox.operate.observers.log import FAILURES, TEXTS, LogObserver, one_line, span
 from relaybox.stores.store import Claim, Held, Settlement
 from tests.unit.deliveries import make
 

@@ -23,8 +23,7 @@ from relaybox.errors import ConfigError
 from relaybox.operate import metrics
 from relaybox.operate.admin import DestinationStats, Stats
 from relaybox.operate.metrics import Latest, exposition
-from relaybox.operate.observers.histogram import Histogram
-from relaybox.operate.observers.metrics import ERRORS, TYPES, MetricsObserver
+from relaybox.operate.observers.metrics import ERRORS, TYPES, Histogram, MetricsObserver
 from relaybox.relay.observer import Sends
 from relaybox.stores.ledger import Counts, Place
 from relaybox.stores.store import Claim, Settlement

@@ -199,7 +199,7 @@ async def test_what_cannot_be_counted_is_not_awaited(quick: Stage, monkeypatch: 
     async def capped(*_: object, **__: object) -> Counted:
         return Counted(10_000, True)
 
-    monkeypatch.setattr("relaybox.operate.actions.Actions.count", capped)
+    monkeypatch.setattr("relaybox.operate.admin_actions.AdminActions.count", capped)
     assert (await quick.post("/api/retry", {}, 202))["capped"] is True
 
 

@@ -11,10 +11,29 @@ from uuid import UUID
 
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, StoreError
-from relaybox.operate.actions import NAMED, Action, Actions, Done, Named, Progress, Stop, What, no_progress
-from relaybox.operate.failures import AT_ONCE, LOOKED_AT, FailureGroup, Failures, group_failures
+from relaybox.operate.admin_actions import (
+    NAMED,
+    Action,
+    AdminActions,
+    Done,
+    Named,
+    Progress,
+    Stop,
+    What,
+    no_progress,
+)
 from relaybox.operate.health import Health, Problem, judge, patience
-from relaybox.operate.series import Point, Series, make_series, step_of
+from relaybox.operate.history import (
+    AT_ONCE,
+    LOOKED_AT,
+    FailureGroup,
+    Failures,
+    Point,
+    Series,
+    group_failures,
+    make_series,
+    step_of,
+)
 from relaybox.operate.why import Reason, explain
 from relaybox.stores.journal import Counted, Journal, Operation
 from relaybox.stores.ledger import (
@@ -132,7 +151,7 @@ class Audits:
     cursor: int | None
 
 
-class Admin(Actions):
+class Admin(AdminActions):
     """Questions and actions of one operator, on a ledger and with the destinations that are configured."""
 
     def acting_as(self, actor: str) -> Admin:

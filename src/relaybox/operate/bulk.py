@@ -19,8 +19,7 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox.errors import ConfigError, RelayboxError, StoreError
-from relaybox.operate.actions import Action, Done
-from relaybox.operate.admin import Admin
+from relaybox.operate.admin import Action, Admin, Done
 from relaybox.operate.pace import Pace, never
 from relaybox.stores.journal import Operation, OperationState
 from relaybox.stores.ledger import Filter

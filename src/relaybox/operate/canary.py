@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from relaybox.operate.actions import CANARY
 from relaybox.operate.admin import Admin
+from relaybox.operate.admin_actions import CANARY
 from relaybox.stores.ledger import Choice, Entry, Filter, Ledger
 
 OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from relaybox.errors import MissingExtra
 from relaybox.operate.admin import Admin, DestinationStats, Stats
-from relaybox.operate.observers.labels import label
-from relaybox.operate.observers.metrics import MetricsObserver, prefix
+from relaybox.operate.observers.metrics import MetricsObserver, label, prefix
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Journal
 
@@ -93,18 +92,9 @@ class Latest(Generic[T]):
             self._at, self.answered_at = time.monotonic(), time.time()
 
 
-class _Destination(NamedTuple):
-    name: str
-    pending: int
-    due: int
-    failed: int
-    oldest_seconds: float
-    open: bool
-    paused: bool
-
-
 class _Reading(NamedTuple):
-    destinations: Sequence[_Destination]
+    destinations: Mapping[str, Sequence[float]]
+    """The values of its gauges by the name of each."""
     relays: int
 
 
@@ -132,13 +122,9 @@ class Gauges:
         reading = self._latest.value
         if reading is not None:
             gauges = self._gauges()
-            for one in reading.destinations:
-                place = [label(one.name)]
-                values = (one.pending, one.pending, one.due, one.failed, one.failed)
-                for gauge, value in zip(
-                    gauges, (*values, one.oldest_seconds, one.open, one.paused), strict=True
-                ):
-                    gauge.add_metric(place, float(value))
+            for name, values in reading.destinations.items():
+                for gauge, value in zip(gauges, values, strict=True):
+                    gauge.add_metric([label(name)], float(value))
             yield from gauges
             relays = self._relays()
             relays.add_metric([], reading.relays)
@@ -181,22 +167,19 @@ class Gauges:
 
 async def _read(admin: Admin) -> _Reading:
     stats: Stats = await admin.stats()
-    destinations = [await _destination(admin, one) for one in stats.destinations]
+    destinations = {one.name: await _values(admin, one) for one in stats.destinations}
     return _Reading(destinations, sum(map(is_alive, stats.relays)))
 
 
-async def _destination(admin: Admin, one: DestinationStats) -> _Destination:
+async def _values(admin: Admin, one: DestinationStats) -> Sequence[float]:
+    """The values of one destination, in the order of ``_gauges``."""
     counts, place = one.counts, one.place
     pending = counts.due + counts.scheduled + counts.parked + counts.sending
     if capped := counts.capped & {"due", "scheduled", "parked"}:
         # There is at least one more than was counted: an alert above 10,000 need not wait for the sample.
         pending = max(pending + len(capped), await _sampled(admin, one.name))
-    return _Destination(
-        one.name,
-        pending,
-        counts.due,
-        counts.failed,
-        counts.oldest_seconds or 0.0,
+    return (
+        *(pending, pending, counts.due, counts.failed, counts.failed, counts.oldest_seconds or 0.0),
         place is not None and place.circuit != "closed",
         place is not None and place.paused,
     )

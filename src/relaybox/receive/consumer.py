@@ -20,10 +20,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -35,12 +35,14 @@ from relaybox.core.routing import Routes
 from relaybox.core.settings import Route
 from relaybox.core.values import parse_name
 from relaybox.errors import ConfigError, shorten
-from relaybox.sinks.sink import describe
+from relaybox.sinks.sink import being_cancelled, describe
 from relaybox.wire.tracing import processing
 
 log = logging.getLogger("relaybox.consumer")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Handlers: TypeAlias = list[Callable[[Event, Any], Any]]
+"""Functions of an event and of what ``transaction`` opened."""
 
 
 class Once(Protocol):
@@ -91,16 +93,6 @@ class Refused:
 Verdict: TypeAlias = Done | Later | Crashed | Refused
 
 
-class Registered(NamedTuple):
-    """A handler, and whether it has a second parameter."""
-
-    function: Callable[..., Any]
-    takes_connection: bool
-
-    def __call__(self, event: Event, connection: Any) -> Any:
-        return self.function(event, connection) if self.takes_connection else self.function(event)
-
-
 class Consumer:
     """Handlers by event type, and where their effects and the inbox's marks are kept.
 
@@ -114,8 +106,7 @@ class Consumer:
         self._inbox = inbox
         self._begin = opener(transaction)
         self._consumer = _name(consumer, inbox)
-        self._handlers: list[Registered] = []
-        self._patterns: list[Route] = []
+        self._handlers: Handlers = []
         self._routes = Routes([])
         self._asynchronous = False
 
@@ -135,7 +126,7 @@ class Consumer:
         return register
 
     def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
-        registered = Registered(function, _takes_connection(function))
+        called = _with_connection(function)
         asynchronous = is_asynchronous(function)
         if self._handlers and asynchronous != self._asynchronous:
             raise ConfigError(
@@ -144,11 +135,10 @@ class Consumer:
             )
         route = Route(events, to=str(len(self._handlers)))
         self._asynchronous = asynchronous
-        self._handlers.append(registered)
-        self._patterns.append(route)
-        self._routes = Routes(self._patterns)
+        self._handlers.append(called)
+        self._routes = Routes([*self._routes.routes, route])
 
-    def _of(self, event: Event) -> list[Registered]:
+    def _of(self, event: Event) -> Handlers:
         return [self._handlers[int(place)] for place in self._routes.destinations(event.type)]
 
     def _unwanted(self, event: Event) -> Verdict:
@@ -188,7 +178,7 @@ class Consumer:
     async def _in_thread(self, event: Event) -> Verdict:
         return await asyncio.to_thread(self.handle, event)
 
-    async def _in_loop(self, event: Event, handlers: list[Registered]) -> Verdict:
+    async def _in_loop(self, event: Event, handlers: Handlers) -> Verdict:
         began = ended = False
         try:
             async with (
@@ -201,11 +191,9 @@ class Consumer:
                         for handler in handlers:
                             await handler(event, connection)
                 ended = True
-        except asyncio.CancelledError as error:
-            if cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            if cancelled(error):
                 raise
-            return self._failed(event, error, began)
-        except Exception as error:
             return self._failed(event, error, began)
         return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
 
@@ -298,10 +286,9 @@ def finished(result: Any) -> Any:
     return result
 
 
-def cancelled() -> bool:
-    """Whether whoever waits has given up; else it is a handler or a client that cancelled itself."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+def cancelled(error: BaseException) -> bool:
+    """Whether whoever waits has given up; else it failed, or a handler or a client cancelled itself."""
+    return isinstance(error, asyncio.CancelledError) and being_cancelled()
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
@@ -312,17 +299,16 @@ def is_asynchronous(function: Callable[..., Any]) -> bool:
     return any(inspect.iscoroutinefunction(kind) for kind in kinds)
 
 
-def _takes_connection(function: Callable[..., Any]) -> bool:
+def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]:
+    """Return the function as one of two arguments: one that takes an event only gets no connection."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         raise ConfigError(f"on: {shorten(function)} is no function; give one that takes an Event") from None
-    for given, answer in (((None, None), True), ((None,), False)):
-        try:
+    for given, called in (((None, None), function), ((None,), lambda event, _: function(event))):
+        with suppress(TypeError):
             signature.bind(*given)
-        except TypeError:
-            continue
-        return answer
+            return called
     fix = "it must take an Event, and may take the connection as a second parameter"
     raise ConfigError(f"on: {shorten(function)}{signature}: {fix}")
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, TypeVar
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 
 from relaybox.core.values import Duration, duration_from, parse_name
+from relaybox.database.drivers.driver import Channel, Driver, Names
+from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find
 from relaybox.database.schema import Tables, make_tables
+from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
+from relaybox.emit.committed import Blocks
 from relaybox.emit.transaction import Transaction
-from relaybox.receive.key import WINDOW, key_of
-from relaybox.receive.mark import BATCH, mark, prune
-from relaybox.receive.once import AsyncOnce, Once
-from relaybox.receive.write import Work, Writer
+from relaybox.errors import EmitError, NotInTransaction
+from relaybox.receive.mark import BATCH, WINDOW, Key, forget, inbox_statements, key_of, mark, note_left, prune
 
+T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
+Work: TypeAlias = Callable[[Statements], Steps[T]]
+
+ONCE = Names("inbox", "once", "aonce", "once")
+
+PATIENCE = 10.0
+"""Seconds that an asynchronous connection has to take a mark back: it may be one that hangs."""
+
+ENDED = (
+    "the transaction was committed or rolled back inside the block of once, and the mark with it; leave that "
+    "to whoever began it, after the block"
+)
 
 
 class Inbox:
@@ -77,17 +94,17 @@ class Inbox:
 
         def decorate(function: Function) -> Function:
             name = parse_name(consumer or f"{function.__module__}.{function.__qualname__}", "consumer")
-            return self._decorated(function, name, id_of or _itself)
+            return self._decorated(function, name, id_of or (lambda message: message))
 
         return decorate
 
     def _decorated(self, function: Function, name: str, id_of: Callable[[Any], Any]) -> Function:
-        @functools.wraps(function)
+        @wraps(function)
         def synchronous(connection: Any, message: Any, *args: Any, **options: Any) -> Any:
             with self.once(connection, id_of(message), consumer=name) as first:
                 return function(connection, message, *args, **options) if first else None
 
-        @functools.wraps(function)
+        @wraps(function)
         async def asynchronous(connection: Any, message: Any, *args: Any, **options: Any) -> Any:
             async with self.aonce(connection, id_of(message), consumer=name) as first:
                 return await function(connection, message, *args, **options) if first else None
@@ -97,12 +114,12 @@ class Inbox:
     def mark(self, connection: Any, message_id: Any, *, consumer: str | None = None) -> bool:
         """``once`` without a block, for those who roll back themselves when the work fails."""
         key = key_of(consumer or self.consumer, message_id)
-        return self._writer.write(connection, functools.partial(mark, key=key))
+        return self._writer.write(connection, partial(mark, key=key))
 
     async def amark(self, connection: Any, message_id: Any, *, consumer: str | None = None) -> bool:
         """``mark``, for asynchronous connections and sessions."""
         key = key_of(consumer or self.consumer, message_id)
-        return await self._writer.awrite(connection, functools.partial(mark, key=key))
+        return await self._writer.awrite(connection, partial(mark, key=key))
 
     def prune(self, connection: Any) -> int:
         """Remove the marks that are older than the window, batch by batch; how many it were.
@@ -110,21 +127,19 @@ class Inbox:
         Each batch is a transaction; inside an open one, a savepoint. ``relaybox prune`` and relays do the
         same for the database of their outbox.
         """
-        removed = BATCH
-        total = 0
+        total, removed = 0, BATCH
         while removed == BATCH:
             with self.transaction(connection):
-                removed = self._writer.write(connection, self._old)
+                removed = self._writer.write(connection, partial(prune, window=self.window))
             total += removed
         return total
 
     async def aprune(self, connection: Any) -> int:
         """``prune``, for asynchronous connections and sessions."""
-        removed = BATCH
-        total = 0
+        total, removed = 0, BATCH
         while removed == BATCH:
             async with self.transaction(connection):
-                removed = await self._writer.awrite(connection, self._old)
+                removed = await self._writer.awrite(connection, partial(prune, window=self.window))
             total += removed
         return total
 
@@ -133,12 +148,133 @@ class Inbox:
 
         ``with`` on a synchronous one, ``async with`` on an asynchronous one; as ``Outbox.transaction``.
         """
-        return self._writer.transaction(connection)
-
-    @property
-    def _old(self) -> Work[int]:
-        return functools.partial(prune, window=self.window)
+        return Transaction(connection, self._writer.insert, Blocks(), None)
 
 
-def _itself(message: Any) -> Any:
-    return message
+class Writer:
+    """Executes what is to be written to one inbox's table."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.insert = tables.inbox.insert()
+        self._statements: dict[Driver, Statements] = {}
+
+    def write(self, connection: Any, work: Work[T]) -> T:
+        """Through a synchronous connection or session; raises an ``EmitError`` where it may not be used."""
+        # A session is not flushed: the mark decides whether there is anything to do.
+        way = channel(connection, self.insert, ONCE, flush=False)
+        return way.run(self._writing(way, work))
+
+    async def awrite(self, connection: Any, work: Work[T]) -> T:
+        """``write``, for asynchronous connections and sessions."""
+        if (asynchronous := async_sqlalchemy(connection, ONCE)) is not None:
+            written: T = await asynchronous.run_sync(self.write, work)
+            return written
+        way = async_channel(connection, ONCE)
+        return await way.arun(self._writing(way, work))
+
+    def open_on(self, connection: Any) -> object | None:
+        """What tells the transaction that is open there from the next one; None where none is open.
+
+        Of a driver's own connection no more is known than that one is open.
+        """
+        kind, driver = find(connection, ONCE)
+        if driver is not None:
+            return driver if not driver.is_closed(connection) and driver.is_open(connection) else None
+        beneath = connection() if "scoped" in kind else connection
+        beneath = getattr(beneath, "sync_session", None) or getattr(beneath, "sync_connection", beneath)
+        return None if beneath is None else beneath.get_transaction()
+
+    def _writing(self, way: Channel, work: Work[T]) -> Steps[T]:
+        way.check(autocommit=False)
+        driver = way.driver
+        statements = self._statements.get(driver)
+        if statements is None:
+            made = inbox_statements(self._tables, driver.dialect, driver.style)
+            statements = self._statements.setdefault(driver, made)
+        return work(statements)
+
+
+class _Block:
+    """What both kinds know: the mark, and the transaction that it was set in."""
+
+    __slots__ = ("_connection", "_first", "_key", "_transaction", "_writer")
+
+    def __init__(self, writer: Writer, connection: Any, key: Key) -> None:
+        self._writer = writer
+        self._connection = connection
+        self._key = key
+        self._first = False
+        self._transaction: object | None = None
+
+    def _mark(self, statements: Statements) -> Steps[bool]:
+        return mark(statements, self._key)
+
+    def _forget(self, statements: Statements) -> Steps[None]:
+        return forget(statements, self._key)
+
+    def _not_forgotten(self, error: BaseException, failure: Exception) -> None:
+        # After an EmitError the transaction can only be rolled back, or is over.
+        if not isinstance(failure, EmitError):
+            note_left(error, self._key, failure)
+
+    def _began(self, first: bool) -> bool:
+        self._first = first
+        if first:
+            self._transaction = self._writer.open_on(self._connection)
+        return first
+
+    def _is_over(self, error: BaseException | None) -> bool:
+        """Whether nothing is left to do; raises where the block did not end in its transaction."""
+        if not self._first:
+            return True
+        if self._writer.open_on(self._connection) is not self._transaction:
+            if error is None:
+                raise NotInTransaction(f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}")
+            error.add_note(f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}")
+            return True
+        return error is None
+
+
+class Once(_Block):
+    """A block that begins with the mark. If it raises, the mark is taken back.
+
+    Whoever rolls the transaction back needs none of that. It is for those who catch the exception and commit,
+    and costs nothing where nothing is raised, as a savepoint would.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> bool:
+        return self._began(self._writer.write(self._connection, self._mark))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_over(error) or error is None:
+            return
+        try:
+            self._writer.write(self._connection, self._forget)
+        except Exception as failure:
+            self._not_forgotten(error, failure)
+
+
+class AsyncOnce(_Block):
+    """``Once``, on an asynchronous connection or session."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> bool:
+        return self._began(await self._writer.awrite(self._connection, self._mark))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_over(error) or error is None:
+            return
+        try:
+            # Also where it is a cancellation: a time limit inside the transaction may be what catches that.
+            async with asyncio.timeout(PATIENCE):
+                await self._writer.awrite(self._connection, self._forget)
+        except Exception as failure:
+            self._not_forgotten(error, failure)

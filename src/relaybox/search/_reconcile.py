@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from relaybox.operate.actions import Progress, Stop, no_progress
+from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search.comparison import Comparison
 from relaybox.search.desk import Desk, open_desk

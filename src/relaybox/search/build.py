@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from relaybox.core.commands import command
 from relaybox.errors import RelayboxError, StoreError
-from relaybox.operate.actions import no_progress
+from relaybox.operate.admin import no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search._backfill import abackfill
 from relaybox.search.backfilled import Progress

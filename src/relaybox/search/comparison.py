@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from relaybox.errors import ConfigError
-from relaybox.operate.actions import Progress, Stop
+from relaybox.operate.admin import Progress, Stop
 from relaybox.search.compare import HashedIds, differing, version_of
 from relaybox.search.desk import Desk
 from relaybox.search.reconciled import Difference, Reconciled

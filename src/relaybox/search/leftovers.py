@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from relaybox.core.settings import Destination
-from relaybox.operate.actions import Named
+from relaybox.operate.admin import Named
 from relaybox.search.desk import Desk
 from relaybox.search.engine import Engine
 from relaybox.search.failure import ReindexFailed

@@ -265,7 +265,7 @@ async def test_an_action_without_its_audit_does_not_happen(outbox: Operated) -> 
 async def test_bulk_work_goes_in_batches_and_reports(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.operate.actions.BATCH", 2)
+    monkeypatch.setattr("relaybox.operate.admin_actions.BATCH", 2)
     for _ in range(5):
         outbox.emit("mail")
     await outbox.fail("mail")
@@ -279,7 +279,7 @@ async def test_bulk_work_goes_in_batches_and_reports(
 async def test_a_row_that_fails_again_is_not_retried_twice(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.operate.actions.BATCH", 2)
+    monkeypatch.setattr("relaybox.operate.admin_actions.BATCH", 2)
     for number in range(4):
         outbox.emit("mail", aggregate_id=number)
     await outbox.fail("mail")
@@ -310,7 +310,7 @@ async def test_move_takes_the_rows_of_a_key_in_their_order_though_their_ids_are_
         return changed
 
     monkeypatch.setattr(outbox.ledger, "move", watched)
-    monkeypatch.setattr("relaybox.operate.actions.BATCH", 1)
+    monkeypatch.setattr("relaybox.operate.admin_actions.BATCH", 1)
     done = await outbox.admin.move("shop", "spare")
     assert (done.affected, done.skipped) == (8, 0)
     assert {row.destination for row in outbox.rows()} == {"spare"}

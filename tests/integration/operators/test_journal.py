@@ -16,7 +16,7 @@ from relaybox.core.outcome import Failed
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin
-from relaybox.operate.series import Point
+from relaybox.operate.history import Point
 from relaybox.stores.journal import STALLED, Counted
 from relaybox.stores.ledger import Filter
 from relaybox.stores.sql.samples import SqlSamples

@@ -19,9 +19,7 @@ from relaybox.database.drivers.translate import failed
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
-from relaybox.receive.key import Key, key_of
-from relaybox.receive.mark import forget, inbox_statements, mark
-from relaybox.receive.once import note_left
+from relaybox.receive.mark import Key, forget, inbox_statements, key_of, mark, note_left
 from relaybox.sinks.open import handler_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateColumn
@@ -191,26 +191,21 @@ def _wanted_on_sqlite(outbox: Outbox) -> dict[str, Table]:
     return tables
 
 
-class Found(NamedTuple):
-    """Tables that exist, and names of those that the connected role may not look at."""
-
-    tables: dict[str, Table]
-    hidden: Collection[str] = ()
-
-
-async def found_tables(context: DatabaseContext, names: Collection[str]) -> Found:
-    """Return those of these tables that exist."""
+async def found_tables(
+    context: DatabaseContext, names: Collection[str]
+) -> tuple[dict[str, Table], Collection[str]]:
+    """Return those of these tables that exist, and names of those that the role may not look at."""
     outbox = context.outbox
     match outbox.dialect:
         case "postgresql":
             whole = [quoted(outbox, outbox.schema, name) for name in names]
-            return Found(_found_on_postgresql(*[await context.ask(one, names=whole) for one in _POSTGRESQL]))
+            return _found_on_postgresql(*[await context.ask(one, names=whole) for one in _POSTGRESQL]), ()
         case "sqlite":
             tables = _found_on_sqlite(*[await context.ask(query) for query in _SQLITE])
-            return Found({name: table for name, table in tables.items() if name in names})
+            return {name: table for name, table in tables.items() if name in names}, ()
     texts, hidden = await _texts(context, names)
     params = {"schema": outbox.schema, "names": list(names)}
-    return Found(_found_on_mysql(texts, *[await context.ask(one, **params) for one in _MYSQL]), hidden)
+    return _found_on_mysql(texts, *[await context.ask(one, **params) for one in _MYSQL]), hidden
 
 
 async def _texts(context: DatabaseContext, names: Collection[str]) -> tuple[dict[str, str], set[str]]:

@@ -1,4 +1,4 @@
-"""A check, and what it sees: the settings, the database that they name, and read-only queries of it."""
+"""A check, what it sees (the settings, the database that they name), and what it yields: findings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from relaybox.database.migrations import Outbox
 from relaybox.database.statements.delivery import Query, Texts
 from relaybox.database.steps import Row, Steps
 from relaybox.operate.admin import Admin
-from relaybox.operate.doctor.finding import Finding, Unseen
 from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.store import SqlStore
+
+Level: TypeAlias = Literal["error", "warning", "info"]
+"""``error``: events are not delivered, or will not be. ``warning``: they are, but worse than they could be.
+``info``: worth knowing, and perhaps meant so."""
+
+LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
 STATEMENT_SECONDS = 5
 """The longest that the server works on one query."""
@@ -26,11 +31,46 @@ EVERY_DATABASE = (*SERVERS, "sqlite")
 Need: TypeAlias = Literal["settings", "database", "tables"]
 """The least that a check needs: a ``Context``, a ``DatabaseContext``, or one whose tables exist."""
 
-Results: TypeAlias = AsyncIterator[Finding | Unseen]
-
 _BOUNDS = f"""
 SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
        set_config('transaction_read_only', 'on', true)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong: what was seen, and the command, the SQL or the words that fix it."""
+
+    level: Level
+    title: str
+    detail: str
+    fix: str
+    check: str = ""
+    """The name of the check that found it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What a check could not look at, and why; it may be right or wrong."""
+
+    reason: str
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that the checks found, the worst first."""
+
+    findings: tuple[Finding, ...]
+    unseen: tuple[Unseen, ...]
+    checks: tuple[str, ...]
+
+    @property
+    def sick(self) -> bool:
+        """True if there is an error among the findings."""
+        return any(finding.level == "error" for finding in self.findings)
+
+
+Results: TypeAlias = AsyncIterator[Finding | Unseen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +90,25 @@ class DatabaseContext(Context):
     store: SqlStore
     admin: Admin
     outbox: Outbox
-    version: int
+    version: int = 0
 
     async def ask(self, sql: str, **params: Any) -> list[Row]:
-        """Return the rows of one query, written like the store's statements; it cannot change anything."""
-        return await ask(self.store, sql, **params)
+        """Return the rows of one query, written like the store's statements; it cannot change anything.
+
+        It has a limit of time where the server has one.
+        """
+        before: Sequence[Query] = ()
+        if self.outbox.dialect == "postgresql":
+            before = [Query(_BOUNDS, ())]
+        elif self.outbox.dialect == "mariadb" and sql.lstrip().startswith("SELECT"):
+            sql = f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
+        query = self.store.steps.statements.others(Texts({"question": sql}))("question", **params)
+
+        def steps() -> Steps[list[Row]]:
+            results = yield [*before, query]
+            return results[-1]
+
+        return await self.store.driver.run(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +126,6 @@ def check(
 ) -> Callable[[Callable[[Any], Results]], Check]:
     """Make a check of the function below; it has the function's name."""
     return lambda run: Check(run.__name__, run, needs, on)
-
-
-async def ask(store: SqlStore, sql: str, **params: Any) -> list[Row]:
-    """Return the rows of one query, with a limit of time where the server has one."""
-    statements = store.steps.statements
-    match statements.dialect.name:
-        case "postgresql":
-            before: Sequence[Query] = [Query(_BOUNDS, ())]
-        case "mariadb" if sql.lstrip().startswith("SELECT"):
-            before, sql = [], f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
-        case _:
-            before = []
-    query = statements.others(Texts({"question": sql}))("question", **params)
-
-    def steps() -> Steps[list[Row]]:
-        results = yield [*before, query]
-        return results[-1]
-
-    return await store.driver.run(steps)
 
 
 def typed(*words: str) -> str:

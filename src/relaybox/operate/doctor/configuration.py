@@ -14,8 +14,7 @@ from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.core.values import mask_url
 from relaybox.database.debezium import missing
 from relaybox.errors import ConfigError, RelayboxError
-from relaybox.operate.doctor.check import Context, Results, check, typed
-from relaybox.operate.doctor.finding import Finding, Unseen
+from relaybox.operate.doctor.check import Context, Finding, Results, Unseen, check, typed
 from relaybox.sinks.open import handler_of, open_sink
 from relaybox.sinks.sink import describe
 

@@ -13,8 +13,7 @@ from uuid import uuid4
 from relaybox.database.migrations import Outbox, quoted
 from relaybox.database.roles import CHANGE
 from relaybox.database.schema import MYSQL
-from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Results, check
-from relaybox.operate.doctor.finding import Finding, Unseen
+from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
 
 _WHO = {
     "postgresql": "SELECT current_user",
@@ -70,10 +69,7 @@ async def privileges(context: DatabaseContext) -> Results:
 def _needed(outbox: Outbox) -> dict[str, list[str]]:
     tables = outbox.tables()
     every = [getattr(tables, field.name) for field in fields(tables)]
-    return {
-        table.name: [READ] if table is tables.migration else CHANGE.split(", ")
-        for table in every
-    }  # fmt: skip
+    return {table.name: [READ] if table is tables.migration else CHANGE.split(", ") for table in every}
 
 
 async def _held(context: DatabaseContext, needed: Mapping[str, list[str]]) -> Mapping[str, Collection[str]]:
@@ -136,9 +132,9 @@ def _lacks(outbox: Outbox, role: str, lacking: Mapping[str, list[str]]) -> Findi
 
 def _grantee(outbox: Outbox, role: str) -> str:
     user, at, host = role.partition("@")
-    return f"{quoted(outbox, user)}@{quoted(outbox, host)}" if at and outbox.dialect in MYSQL else (
-        quoted(outbox, role)
-    )  # fmt: skip
+    if at and outbox.dialect in MYSQL:
+        return f"{quoted(outbox, user)}@{quoted(outbox, host)}"
+    return quoted(outbox, role)
 
 
 @check(needs="database", on=("postgresql",))

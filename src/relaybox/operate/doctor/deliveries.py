@@ -11,8 +11,7 @@ from relaybox.core.commands import Program
 from relaybox.core.settings import Destination, Settings
 from relaybox.errors import PayloadError
 from relaybox.operate.admin import DestinationStats
-from relaybox.operate.doctor.check import DatabaseContext, Results, check, several, typed
-from relaybox.operate.doctor.finding import Finding
+from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, check, several, typed
 from relaybox.operate.why import at, is_alive
 from relaybox.relay.upkeep.agreement import describe, differences
 from relaybox.stores.ledger import Content, Counts, Entry, Filter

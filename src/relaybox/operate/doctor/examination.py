@@ -19,9 +19,17 @@ from relaybox.database.migrations import DialectName, Outbox
 from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, RelayboxError, StoreError, did_you_mean
 from relaybox.operate.admin import Admin
-from relaybox.operate.doctor import configuration, connection, database, deliveries, schema, vacuum
-from relaybox.operate.doctor.check import Check, Context, DatabaseContext, typed
-from relaybox.operate.doctor.finding import Finding, Report, Unseen, report
+from relaybox.operate.doctor import configuration, connection, database, deliveries, schema
+from relaybox.operate.doctor.check import (
+    LEVELS,
+    Check,
+    Context,
+    DatabaseContext,
+    Finding,
+    Report,
+    Unseen,
+    typed,
+)
 from relaybox.sinks.open import Handlers
 from relaybox.sinks.sink import describe
 from relaybox.stores.open import open_store
@@ -32,13 +40,23 @@ CHECK_SECONDS = 12.0
 
 ACTOR = "doctor"
 
-CHECKS = tuple(
-    one
-    for module in (configuration, database, schema, connection, vacuum, deliveries)
-    for one in vars(module).values()
-    if isinstance(one, Check)
+CHECKS: tuple[Check, ...] = (
+    configuration.settings,
+    configuration.sinks,
+    database.database,
+    database.isolation,
+    database.durability,
+    schema.schema,
+    connection.privileges,
+    connection.listener,
+    connection.clock,
+    database.transactions,
+    database.vacuum,
+    deliveries.destinations,
+    deliveries.payloads,
+    deliveries.relays,
 )
-"""Every check of these modules, in the order in which they are made."""
+"""Every check, in the order in which they are made."""
 
 
 async def examine(
@@ -54,8 +72,12 @@ async def examine(
     context = Context(settings, handlers, clock)
     of_settings = [_run(check, context) for check in chosen if check.needs == "settings"]
     of_database = [check for check in chosen if check.needs != "settings"]
-    results = await asyncio.gather(*of_settings, _run_on_database(context, of_database))
-    return report((one for part in results for one in part), (check.name for check in chosen))
+    parts = await asyncio.gather(*of_settings, _run_on_database(context, of_database))
+    results = [one for part in parts for one in part]
+    findings = [one for one in results if isinstance(one, Finding)]
+    findings.sort(key=lambda finding: LEVELS.index(finding.level))
+    unseen = [one for one in results if isinstance(one, Unseen)]
+    return Report(tuple(findings), tuple(unseen), tuple(check.name for check in chosen))
 
 
 def choose(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
@@ -98,10 +120,11 @@ async def _opened(context: Context) -> AsyncIterator[DatabaseContext]:
         dialect: DialectName = store.steps.dialect.name  # type: ignore[assignment]
     try:
         outbox = Outbox(dialect, settings.schema, settings.prefix)
-        async with asyncio.timeout(CHECK_SECONDS):
-            version = await schema.recorded_version(store, outbox)
         admin = Admin(SqlLedger(store), settings.destinations, ACTOR)
-        yield DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox, version)
+        opened = DatabaseContext(settings, context.handlers, context.clock, store, admin, outbox)
+        async with asyncio.timeout(CHECK_SECONDS):
+            version = await schema.recorded_version(opened)
+        yield replace(opened, version=version)
     finally:
         # An error of closing must not hide what was found.
         with suppress(Exception):

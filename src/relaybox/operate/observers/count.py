@@ -1,15 +1,23 @@
-"""Counting what a relay does, by destination."""
+"""Counts of what a relay does, by destination: in all, and since they were last logged."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.relay.observer import Observer
 from relaybox.stores.store import Claim, Held, Settlement
+
+EVERY = 10.0
+"""Seconds between two summaries of a busy destination."""
+AFTER_QUIET = 1.0
+"""Seconds after which the first work of a quiet destination is told."""
+LAGS_OF_A_BATCH = 20
+LAGS = 4_000
 
 
 @dataclass(slots=True)
@@ -59,3 +67,61 @@ class Counter(Observer):
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count."""
         self.counts[destination].add(settlements, lost)
+
+
+class Window:
+    """Counts and lags; ``due`` says when it is time to tell them."""
+
+    def __init__(self) -> None:
+        self.count = Count()
+        self.shadowed = 0
+        self.told_retries = 0
+        self.told_failures = 0
+        self._lags: list[float] = []
+        self._due = 0.0
+        self._last = float("-inf")
+
+    def add(
+        self, settlements: Sequence[Settlement], lost: frozenset[UUID], at: float, now: datetime
+    ) -> Count:
+        """Count; what these came to. Of a long batch a sample of the lags is enough."""
+        self._begin(at)
+        count = Count()
+        count.add(settlements, lost)
+        self.count += count
+        self.shadowed += len(
+            [1 for d, o in settlements if type(o) is Delivered and o.shadow and d.id not in lost]
+        )
+        for delivery, outcome in settlements[:: 1 + len(settlements) // LAGS_OF_A_BATCH]:
+            if type(outcome) is Delivered:
+                self._lags.append((now - delivery.created_at).total_seconds())
+        if len(self._lags) > LAGS:
+            del self._lags[::2]
+        return count
+
+    def fail(self, number: int, at: float) -> None:
+        """Count what failed on the spot."""
+        self._begin(at)
+        self.count.failed += number
+
+    def is_due(self, at: float) -> bool:
+        """Whether there is something to tell, and it is time."""
+        return bool(self.count) and at >= self._due
+
+    def lag(self, part: float) -> float | None:
+        """The seconds from emit to delivered that ``part`` of the deliveries did not exceed."""
+        if not self._lags:
+            return None
+        self._lags.sort()
+        return max(self._lags[min(int(part * len(self._lags)), len(self._lags) - 1)], 0.0)
+
+    def clear(self, at: float) -> None:
+        """It was told."""
+        self.count = Count()
+        self.shadowed = self.told_retries = self.told_failures = 0
+        self._lags.clear()
+        self._last = at
+
+    def _begin(self, at: float) -> None:
+        if not self.count:
+            self._due = max(at + AFTER_QUIET, self._last + EVERY)

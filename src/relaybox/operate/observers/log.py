@@ -7,9 +7,11 @@ the level DEBUG there is a record for every outcome.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -18,14 +20,10 @@ from relaybox.core.commands import command
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.errors import StoreError
-from relaybox.operate.observers.count import Count
-from relaybox.operate.observers.held import Holding
-from relaybox.operate.observers.text import one_line, span
-from relaybox.operate.observers.trouble import Spell
-from relaybox.operate.observers.window import Window
+from relaybox.operate.observers.count import Count, Window
 from relaybox.relay.observer import Observer
 from relaybox.sinks.sink import describe
-from relaybox.stores.store import Claim, Settlement
+from relaybox.stores.store import Claim, Held, Settlement
 from relaybox.wire.tracing import trace_id
 
 log = logging.getLogger("relaybox.relay")
@@ -37,6 +35,14 @@ DEFECTS_AGAIN = 60.0
 WIDEST_NAME = 24
 BRIEF = 5.0
 """Seconds; what found nothing in them says so only to whoever wants to hear everything."""
+QUIET = 3.0
+"""Seconds without trouble after which a success ends the spell."""
+TEXTS = 20
+"""So many kinds of trouble are told of one spell."""
+_LONGEST = 300
+_UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+Tell = Callable[[int, str, str, dict[str, Any]], None]
 
 
 class LogObserver(Observer):
@@ -232,3 +238,118 @@ def _about(event: str, delivery: Delivery, error: str | None = None) -> dict[str
 
 def _values(event: str, **values: Any) -> dict[str, Any]:
     return {"relay": {"event": event, **values}}
+
+
+@dataclass(slots=True)
+class _State:
+    why: str
+    reason: str
+    since: float
+    maybe_over: bool = False
+
+
+class Holding:
+    """What is known of every destination, by this relay's own changes and by what its claims are told."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._states: dict[str, _State] = {}
+
+    def change(self, destination: str, why: str, reason: str, at: float) -> None:
+        """This relay changed the circuit, or paused the destination."""
+        if why == "closed":
+            self._end(destination, at)
+        else:
+            self._begin(destination, why, reason, at)
+
+    def see(self, destination: str, held: Held | None, at: float) -> None:
+        """A claim was told so."""
+        if held is not None:
+            self._begin(destination, held.why, held.reason or "", at)
+        elif (state := self._states.get(destination)) is None:
+            return
+        elif state.maybe_over or state.why == "paused":
+            self._end(destination, at)
+        else:
+            # A probe gets through an open circuit: only a second claim in a row says that it is closed.
+            state.maybe_over = True
+
+    def _begin(self, destination: str, why: str, reason: str, at: float) -> None:
+        before = self._states.get(destination)
+        since = before.since if before is not None else at
+        self._states[destination] = _State(why, reason or (before.reason if before else ""), since)
+        if why == "half_open":
+            self._tell(logging.DEBUG, destination, "circuit half-open: one delivery tries", _held(why, ""))
+        elif before is None or (why == "paused") != (before.why == "paused") or reason != before.reason:
+            word = "paused" if why == "paused" else "circuit open"
+            fix = (
+                f"; go on with {command(f'resume {destination}')}" if why == "paused" else "; deliveries wait"
+            )
+            said = f"{word}: {one_line(reason)}{fix}" if reason else f"{word}{fix}"
+            self._tell(logging.WARNING, destination, said, _held(why, reason))
+
+    def _end(self, destination: str, at: float) -> None:
+        state = self._states.pop(destination, None)
+        lasted = f" after {span(at - state.since)}" if state is not None else ""
+        resumed = state is not None and state.why == "paused"
+        about = {"event": "resumed"} if resumed else _held("closed", "")
+        self._tell(logging.INFO, destination, f"{'resumed' if resumed else 'circuit closed'}{lasted}", about)
+
+
+def _held(state: str, reason: str) -> dict[str, Any]:
+    about = {"event": "paused" if state == "paused" else "circuit", "state": state}
+    return about | ({"reason": reason} if reason else {})
+
+
+class Spell:
+    """Trouble with one thing; the same is told ``again`` so many seconds later, or in the next spell."""
+
+    def __init__(self, log: logging.Logger, again: float = math.inf) -> None:
+        self._log = log
+        self._again = again
+        self._began: float | None = None
+        self._last = 0.0
+        self._told: dict[str, float] = {}
+
+    def trouble(self, text: str, now: float, said: str, error: BaseException | None = None) -> None:
+        """It went wrong so; ``error`` is shown with its traceback."""
+        if self._began is None:
+            self._began = now
+        self._last = now
+        self._told = {told: at for told, at in self._told.items() if now - at < self._again}
+        if text in self._told or len(self._told) >= TEXTS:
+            return
+        self._told[text] = now
+        self._log.warning("%s", said, exc_info=error, extra={"relay": {"event": "trouble"}})
+
+    def over(self, now: float) -> float | None:
+        """It went well; how long the spell lasted, if that ends one."""
+        if self._began is None or now - self._last < QUIET:
+            return None
+        lasted, self._began = self._last - self._began, None
+        self._told.clear()
+        return lasted
+
+
+def span(seconds: float) -> str:
+    """``12 ms``, ``1.5 s``, ``3 min 20 s``, ``2 h``: two units at most."""
+    if seconds < 0.9995:
+        return f"{max(seconds, 0.0) * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts = []
+    for size, unit in (*_UNITS, (1.0, "s")):
+        whole, rest = divmod(rest, int(size))
+        if whole:
+            parts.append(f"{whole} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def one_line(text: str) -> str:
+    """A text from outside, without what would break a line or move a cursor, and not too long."""
+    printable = "".join(character if character.isprintable() else " " for character in text[: 2 * _LONGEST])
+    line = " ".join(printable.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

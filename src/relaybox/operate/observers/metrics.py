@@ -7,9 +7,11 @@ which client libraries, that lock and look up for every event, do not.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from relaybox.core.clock import uptime
@@ -17,8 +19,6 @@ from relaybox.core.fingerprint import error_class
 from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.core.values import identifier
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.operate.observers.histogram import Histogram
-from relaybox.operate.observers.labels import Known, label
 from relaybox.relay.observer import Observer, Sends
 from relaybox.sinks.sink import Answer
 from relaybox.stores.store import Claim, Settlement
@@ -40,6 +40,67 @@ DURATION = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 TYPES, ERRORS = 100, 50
 """So many types of events, and of errors, have a label of their own; those that come later are ``other``."""
+
+COUNTERS = (
+    (
+        "outbox_messages_published",
+        "Deliveries that were acknowledged.",
+        ("aggregate_type", "event_type", "destination"),
+    ),
+    (
+        "outbox_events",
+        "Settled attempts by what became of them: delivered, retried or failed.",
+        ("event_type", "status"),
+    ),
+    (
+        "outbox_publish_errors",
+        "Attempts that were not acknowledged, by the class of the error.",
+        ("error_type", "destination"),
+    ),
+    (
+        "outbox_lease_lost",
+        "Leases that another relay took over, whose events may have been sent twice.",
+        ("destination",),
+    ),
+    (
+        "outbox_shadowed",
+        "Deliveries that were settled without being sent, because they were emitted in shadow.",
+        ("destination",),
+    ),
+)
+HISTOGRAMS = (
+    (
+        "outbox_publish_latency_seconds",
+        "From emit to acknowledgement, waits between attempts included.",
+        ("destination",),
+    ),
+    (
+        "outbox_processing_duration_seconds",
+        "One send, from when it began to its answer.",
+        ("event_type", "destination"),
+    ),
+)
+GAUGES = (
+    (
+        "outbox_overdue_functions",
+        "Plain functions over their timeout that are still running; their threads cannot be stopped.",
+    ),
+    (
+        "outbox_canary_seconds",
+        "From emit to acknowledgement of the last test event that the leader sent.",
+    ),
+    (
+        "outbox_canary_last_success_timestamp",
+        "When the last test event was acknowledged, in seconds since 1970.",
+    ),
+)
+"""The names, texts and labels; each gauge has the label ``destination``."""
+
+OTHER = "other"
+LONGEST = 100
+"""Characters of a label."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class MetricsObserver(Observer):
@@ -134,13 +195,7 @@ class MetricsObserver(Observer):
 
     def describe(self) -> Iterable[Metric]:
         """The names, for the registry."""
-        return [
-            *self._counters(),
-            *self._histograms(),
-            self._gauge("outbox_overdue_functions", OVERDUE, ("destination",)),
-            self._gauge("outbox_canary_seconds", SECONDS_OF_CANARY, ("destination",)),
-            self._gauge("outbox_canary_last_success_timestamp", TIME_OF_CANARY, ("destination",)),
-        ]
+        return [*self._counters(), *self._histograms(), *self._gauges()]
 
     def collect(self) -> Iterator[Metric]:
         """Everything counted so far."""
@@ -154,12 +209,15 @@ class MetricsObserver(Observer):
             for labels, of_labels in list(durations.items()):
                 histogram.add_metric(labels, *of_labels.buckets())
             yield histogram
-        overdue = self._gauge("outbox_overdue_functions", OVERDUE, ("destination",))
+        overdue, canary_seconds, canary_times = self._gauges()
         for labels, number in list(self._overdue.items()):
             overdue.add_metric(labels, number)
         yield overdue
         if self._canary:
-            yield from self._canaries()
+            for labels, (took, at) in list(self._canary.items()):
+                canary_seconds.add_metric(labels, took)
+                canary_times.add_metric(labels, at)
+            yield from (canary_seconds, canary_times)
 
     def _lags(self, sends: Sends) -> list[float]:
         now, at = self._wall(), self._clock()
@@ -189,69 +247,79 @@ class MetricsObserver(Observer):
                 name = type(answer).__name__ if kind == "Error" else kind
                 self._errors[*self._error_types(name, name), place] += 1
 
-    def _counters(self) -> tuple[CounterMetricFamily, ...]:
-        return (
-            self._counter(
-                "outbox_messages_published",
-                "Deliveries that were acknowledged.",
-                ("aggregate_type", "event_type", "destination"),
-            ),
-            self._counter(
-                "outbox_events",
-                "Settled attempts by what became of them: delivered, retried or failed.",
-                ("event_type", "status"),
-            ),
-            self._counter(
-                "outbox_publish_errors",
-                "Attempts that were not acknowledged, by the class of the error.",
-                ("error_type", "destination"),
-            ),
-            self._counter(
-                "outbox_lease_lost",
-                "Leases that another relay took over, whose events may have been sent twice.",
-                ("destination",),
-            ),
-            self._counter(
-                "outbox_shadowed",
-                "Deliveries that were settled without being sent, because they were emitted in shadow.",
-                ("destination",),
-            ),
-        )
+    def _counters(self) -> list[CounterMetricFamily]:
+        return [CounterMetricFamily(f"{self._prefix}{name}", text, labels=of) for name, text, of in COUNTERS]
 
-    def _histograms(self) -> tuple[HistogramMetricFamily, ...]:
-        return (
-            HistogramMetricFamily(
-                f"{self._prefix}outbox_publish_latency_seconds",
-                "From emit to acknowledgement, waits between attempts included.",
-                labels=("destination",),
-            ),
-            HistogramMetricFamily(
-                f"{self._prefix}outbox_processing_duration_seconds",
-                "One send, from when it began to its answer.",
-                labels=("event_type", "destination"),
-            ),
-        )
+    def _histograms(self) -> list[HistogramMetricFamily]:
+        return [
+            HistogramMetricFamily(f"{self._prefix}{name}", text, labels=of) for name, text, of in HISTOGRAMS
+        ]
 
-    def _canaries(self) -> Iterator[Metric]:
-        seconds = self._gauge("outbox_canary_seconds", SECONDS_OF_CANARY, ("destination",))
-        times = self._gauge("outbox_canary_last_success_timestamp", TIME_OF_CANARY, ("destination",))
-        for labels, (took, at) in list(self._canary.items()):
-            seconds.add_metric(labels, took)
-            times.add_metric(labels, at)
-        yield from (seconds, times)
-
-    def _counter(self, name: str, text: str, labels: Sequence[str]) -> CounterMetricFamily:
-        return CounterMetricFamily(f"{self._prefix}{name}", text, labels=labels)
-
-    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"{self._prefix}{name}", text, labels=labels)
-
-
-OVERDUE = "Plain functions over their timeout that are still running; their threads cannot be stopped."
-SECONDS_OF_CANARY = "From emit to acknowledgement of the last test event that the leader sent."
-TIME_OF_CANARY = "When the last test event was acknowledged, in seconds since 1970."
+    def _gauges(self) -> list[GaugeMetricFamily]:
+        return [
+            GaugeMetricFamily(f"{self._prefix}{name}", text, labels=("destination",)) for name, text in GAUGES
+        ]
 
 
 def prefix(namespace: str) -> str:
     """What stands before the names of metrics."""
     return identifier(namespace, "namespace") + "_" if namespace else ""
+
+
+class Histogram:
+    """How many durations were no longer than each bound. One thread adds, another may read.
+
+    The one of prometheus-client observes one value at a time: 735 µs for a thousand, where this takes 33 µs
+    (prometheus-client 0.26, CPython 3.11, 15 buckets).
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * len(bounds)
+        self._all = 0
+        self._sum = 0.0
+
+    def add(self, durations: list[float]) -> None:
+        """Count these; the list is sorted on the way, so that a bound costs a look and not a pass.
+
+        What two clocks make negative counts as nothing.
+        """
+        durations.sort()
+        # From the largest down: whoever reads in between, upwards, finds no bucket below a smaller one.
+        self._all += len(durations)
+        for at in reversed(range(len(self._bounds))):
+            self._counts[at] += bisect_right(durations, self._bounds[at])
+        self._sum += sum(durations[bisect_right(durations, 0.0) :])
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """The bounds with their counts, the last without a bound; and the sum of all durations."""
+        counts = [
+            (repr(bound), float(count)) for bound, count in zip(self._bounds, self._counts, strict=True)
+        ]
+        return [*counts, ("+Inf", float(self._all))], self._sum
+
+
+class Known(Generic[Key]):
+    """Names values as labels, each once; all that come after the first ``most`` share one name."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._labels: dict[Key, tuple[str, ...]] = {}
+
+    def __call__(self, value: Key, *texts: str) -> tuple[str, ...]:
+        """The labels of a value, which are these texts when it is new."""
+        found = self._labels.get(value)
+        if found is not None:
+            return found
+        if len(self._labels) >= self._most:
+            return (OTHER,) * len(texts)
+        self._labels[value] = made = tuple(label(text) for text in texts)
+        return made
+
+
+def label(text: str) -> str:
+    """A text from outside as a label may hold it: one line, printable, of a length that can be read."""
+    cut = text[:LONGEST]
+    if cut.isprintable():
+        return cut
+    return "".join(character if character.isprintable() else "?" for character in cut)

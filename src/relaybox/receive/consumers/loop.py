@@ -21,11 +21,10 @@ from relaybox.core.values import Duration, Secret, duration_from, mask_url, pars
 from relaybox.receive.consumer import (
     Consumer,
     Crashed,
-    Done,
+    Handlers,
     Later,
     Once,
     Refused,
-    Registered,
     Verdict,
     cancelled,
 )
@@ -42,9 +41,6 @@ AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """Synchronous handlers that run at the same time: as many as asyncio has threads for."""
 PATIENCE = 30.0
 """Seconds that handlers have to finish when the loop stops, or their messages go to another consumer."""
-
-
-parse_timeout = duration_from(0.001)
 
 
 class Loop(Consumer):
@@ -65,7 +61,7 @@ class Loop(Consumer):
         backoff: Backoff | Mapping[str, Any],
     ) -> None:
         super().__init__(inbox=inbox, transaction=transaction, consumer=consumer)
-        self._timeout = parse_timeout(timeout, "timeout")
+        self._timeout = duration_from(0.001)(timeout, "timeout")
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
@@ -81,12 +77,10 @@ class Loop(Consumer):
             while not self._stopping.is_set():
                 try:
                     await self._consume()
-                except asyncio.CancelledError as error:
+                except (Exception, asyncio.CancelledError) as error:
                     # A client that gives up its connection may cancel what waits for an answer.
-                    if cancelled():
+                    if cancelled(error):
                         raise
-                    await self._wait_after(error)
-                except Exception as error:
                     await self._wait_after(error)
         finally:
             self._threads.close()
@@ -131,7 +125,7 @@ class Loop(Consumer):
             return Refused(str(error))
         return await self.ahandle(event)
 
-    async def _in_loop(self, event: Event, handlers: list[Registered]) -> Verdict:
+    async def _in_loop(self, event: Event, handlers: Handlers) -> Verdict:
         try:
             async with asyncio.timeout(self._timeout):
                 return await super()._in_loop(event, handlers)
@@ -172,19 +166,18 @@ class Loop(Consumer):
         self._full = count >= AT_ONCE
         return count
 
-    async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
-        """What a synchronous function returns or raises in a thread, which is left if it takes too long."""
-        async with self._places:
-            return await self._in_time(function, *given)
-
     async def _in_time(self, function: Callable[..., Any], *given: Any) -> Any:
+        """What a synchronous function returns or raises in a thread, which is left if it takes too long."""
         async with asyncio.timeout(self._timeout):
             return await self._threads.call(function, *given)
 
     async def _ask(self, function: Callable[..., Any], *given: Any) -> None:
         """Call a function of the application that is no handler; it has as much time as one."""
-        in_loop = inspect.iscoroutinefunction(function)
-        result = function(*given) if in_loop else await self._call(function, *given)
+        if inspect.iscoroutinefunction(function):
+            result = function(*given)
+        else:
+            async with self._places:
+                result = await self._in_time(function, *given)
         if inspect.isawaitable(result):
             async with asyncio.timeout(self._timeout):
                 await result
@@ -196,23 +189,16 @@ class Loop(Consumer):
         """How it ended, whatever it raised; only whoever waits can cancel it."""
         try:
             return await work
-        except asyncio.CancelledError as error:
-            if cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            if cancelled(error):
                 raise
-            raised: BaseException = error
-        except Exception as error:
-            raised = error
-        log.error("%s: %s", self._consumer, describe(raised), exc_info=raised)
-        return Crashed(describe(raised))
+            log.error("%s: %s", self._consumer, describe(error), exc_info=error)
+            return Crashed(describe(error))
 
-    def _report(self, message_id: str, verdict: Verdict, then: str) -> None:
+    def _report(self, message_id: str, verdict: Later | Crashed | Refused, then: str) -> None:
         """Say what went wrong, and what happens now."""
-        match verdict:
-            case Refused(reason) | Later(reason) | Crashed(reason):
-                told = (self._consumer, message_id or "without an id", reason, then)
-                log.warning("%s: message %s: %s; %s", *told)
-            case Done():
-                pass
+        told = (self._consumer, message_id or "without an id", verdict.reason, then)
+        log.warning("%s: message %s: %s; %s", *told)
 
     def _delay(self, verdict: Later | Crashed, attempt: int) -> float:
         """Seconds to wait: what the handler said, else the backoff."""

@@ -120,7 +120,7 @@ class RabbitmqConsumer(Loop):
             # The queue delivers it again, and the inbox knows whether it was done.
             log.warning("%s: a message was not acknowledged: %s", self._consumer, describe(error))
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and cancelled():
+            if cancelled(error):
                 raise
             log.error("%s: a message is given back: %s", self._consumer, describe(error), exc_info=error)
             with suppress(*_LOST):

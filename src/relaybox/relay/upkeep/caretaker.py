@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
-from relaybox.receive.key import WINDOW
+from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.canary import LOOK, Canary
 from relaybox.relay.upkeep.leadership import Leadership

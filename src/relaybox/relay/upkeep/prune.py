@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from relaybox.core.clock import Clock
 from relaybox.database.statements.upkeep import PROMPT
-from relaybox.receive.key import WINDOW
+from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
 from relaybox.stores.upkeep import History, Setting, Slice, Upkeep

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.operate.actions import Action, Done, Named
+from relaybox.operate.admin import Action, Done, Named
 from relaybox.stores.ledger import EVERYTHING, Filter
 from relaybox.web import documents, read, schemas
 from relaybox.web.endpoints.operations import started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.operate.actions import Action
+from relaybox.operate.admin import Action
 from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import Filter
 from relaybox.web import documents, read, render, schemas

@@ -1,4 +1,4 @@
-"""What an operator does to deliveries: to those that ids name, or in batches to all that a filter finds.
+"""The actions of ``Admin``, its base class: on what ids name, or in batches on all that a filter finds.
 
 A batch is a transaction of its own with its own audit row. Whatever ends an action half-way (its process
 died, somebody stopped it) leaves whole batches, and to do it again does the rest; a replay
@@ -99,8 +99,8 @@ class _Way:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Actions:
-    """The actions of one operator, on a ledger and with the destinations that are configured."""
+class AdminActions:
+    """The half of ``Admin`` that changes something."""
 
     def __init__(self, ledger: Ledger, destinations: Iterable[Destination], actor: str) -> None:
         self._ledger = ledger
@@ -133,14 +133,13 @@ class Actions:
         here and in the other actions.
         """
 
-        def ready(entry: Entry) -> bool:
-            return entry.state is State.FAILED or entry.backing_off
-
-        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            return await self._ledger.retry(entries, self._lanes, audit)
-
-        way = _Way(dry_run, progress, Pace(rate, stop))
-        return await self._act("retry", what, ready, change, way)
+        return await self._act(
+            "retry",
+            what,
+            lambda entry: entry.state is State.FAILED or entry.backing_off,
+            lambda entries, audit: self._ledger.retry(entries, self._lanes, audit),
+            _Way(dry_run, progress, Pace(rate, stop)),
+        )
 
     async def discard(
         self,
@@ -156,14 +155,13 @@ class Actions:
         A filter is about failed ones unless its status says otherwise.
         """
 
-        def ready(entry: Entry) -> bool:
-            return entry.status in ("pending", "failed") and entry.state is not State.SENDING
-
-        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            return await self._ledger.discard(entries, self._lanes, audit)
-
-        way = _Way(dry_run, progress, Pace(rate, stop))
-        return await self._act("discard", what, ready, change, way)
+        return await self._act(
+            "discard",
+            what,
+            lambda entry: entry.status in ("pending", "failed") and entry.state is not State.SENDING,
+            lambda entries, audit: self._ledger.discard(entries, self._lanes, audit),
+            _Way(dry_run, progress, Pace(rate, stop)),
+        )
 
     async def replay(
         self,
@@ -181,15 +179,13 @@ class Actions:
         """
         self._check_target("replay", to)
 
-        def ready(entry: Entry) -> bool:
-            return entry.status != "pending" and (to or entry.destination) in self._destinations
-
-        async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
-            return await self._ledger.replay(entries, to, self._lanes, audit)
-
-        details = {} if to is None else {"to": to}
-        way = _Way(dry_run, progress, Pace(rate, stop), details)
-        return await self._act("replay", what, ready, change, way)
+        return await self._act(
+            "replay",
+            what,
+            lambda entry: entry.status != "pending" and (to or entry.destination) in self._destinations,
+            lambda entries, audit: self._ledger.replay(entries, to, self._lanes, audit),
+            _Way(dry_run, progress, Pace(rate, stop), {} if to is None else {"to": to}),
+        )
 
     async def move(
         self,
@@ -253,9 +249,7 @@ class Actions:
     async def pause(self, destination: str, reason: str, until: datetime | None = None) -> None:
         """Keep every relay from sending there, until that moment or until somebody resumes it."""
         await self._check_known(destination)
-        if destination in self._handed_over:
-            fix = "pause the connector instead"
-            raise ConfigError(f"destination {destination!r} is read by Debezium, no relay sends there; {fix}")
+        self._check_relayed(destination, "pause the connector instead")
         details = {"destination": destination, "reason": reason, "until": until}
         await self._ledger.pause(destination, reason, until, Audit(self._actor, "pause", details))
 
@@ -272,9 +266,7 @@ class Actions:
         What no operator asks for, a relay's canary, is not ``audited``, and of an aggregate of its own.
         """
         self._check_configured(destination)
-        if destination in self._handed_over:
-            fix = "emit an event instead"
-            raise ConfigError(f"destination {destination!r} is read by Debezium, no relay sends there; {fix}")
+        self._check_relayed(destination, "emit an event instead")
         id_ = uuid7()
         payload = {"test": True, "destination": destination, "sent_by": self._actor}
         event = SingleEvent(
@@ -404,6 +396,10 @@ class Actions:
     def _check_configured(self, name: str) -> None:
         if name not in self._destinations:
             raise _no_destination(name, self._destinations)
+
+    def _check_relayed(self, name: str, fix: str) -> None:
+        if name in self._handed_over:
+            raise ConfigError(f"destination {name!r} is read by Debezium, no relay sends there; {fix}")
 
     def _check_target(self, action: str, to: str | None, from_: str | None = None) -> None:
         """Debezium sees what is inserted, not what is changed, and its message's key is made by emit."""
