@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+from starlette.requests import Request
 
 from relaybox.web import documents, health, login, pages, schemas
 from relaybox.web.endpoints import actions, destinations, events, operations, stats
+from relaybox.web.live import live
 from relaybox.web.openapi import openapi
-from relaybox.web.route import Endpoint, Route
 from relaybox.web.schemas import Nothing
+from relaybox.web.settings import Role
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path.
+
+    ``role`` is what the caller must have; None: anybody may ask. ``kind``: an ``api`` route is given its
+    parameters as ``request.state.query`` and its body as ``request.state.body``, read as these types, and
+    answers with a document; a ``page`` that is posted to is given ``request.state.form``, with its token
+    checked; an ``open`` route is what watches over the process, by any name of the host.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    endpoint: Endpoint
+    role: Role | None
+    kind: Literal["api", "page", "open"]
+    query: type[msgspec.Struct] = Nothing
+    body: type[msgspec.Struct] = Nothing
+    answer: Any = None
+    media_type: str = "application/json"
+
+    @property
+    def summary(self) -> str:
+        """The first line of the endpoint's docstring."""
+        return (self.endpoint.__doc__ or "").strip().partition("\n")[0]
 
 
 def _get(path: str, endpoint: Endpoint, answer: Any, query: type[msgspec.Struct] = Nothing) -> Route:
@@ -19,6 +51,10 @@ def _get(path: str, endpoint: Endpoint, answer: Any, query: type[msgspec.Struct]
 
 def _post(path: str, endpoint: Endpoint, answer: Any, body: type[msgspec.Struct] = Nothing) -> Route:
     return Route("POST", f"/api{path}", endpoint, "operator", "api", body=body, answer=answer)
+
+
+def _page(path: str, endpoint: Endpoint) -> Route:
+    return Route("GET", path, endpoint, "viewer", "page")
 
 
 API = (
@@ -57,7 +93,25 @@ WATCHED = (
 PAGES = (
     Route("POST", "/login", login.enter, None, "page"),
     Route("POST", "/logout", login.leave, "viewer", "page"),
-    *pages.PAGES,
+    _page("/", pages.overview.overview),
+    _page("/destinations", pages.destinations.destinations),
+    _page("/destinations/{name}", pages.destinations.destination),
+    _page("/events", pages.events.events),
+    _page("/events/{id}", pages.event.event),
+    _page("/failures", pages.failures.failures),
+    _page("/dead-letters", pages.dead_letters.dead_letters),
+    _page("/operations", pages.operations.operations),
+    _page("/relays", pages.relays.relays),
+    _page("/audit", pages.audit.audit),
+    _page("/system", pages.system.system),
+    Route("GET", "/actions/confirm", pages.actions.confirm, "operator", "page"),
+    *(
+        Route("POST", f"/actions/{name}", act, "operator", "page")
+        for name, act in pages.actions.ACTIONS.items()
+    ),
+    _page("/live", live),
+    Route("GET", "/login", pages.login.login, None, "page"),
+    Route("GET", "/static/{file}", pages.static.static, None, "page"),
 )
 """For people."""
 

@@ -94,8 +94,7 @@ def back(given: str | None, otherwise: str) -> str:
 
 def here(request: Request) -> str:
     """The path of the request as it was written, without the prefix that all of this is mounted under."""
-    raw = request.scope.get("raw_path")
-    path = raw.split(b"?")[0].decode("ascii", "replace") if raw else quote(request.scope["path"])
+    path: str = request.scope["raw_path"].decode("ascii", "replace")
     return path.removeprefix(quote(_root(request))) or "/"
 
 
