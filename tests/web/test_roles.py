@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from relaybox.web.limits import Attempts
+from relaybox.web.login import Attempts
 from relaybox.web.routes import API, PAGES, ROUTES, Route
 from tests.web.stage import OPERATOR, VIEWER, Stage, bearer, is_problem
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -21,36 +21,24 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relaybox.outbox import Outbox
-from relaybox.web import csrf, hosts, login, read, render
+from relaybox.web import login, read, render, security
 from relaybox.web.auth import Caller, User, Users, authenticate, unauthorized
-from relaybox.web.cursor import Cursors
-from relaybox.web.headers import securing
-from relaybox.web.limits import Attempts, Budget
 from relaybox.web.problems import Problem, translate
 from relaybox.web.redact import Rules
 from relaybox.web.routes import Route
 from relaybox.web.service import Service
-from relaybox.web.session import COOKIE, Sessions, derived
 from relaybox.web.settings import WebSettings
+from relaybox.web.signed import COOKIE, Cursors, Sessions, derived
+from relaybox.web.templating import error
 
 PATIENCE = 30.0
 """Seconds that an endpoint has for its answer."""
-
-ErrorPage = Callable[[Request, int, str, str], Response]
-LoginForm = Callable[[Request, int, str, str | None], Response]
 
 
 class Web:
     """What is served for one outbox; ``dashboard`` and ``api`` of ``relaybox.web`` make it."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        settings: WebSettings,
-        routes: Iterable[Route],
-        error_page: ErrorPage | None = None,
-        login_form: LoginForm | None = None,
-    ) -> None:
+    def __init__(self, outbox: Outbox, settings: WebSettings, routes: Iterable[Route]) -> None:
         known, secret = settings.reveal(), settings.revealed_secret()
         tokens = [token for user in known for token in user.tokens]
         self.outbox = outbox
@@ -60,14 +48,13 @@ class Web:
         self.users = Users(known)
         self.sessions = Sessions(known, secret)
         known_key = bool(secret or tokens)
-        self.csrf = csrf.Csrf(derived(secret, "csrf", *tokens) if known_key else _own_key())
+        self.csrf = security.Csrf(derived(secret, "csrf", *tokens) if known_key else _own_key())
         self.cursors = Cursors(derived(secret, "cursor", *tokens) if known_key else _own_key())
-        self.logins, self.bearers = Attempts(), Attempts()
-        self.audited = Budget()
+        self.logins, self.bearers = login.Attempts(), login.Attempts()
+        self.audited = login.Budget()
         self.rules = Rules.of(settings.redact)
-        self.login_form = login_form
         self.state = State()
-        self._error_page = error_page
+        self._has_pages = any(route.kind == "page" for route in self.routes)
         self._recalled = False
         self._router = routing.Router(
             [routing.Route(path, _Address(self, found)) for path, found in by_path(self.routes).items()],
@@ -85,7 +72,7 @@ class Web:
         else:
             # What an application that mounts this keeps in its state is not ours to change.
             own = {**scope, **located(scope), "app": self, "state": {}, "path_params": {}}
-            await self._router(own, receive, securing(send))
+            await self._router(own, receive, security.securing(send))
 
     async def __aenter__(self) -> Web:
         return self
@@ -121,9 +108,9 @@ class Web:
             return self._refusal(request, translate(error))
 
     def _refusal(self, request: Request, problem: Problem) -> Response:
-        if self._error_page is None or not wants_html(request):
+        if not self._has_pages or not wants_html(request):
             return problem.response()
-        response = self._error_page(request, problem.status, problem.title, problem.detail)
+        response = error(request, problem.status, problem.title, problem.detail)
         response.headers.update(problem.headers)
         return response
 
@@ -133,7 +120,7 @@ class Web:
         self._check_host(request, route)
         if route is None:
             return _without_route(request, routes)
-        csrf.check_origin(request)
+        security.check_origin(request)
         caller = await self._caller(request, route)
         request.state.user = None if caller is None else caller.user
         request.state.caller = caller
@@ -149,10 +136,10 @@ class Web:
 
     def _check_host(self, request: Request, route: Route | None) -> None:
         if not self.users:
-            hosts.check_local(request)
+            security.check_local(request)
         elif route is None or route.kind != "open":
             # What watches over a process asks for it by its address.
-            hosts.check_host(request, self.settings.hosts)
+            security.check_host(request, self.settings.hosts)
 
     async def _caller(self, request: Request, route: Route) -> Caller | None:
         if self.users and not self._recalled and COOKIE in request.cookies and route.role is not None:
@@ -164,13 +151,13 @@ class Web:
             if route.role is None:
                 return None
             # A right token passes at any time: others behind the same address may show wrong ones.
-            client = hosts.client_address(request)
+            client = security.client_address(request)
             self.bearers.check(client)
             await login.refused(request, client, self.bearers)
             raise
 
     def _stranger(self, request: Request) -> Response:
-        if self.login_form is not None and wants_html(request) and request.method in csrf.SAFE:
+        if self._has_pages and wants_html(request) and request.method in security.SAFE:
             return login.to_login(request)
         raise unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
 
@@ -185,10 +172,10 @@ class Web:
             request.state.query = read.query(request, route.query)
         if route.method == "GET":
             return
-        given = request.headers.get(csrf.HEADER, "")
+        given = request.headers.get(security.HEADER, "")
         if route.kind == "page":
             request.state.form = await read.form(request)
-            given = given or request.state.form.get(csrf.FIELD, "")
+            given = given or request.state.form.get(security.FIELD, "")
         if route.kind == "page" or (caller is not None and caller.by == "session"):
             self.csrf.check(request, "" if caller is None else caller.session, given)
         if route.kind == "api":
@@ -282,8 +269,3 @@ def _without_route(request: Request, routes: Iterable[Route]) -> Response:
     if request.method != "OPTIONS":
         raise Problem(405, f"This address takes {allow}.", {"allow": allow})
     return Response(status_code=204, headers={"allow": allow})
-
-
-def make(outbox: Outbox, routes: Iterable[Route], given: dict[str, Any], **faces: Any) -> Web:
-    """The application for an outbox, by its ``[web]`` table and what is given in code before it."""
-    return Web(outbox, WebSettings.of(outbox.settings.web, **given), routes, **faces)

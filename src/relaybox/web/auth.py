@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 from starlette.requests import Request
 
 from relaybox.web.problems import Problem
-from relaybox.web.session import COOKIE, Sessions
 from relaybox.web.settings import Known, Role
+from relaybox.web.signed import COOKIE, Sessions
 
 By: TypeAlias = Literal["token", "session", "local"]
 
@@ -51,17 +51,21 @@ class Users:
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
-    def by_token(self, token: str) -> tuple[User, str] | None:
-        """Whose token it is, and the token; every one is compared, each in constant time."""
+    def by_token(self, token: str) -> User | None:
+        """Return whose token it is; every one is compared, each in constant time."""
         given, found = _digest(token), None
         for digest, user in self._tokens:
             if hmac.compare_digest(digest, given):
                 found = user
-        return None if found is None else (User(found.name, found.role), token)
+        return _user(found)
 
-    def named(self, name: str) -> Known | None:
-        """The user of that name."""
-        return self._by_name.get(name)
+    def named(self, name: str) -> User | None:
+        """Return the user of that name."""
+        return _user(self._by_name.get(name))
+
+
+def _user(known: Known | None) -> User | None:
+    return None if known is None else User(known.name, known.role)
 
 
 def _digest(token: str) -> bytes:
@@ -81,7 +85,7 @@ def authenticate(request: Request, users: Users, sessions: Sessions) -> Caller |
     if session is None:
         return None
     user = users.named(session.name)
-    return None if user is None else Caller(User(user.name, user.role), "session", session.id)
+    return None if user is None else Caller(user, "session", session.id)
 
 
 def _by_header(header: str, users: Users) -> Caller:
@@ -89,7 +93,7 @@ def _by_header(header: str, users: Users) -> Caller:
     found = users.by_token(token.strip()) if scheme.lower() == "bearer" else None
     if found is None:
         raise unauthorized("The token is wrong.", error="invalid_token")
-    return Caller(found[0], "token")
+    return Caller(found, "token")
 
 
 def unauthorized(detail: str, error: str = "") -> Problem:

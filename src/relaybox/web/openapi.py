@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from relaybox.web import documents, render, schemas
 from relaybox.web.problems import MEDIA_TYPE
+from relaybox.web.security import prefix
 
 if TYPE_CHECKING:
     from relaybox.web.routes import Route
@@ -26,7 +27,7 @@ PROBLEM = {
 
 async def openapi(request: Request) -> Response:
     """This document."""
-    return render.answer(document(request.app.routes, str(request.scope.get("root_path", ""))))
+    return render.answer(document(request.app.routes, prefix(request)))
 
 
 def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:

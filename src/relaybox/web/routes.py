@@ -15,6 +15,7 @@ from relaybox.web.live import live
 from relaybox.web.openapi import openapi
 from relaybox.web.schemas import Nothing
 from relaybox.web.settings import Role
+from relaybox.web.templating import static
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
@@ -110,8 +111,8 @@ PAGES = (
         for name, act in pages.actions.ACTIONS.items()
     ),
     _page("/live", live),
-    Route("GET", "/login", pages.login.login, None, "page"),
-    Route("GET", "/static/{file}", pages.static.static, None, "page"),
+    Route("GET", "/login", login.login, None, "page"),
+    Route("GET", "/static/{file}", static, None, "page"),
 )
 """For people."""
 

@@ -15,10 +15,10 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relaybox.web import csrf, show
-from relaybox.web.hosts import over_tls
+from relaybox.web import show
+from relaybox.web.security import keep_form_token, prefix, set_cookie
 
 FRAGMENT = "x-relaybox-fragment"
 """The header of a request for a page without its frame, to update what is on the screen."""
@@ -30,6 +30,12 @@ LONGEST_FLASH = 1_400
 """Bytes; a cookie of more than four kilobytes, with everything that is escaped in it, is none."""
 
 STATIC = Path(__file__).parent / "static"
+TYPES = {
+    "app.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""The files in it, which are served."""
 
 NAVIGATION = (
     ("/", "Overview"),
@@ -51,27 +57,24 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     about = {**_about(request), "layout": "base.html" if whole else "fragment.html", "flash": flash}
     body = _environment().get_template(template).render({**about, **context})
     response = HTMLResponse(body, status, headers={"cache-control": "no-store"})
-    csrf.keep(request, response)
+    keep_form_token(request, response)
     if flash is not None:
-        response.delete_cookie(FLASH, path=_root(request) or "/")
+        response.delete_cookie(FLASH, path=prefix(request) or "/")
     return response
+
+
+def error(request: Request, status: int, title: str, detail: str) -> Response:
+    """A page that says what happened and leads back."""
+    return page(request, "error.html", status, title=title, detail=detail, code=status)
 
 
 def redirect(request: Request, path: str, message: str, kind: str = "done") -> RedirectResponse:
     """To a page, by GET, with a message that it shows once; ``kind`` is ``done`` or ``trouble``."""
-    response = RedirectResponse(_root(request) + path, 303)
+    response = RedirectResponse(prefix(request) + path, 303)
     shown = "".join(one if one.isprintable() else " " for one in message).encode("utf-8", "replace")
     cut = shown[:LONGEST_FLASH].decode("utf-8", "ignore")
     text = json.dumps([kind, cut], ensure_ascii=False).encode()
-    response.set_cookie(
-        FLASH,
-        base64.urlsafe_b64encode(text).decode(),
-        max_age=60,
-        path=_root(request) or "/",
-        httponly=True,
-        samesite="strict",
-        secure=over_tls(request),
-    )
+    set_cookie(request, response, FLASH, base64.urlsafe_b64encode(text).decode(), 60)
     return response
 
 
@@ -95,7 +98,7 @@ def back(given: str | None, otherwise: str) -> str:
 def here(request: Request) -> str:
     """The path of the request as it was written, without the prefix that all of this is mounted under."""
     path: str = request.scope["raw_path"].decode("ascii", "replace")
-    return path.removeprefix(quote(_root(request))) or "/"
+    return path.removeprefix(quote(prefix(request))) or "/"
 
 
 def url_of(request: Request) -> Callable[..., str]:
@@ -103,7 +106,7 @@ def url_of(request: Request) -> Callable[..., str]:
 
     def url(path: str, **query: Any) -> str:
         given = {name: value for name, value in query.items() if value not in (None, "")}
-        return _root(request) + path + (f"?{urlencode(given)}" if given else "")
+        return prefix(request) + path + (f"?{urlencode(given)}" if given else "")
 
     return url
 
@@ -129,10 +132,6 @@ def _about(request: Request) -> dict[str, Any]:
 def _chosen(request: Request, cookie: str, known: tuple[str, ...]) -> str:
     value = request.cookies.get(cookie, "")
     return value if value in known else ""
-
-
-def _root(request: Request) -> str:
-    return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 @functools.cache
@@ -165,3 +164,16 @@ def _environment() -> Environment:
 def version_of(name: str) -> str:
     """Of a static file: changes when the file does, so that browsers may keep it for good."""
     return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+
+
+async def static(request: Request) -> Response:
+    """One of our own files; its address holds its version, so that it may be kept for good."""
+    name = request.path_params["file"]
+    if name not in TYPES:
+        return error(request, 404, "No such file", "Only the dashboard's own files are served here.")
+    known = request.query_params.get("v") == version_of(name)
+    keep = "public, max-age=31536000, immutable" if known else "no-cache"
+    headers = {"cache-control": keep, "etag": f'"{version_of(name)}"', "content-type": TYPES[name]}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response((STATIC / name).read_bytes(), headers=headers)

@@ -9,9 +9,10 @@ from relaybox.operate.actions import Action
 from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import Filter
 from relaybox.web import documents, read, render, schemas
-from relaybox.web.cursor import number
 from relaybox.web.problems import not_found
 from relaybox.web.redact import Rules
+from relaybox.web.security import prefix
+from relaybox.web.signed import number
 
 
 async def operations(request: Request) -> documents.OperationsDocument:
@@ -57,10 +58,8 @@ async def started(
     """Start a bulk action; the answer says where to look how far it is."""
     bulk = request.app.service.bulk()
     begun = await bulk.start(request.state.user.name, action, filter, to=to, rate=rate)
-    root = str(request.scope.get("root_path", "")).rstrip("/")
-    return render.answer(
-        document(begun, request.app.rules), 202, {"location": f"{root}/api/operations/{begun.id}"}
-    )
+    location = f"{prefix(request)}/api/operations/{begun.id}"
+    return render.answer(document(begun, request.app.rules), 202, {"location": location})
 
 
 def document(one: Operation, rules: Rules) -> documents.OperationDocument:

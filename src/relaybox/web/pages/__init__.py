@@ -8,11 +8,9 @@ from relaybox.web.pages import (
     event,
     events,
     failures,
-    login,
     operations,
     overview,
     relays,
-    static,
     system,
 )
 
@@ -24,10 +22,8 @@ __all__ = [
     "event",
     "events",
     "failures",
-    "login",
     "operations",
     "overview",
     "relays",
-    "static",
     "system",
 ]

@@ -15,10 +15,9 @@ from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.operate.bulk import TooManyOperations
 from relaybox.stores.ledger import Filter
-from relaybox.web.pages.error import error
 from relaybox.web.pages.filters import FIELDS, Wrong, chosen, filter_of
 from relaybox.web.show import shortened
-from relaybox.web.templating import back, page, redirect
+from relaybox.web.templating import back, error, page, redirect
 
 Action: TypeAlias = Literal["retry", "replay", "discard"]
 Form: TypeAlias = Mapping[str, str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.web.cursor import number
 from relaybox.web.pages.operations import told
+from relaybox.web.signed import number
 from relaybox.web.templating import page, url_of
 
 

@@ -11,10 +11,9 @@ from starlette.responses import Response
 from relaybox.core.settings import Destination
 from relaybox.web import show
 from relaybox.web.charts import charts
-from relaybox.web.pages.error import error
 from relaybox.web.pages.health import row, rows
 from relaybox.web.pages.overview import PERIODS, chosen_period
-from relaybox.web.templating import page
+from relaybox.web.templating import error, page
 
 
 async def destinations(request: Request) -> Response:

@@ -16,10 +16,9 @@ from relaybox.operate.admin import Detail
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Content, Entry, State
 from relaybox.web import show
-from relaybox.web.pages.error import error
 from relaybox.web.pages.health import Mood
 from relaybox.web.redact import HIDDEN, Rules, redacted_text
-from relaybox.web.templating import page
+from relaybox.web.templating import error, page
 
 LONGEST = 100_000
 """How many characters of a document are shown."""
