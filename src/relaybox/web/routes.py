@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from starlette.requests import Request
 
-from relaybox.web import documents, health, login, pages, schemas
-from relaybox.web.endpoints import actions, destinations, events, operations, stats
+from relaybox.web import documents, login, pages, schemas
+from relaybox.web.endpoints import actions, destinations, events, operations, status
 from relaybox.web.live import live
 from relaybox.web.openapi import openapi
 from relaybox.web.schemas import Nothing
@@ -59,9 +59,9 @@ def _page(path: str, endpoint: Endpoint) -> Route:
 
 
 API = (
-    _get("/stats", stats.stats, documents.StatsDocument),
-    _get("/series", stats.series, documents.SeriesDocument, schemas.SeriesQuery),
-    _get("/relays", stats.relays, documents.RelaysDocument),
+    _get("/stats", status.stats, documents.StatsDocument),
+    _get("/series", status.series, documents.SeriesDocument, schemas.SeriesQuery),
+    _get("/relays", status.relays, documents.RelaysDocument),
     _get("/events", events.events, documents.EventsDocument, schemas.EventsQuery),
     _get("/events/{id}", events.event, documents.DeliveriesDocument),
     _get("/events/{id}/why", events.why, documents.ReasonsDocument),
@@ -85,9 +85,9 @@ API = (
 """Documents, for programs."""
 
 WATCHED = (
-    Route("GET", "/livez", health.livez, None, "open", answer=documents.AliveDocument),
-    Route("GET", "/readyz", health.readyz, None, "open", answer=documents.HealthDocument),
-    Route("GET", "/metrics", health.metrics, "viewer", "open", media_type="text/plain"),
+    Route("GET", "/livez", status.livez, None, "open", answer=documents.AliveDocument),
+    Route("GET", "/readyz", status.readyz, None, "open", answer=documents.HealthDocument),
+    Route("GET", "/metrics", status.metrics, "viewer", "open", media_type="text/plain"),
 )
 """For what watches over the process."""
 
@@ -100,10 +100,10 @@ PAGES = (
     _page("/events", pages.events.events),
     _page("/events/{id}", pages.event.event),
     _page("/failures", pages.failures.failures),
-    _page("/dead-letters", pages.dead_letters.dead_letters),
+    _page("/dead-letters", pages.failures.dead_letters),
     _page("/operations", pages.operations.operations),
-    _page("/relays", pages.relays.relays),
-    _page("/audit", pages.audit.audit),
+    _page("/relays", pages.system.relays),
+    _page("/audit", pages.operations.audit),
     _page("/system", pages.system.system),
     Route("GET", "/actions/confirm", pages.actions.confirm, "operator", "page"),
     *(

@@ -111,6 +111,18 @@ def url_of(request: Request) -> Callable[..., str]:
     return url
 
 
+def paging(
+    request: Request, path: str, cursor: object | None, following: object | None, **given: Any
+) -> dict[str, Any]:
+    """Return where a list goes on, and where it begins unless this is its first page."""
+    url = url_of(request)
+    return {
+        "cursor": cursor,
+        "next": None if following is None else url(path, **given, cursor=following),
+        "newest": None if cursor is None else url(path, **given),
+    }
+
+
 def _about(request: Request) -> dict[str, Any]:
     user = getattr(request.state, "user", None)
     query = f"?{request.url.query}" if request.url.query else ""

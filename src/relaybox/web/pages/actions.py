@@ -15,7 +15,8 @@ from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.operate.bulk import TooManyOperations
 from relaybox.stores.ledger import Filter
-from relaybox.web.pages.filters import FIELDS, Wrong, chosen, filter_of
+from relaybox.web import read
+from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
 from relaybox.web.show import shortened
 from relaybox.web.templating import back, error, page, redirect
 
@@ -92,10 +93,9 @@ async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> 
 
 
 def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise Wrong(f"{shortened(text, 40)!r} is no id.") from None
+    if (found := read.parsed(UUID, text)) is None:
+        raise Wrong(f"{shortened(text, 40)!r} is no id.")
+    return found
 
 
 async def _do(admin: Admin, action: Action, what: Named, to: str | None, *, dry_run: bool = False) -> Done:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from relaybox.operate.admin import Detail
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Content, Entry, State
-from relaybox.web import show
-from relaybox.web.pages.health import Mood
+from relaybox.web import read, show
+from relaybox.web.pages.destinations import Mood
 from relaybox.web.redact import HIDDEN, Rules, redacted_text
 from relaybox.web.templating import error, page
 
@@ -63,7 +63,7 @@ class Shown:
 async def event(request: Request) -> Response:
     """The event of that id with all its deliveries, or the delivery of that id."""
     admin = request.state.admin
-    id_ = _id(request.path_params["id"])
+    id_ = read.parsed(UUID, request.path_params["id"])
     details = () if id_ is None else await admin.event(id_)
     if id_ is None or not details:
         gone = "No delivery and no event has this id. Delivered ones are removed after their retention."
@@ -82,13 +82,6 @@ async def event(request: Request) -> Response:
         redacted=HIDDEN in payload,
         spoken=", ".join(f"{one.entry.destination}: {one.entry.state}" for one in shown),
     )
-
-
-def _id(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def _shown(one: Detail, reason: Reason | None, allowed: Rules) -> Shown:

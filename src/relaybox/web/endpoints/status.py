@@ -1,4 +1,4 @@
-"""``/livez``, ``/readyz`` and ``/metrics``: for what watches over the process."""
+"""``/api/stats``, ``/api/series``, ``/api/relays``; for monitors, ``/livez``, ``/readyz``, ``/metrics``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,31 @@ from starlette.responses import Response
 
 from relaybox.errors import StoreError
 from relaybox.operate.health import Health, Problem
-from relaybox.web import documents, render
+from relaybox.web import documents, render, schemas
 
 PATIENCE = 5.0
 FRESH = 1.0
 """Seconds for which an answer is good; whoever asks more often costs the database nothing."""
+
+
+async def stats(request: Request) -> documents.StatsDocument:
+    """Where everything is: counts, destinations and relays."""
+    admin = request.state.admin
+    return render.stats(await admin.stats(), await admin.destinations(), request.app.rules)
+
+
+async def series(request: Request) -> documents.SeriesDocument:
+    """What charts are drawn from, of the last hours."""
+    query: schemas.SeriesQuery = request.state.query
+    found = await request.state.admin.series(query.hours, query.destination)
+    points = [render.made(documents.PointDocument, point) for point in found.points]
+    return documents.SeriesDocument(step_seconds=found.step.total_seconds(), points=points)
+
+
+async def relays(request: Request) -> documents.RelaysDocument:
+    """The relays that were seen last."""
+    found = await request.state.admin.stats()
+    return documents.RelaysDocument(relays=[render.relay(one) for one in found.relays])
 
 
 async def livez(request: Request) -> documents.AliveDocument:
