@@ -15,21 +15,21 @@ from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from starlette import routing
-from starlette.datastructures import State
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relaybox.outbox import Outbox
 from relaybox.web import login, read, render, security
-from relaybox.web.auth import Caller, User, Users, authenticate, unauthorized
+from relaybox.web.auth import User, Users, authenticate, unauthorized
+from relaybox.web.live import Live
 from relaybox.web.problems import Problem, translate
 from relaybox.web.redact import Rules
 from relaybox.web.routes import Route
 from relaybox.web.service import Service
 from relaybox.web.settings import WebSettings
 from relaybox.web.signed import COOKIE, Cursors, Sessions, derived
-from relaybox.web.templating import error
+from relaybox.web.templating import error_page
 
 PATIENCE = 30.0
 """Seconds that an endpoint has for its answer."""
@@ -53,7 +53,7 @@ class Web:
         self.logins, self.bearers = login.Attempts(), login.Attempts()
         self.audited = login.Budget()
         self.rules = Rules.of(settings.redact)
-        self.state = State()
+        self.live = Live()
         self._has_pages = any(route.kind == "page" for route in self.routes)
         self._recalled = False
         self._router = routing.Router(
@@ -84,14 +84,12 @@ class Web:
         """Let go of what requests opened: for applications that mount it, whose lifespan is their own."""
         self.end_streams()
         await self.service.close()
-        # Whoever starts it again gets a round of its own, as requests open the service again.
-        self.state.live = None
+        # A later request opens the service again, and gets a round of its own.
+        self.live = Live()
 
     def end_streams(self) -> None:
         """End what would keep a server from shutting down."""
-        live = getattr(self.state, "live", None)
-        if live is not None:
-            live.close()
+        self.live.close()
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
@@ -110,7 +108,7 @@ class Web:
     def _refusal(self, request: Request, problem: Problem) -> Response:
         if not self._has_pages or not wants_html(request):
             return problem.response()
-        response = error(request, problem.status, problem.title, problem.detail)
+        response = error_page(request, problem.status, problem.title, problem.detail)
         response.headers.update(problem.headers)
         return response
 
@@ -121,15 +119,15 @@ class Web:
         if route is None:
             return _without_route(request, routes)
         security.check_origin(request)
-        caller = await self._caller(request, route)
-        request.state.user = None if caller is None else caller.user
-        request.state.caller = caller
-        request.state.csrf = self.csrf.shown(request, "" if caller is None else caller.session)
+        user = request.state.user = await self._user(request, route)
+        request.state.csrf = self.csrf.shown(request, "" if user is None else user.session)
         if route.role is not None:
-            if caller is None:
+            if user is None:
                 return self._stranger(request)
-            await self._admit(request, route, caller.user)
-        await self._read(request, route, caller)
+            if not user.may(route.role):
+                raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
+            request.state.admin = await self.service.admin(user.name)
+        await self._read(request, route, user)
         async with asyncio.timeout(PATIENCE):
             answered = await route.endpoint(request)
         return answered if isinstance(answered, Response) else render.answer(answered)
@@ -141,7 +139,7 @@ class Web:
             # What watches over a process asks for it by its address.
             security.check_host(request, self.settings.hosts)
 
-    async def _caller(self, request: Request, route: Route) -> Caller | None:
+    async def _user(self, request: Request, route: Route) -> User | None:
         if self.users and not self._recalled and COOKIE in request.cookies and route.role is not None:
             await login.recall(self)
             self._recalled = True
@@ -161,12 +159,7 @@ class Web:
             return login.to_login(request)
         raise unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
 
-    async def _admit(self, request: Request, route: Route, user: User) -> None:
-        if not user.may(route.role):
-            raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
-        request.state.admin = await self.service.admin(user.name)
-
-    async def _read(self, request: Request, route: Route, caller: Caller | None) -> None:
+    async def _read(self, request: Request, route: Route, user: User | None) -> None:
         """What the request says, as the route takes it; a change must carry a token where a browser asks."""
         if route.kind == "api":
             request.state.query = read.query(request, route.query)
@@ -176,8 +169,8 @@ class Web:
         if route.kind == "page":
             request.state.form = await read.form(request)
             given = given or request.state.form.get(security.FIELD, "")
-        if route.kind == "page" or (caller is not None and caller.by == "session"):
-            self.csrf.check(request, "" if caller is None else caller.session, given)
+        if route.kind == "page" or (user is not None and user.by == "session"):
+            self.csrf.check(request, "" if user is None else user.session, given)
         if route.kind == "api":
             request.state.body = await read.body(request, route.body)
 

@@ -22,7 +22,7 @@ from relaybox.web.auth import LOCAL
 from relaybox.web.problems import Problem
 from relaybox.web.security import client_address, prefix, set_cookie
 from relaybox.web.signed import COOKIE, LIFE
-from relaybox.web.templating import back, here, page
+from relaybox.web.templating import back, page, place
 
 if TYPE_CHECKING:
     from relaybox.web.app import Web
@@ -74,9 +74,9 @@ async def enter(request: Request) -> Response:
 
 async def leave(request: Request) -> Response:
     """End the session."""
-    web = request.app
-    if request.state.caller.by == "session":
-        ended = web.sessions.end(request.state.caller.session)
+    user = request.state.user
+    if user.by == "session":
+        ended = request.app.sessions.end(user.session)
         await request.state.admin.note(LOGOUT, {"from": client_address(request), "session": ended})
     response = RedirectResponse(prefix(request) + "/login", 303)
     set_cookie(request, response, COOKIE, "", 0)
@@ -116,8 +116,7 @@ async def refused(request: Request, client: str, attempts: Attempts) -> None:
 
 def to_login(request: Request) -> Response:
     """Lead a browser to the form, and afterwards back here."""
-    query = f"?{request.url.query}" if request.url.query else ""
-    return RedirectResponse(f"{prefix(request)}/login?{urlencode({'next': here(request) + query})}", 303)
+    return RedirectResponse(f"{prefix(request)}/login?{urlencode({'next': place(request)})}", 303)
 
 
 class Attempts:

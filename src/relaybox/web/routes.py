@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from starlette.requests import Request
 
-from relaybox.web import documents, login, pages, schemas
-from relaybox.web.endpoints import actions, destinations, events, operations, status
+from relaybox.web import documents, endpoints, login, pages, schemas
 from relaybox.web.live import live
 from relaybox.web.openapi import openapi
 from relaybox.web.schemas import Nothing
@@ -59,35 +58,35 @@ def _page(path: str, endpoint: Endpoint) -> Route:
 
 
 API = (
-    _get("/stats", status.stats, documents.StatsDocument),
-    _get("/series", status.series, documents.SeriesDocument, schemas.SeriesQuery),
-    _get("/relays", status.relays, documents.RelaysDocument),
-    _get("/events", events.events, documents.EventsDocument, schemas.EventsQuery),
-    _get("/events/{id}", events.event, documents.DeliveriesDocument),
-    _get("/events/{id}/why", events.why, documents.ReasonsDocument),
-    _get("/failures", events.failures, documents.FailuresDocument, schemas.FailuresQuery),
-    _get("/dead-letters", events.dead_letters, documents.DeadLettersDocument, schemas.PageQuery),
-    _post("/retry", actions.retry, documents.RetriedDocument, schemas.ActionBody),
-    _post("/replay", actions.replay, documents.ReplayedDocument, schemas.ReplayBody),
-    _post("/discard", actions.discard, documents.DiscardedDocument, schemas.ActionBody),
-    _post("/move", actions.move, documents.MovedDocument, schemas.MoveBody),
-    _get("/operations", operations.operations, documents.OperationsDocument, schemas.LimitQuery),
-    _get("/operations/{id}", operations.operation, documents.OperationDocument),
-    _post("/operations/{id}/cancel", operations.cancel, documents.CancelledDocument),
-    _get("/destinations", destinations.destinations, documents.DestinationsDocument),
-    _get("/destinations/{name}", destinations.destination, documents.DestinationDocument),
-    _post("/destinations/{name}/pause", destinations.pause, documents.PausedDocument, schemas.PauseBody),
-    _post("/destinations/{name}/resume", destinations.resume, documents.ResumedDocument),
-    _post("/destinations/{name}/test", destinations.test, documents.TestedDocument),
-    _get("/audit", operations.audit, documents.AuditsDocument, schemas.PageQuery),
+    _get("/stats", endpoints.stats, documents.StatsDocument),
+    _get("/series", endpoints.series, documents.SeriesDocument, schemas.SeriesQuery),
+    _get("/relays", endpoints.relays, documents.RelaysDocument),
+    _get("/events", endpoints.events, documents.EventsDocument, schemas.EventsQuery),
+    _get("/events/{id}", endpoints.event, documents.DeliveriesDocument),
+    _get("/events/{id}/why", endpoints.why, documents.ReasonsDocument),
+    _get("/failures", endpoints.failures, documents.FailuresDocument, schemas.FailuresQuery),
+    _get("/dead-letters", endpoints.dead_letters, documents.DeadLettersDocument, schemas.PageQuery),
+    _post("/retry", endpoints.retry, documents.RetriedDocument, schemas.ActionBody),
+    _post("/replay", endpoints.replay, documents.ReplayedDocument, schemas.ReplayBody),
+    _post("/discard", endpoints.discard, documents.DiscardedDocument, schemas.ActionBody),
+    _post("/move", endpoints.move, documents.MovedDocument, schemas.MoveBody),
+    _get("/operations", endpoints.operations, documents.OperationsDocument, schemas.LimitQuery),
+    _get("/operations/{id}", endpoints.operation, documents.OperationDocument),
+    _post("/operations/{id}/cancel", endpoints.cancel, documents.CancelledDocument),
+    _get("/destinations", endpoints.destinations, documents.DestinationsDocument),
+    _get("/destinations/{name}", endpoints.destination, documents.DestinationDocument),
+    _post("/destinations/{name}/pause", endpoints.pause, documents.PausedDocument, schemas.PauseBody),
+    _post("/destinations/{name}/resume", endpoints.resume, documents.ResumedDocument),
+    _post("/destinations/{name}/test", endpoints.test, documents.TestedDocument),
+    _get("/audit", endpoints.audit, documents.AuditsDocument, schemas.PageQuery),
     _get("/openapi.json", openapi, Any),
 )
 """Documents, for programs."""
 
 WATCHED = (
-    Route("GET", "/livez", status.livez, None, "open", answer=documents.AliveDocument),
-    Route("GET", "/readyz", status.readyz, None, "open", answer=documents.HealthDocument),
-    Route("GET", "/metrics", status.metrics, "viewer", "open", media_type="text/plain"),
+    Route("GET", "/livez", endpoints.livez, None, "open", answer=documents.AliveDocument),
+    Route("GET", "/readyz", endpoints.readyz, None, "open", answer=documents.HealthDocument),
+    Route("GET", "/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
 )
 """For what watches over the process."""
 
@@ -99,8 +98,8 @@ PAGES = (
     _page("/destinations/{name}", pages.destinations.destination),
     _page("/events", pages.events.events),
     _page("/events/{id}", pages.event.event),
-    _page("/failures", pages.failures.failures),
-    _page("/dead-letters", pages.failures.dead_letters),
+    _page("/failures", pages.events.failures),
+    _page("/dead-letters", pages.events.dead_letters),
     _page("/operations", pages.operations.operations),
     _page("/relays", pages.system.relays),
     _page("/audit", pages.operations.audit),

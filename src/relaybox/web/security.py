@@ -154,8 +154,8 @@ class Csrf:
 
 def keep_form_token(request: Request, response: Response) -> None:
     """Let the browser of somebody without a session keep the token of the page that it is sent."""
-    caller, token = getattr(request.state, "caller", None), getattr(request.state, "csrf", "")
-    if token and (caller is None or not caller.session) and _kept(request) != token:
+    user, token = getattr(request.state, "user", None), getattr(request.state, "csrf", "")
+    if token and (user is None or not user.session) and _kept(request) != token:
         set_cookie(request, response, FORM_COOKIE, token)
 
 

@@ -37,6 +37,9 @@ TYPES = {
 }
 """The files in it, which are served."""
 
+FILTERS = ("number", "duration", "lag", "rate", "size", "spelled", "machine", "segment", "shortened")
+"""What templates take from ``show``."""
+
 NAVIGATION = (
     ("/", "Overview"),
     ("/destinations", "Destinations"),
@@ -63,7 +66,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     return response
 
 
-def error(request: Request, status: int, title: str, detail: str) -> Response:
+def error_page(request: Request, status: int, title: str, detail: str) -> Response:
     """A page that says what happened and leads back."""
     return page(request, "error.html", status, title=title, detail=detail, code=status)
 
@@ -101,6 +104,11 @@ def here(request: Request) -> str:
     return path.removeprefix(quote(prefix(request))) or "/"
 
 
+def place(request: Request) -> str:
+    """The same, with the query."""
+    return here(request) + (f"?{request.url.query}" if request.url.query else "")
+
+
 def url_of(request: Request) -> Callable[..., str]:
     """Makes addresses of paths: with the prefix, and with the parameters that are given."""
 
@@ -125,7 +133,6 @@ def paging(
 
 def _about(request: Request) -> dict[str, Any]:
     user = getattr(request.state, "user", None)
-    query = f"?{request.url.query}" if request.url.query else ""
     return {
         "url": url_of(request),
         "user": user,
@@ -133,7 +140,7 @@ def _about(request: Request) -> dict[str, Any]:
         "csrf": getattr(request.state, "csrf", ""),
         "now": datetime.now(UTC),
         "here": here(request),
-        "place": here(request) + query,
+        "place": place(request),
         "theme": _chosen(request, "relaybox_theme", ("light", "dark")),
         "zone": _chosen(request, "relaybox_zone", ("utc", "local")) or "utc",
         "navigation": NAVIGATION,
@@ -155,17 +162,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=show.number,
-        duration=show.duration,
-        lag=show.lag,
-        rate=show.rate,
-        size=show.size,
-        spelled=show.spelled,
-        machine=show.machine,
-        segment=show.segment,
-        shortened=show.shortened,
-    )
+    environment.filters.update({name: getattr(show, name) for name in FILTERS})
     environment.globals.update(
         ago=show.ago, counted=show.counted, plural=show.plural, version_of=version_of, nothing=show.NOTHING
     )
@@ -182,7 +179,7 @@ async def static(request: Request) -> Response:
     """One of our own files; its address holds its version, so that it may be kept for good."""
     name = request.path_params["file"]
     if name not in TYPES:
-        return error(request, 404, "No such file", "Only the dashboard's own files are served here.")
+        return error_page(request, 404, "No such file", "Only the dashboard's own files are served here.")
     known = request.query_params.get("v") == version_of(name)
     keep = "public, max-age=31536000, immutable" if known else "no-cache"
     headers = {"cache-control": keep, "etag": f'"{version_of(name)}"', "content-type": TYPES[name]}

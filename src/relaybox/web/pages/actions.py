@@ -18,7 +18,7 @@ from relaybox.stores.ledger import Filter
 from relaybox.web import read
 from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
 from relaybox.web.show import shortened
-from relaybox.web.templating import back, error, page, redirect
+from relaybox.web.templating import back, error_page, page, redirect
 
 Action: TypeAlias = Literal["retry", "replay", "discard"]
 Form: TypeAlias = Mapping[str, str]
@@ -53,13 +53,13 @@ async def confirm(request: Request) -> Response:
     query = request.query_params
     action = query.get("action", "")
     if action not in PAST:
-        return error(request, 400, "No such action", f"It is one of {', '.join(PAST)}.")
+        return error_page(request, 400, "No such action", f"It is one of {', '.join(PAST)}.")
     admin: Admin = request.state.admin
     given = chosen(query)
     try:
         count, capped = await _count(admin, action, given, query.get("id"))  # type: ignore[arg-type]
     except (Wrong, ConfigError) as wrong:
-        return error(request, 400, "This cannot be done", str(wrong))
+        return error_page(request, 400, "This cannot be done", str(wrong))
     deliveries = f"{count:,}+ deliveries" if capped else _deliveries(count)
     one = query.get("id")
     return page(

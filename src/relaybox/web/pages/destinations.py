@@ -15,7 +15,7 @@ from relaybox.operate.why import at
 from relaybox.stores.ledger import Counts, Place
 from relaybox.web import show
 from relaybox.web.charts import PERIODS, charts, chosen_period
-from relaybox.web.templating import error, page
+from relaybox.web.templating import error_page, page
 
 Mood: TypeAlias = Literal["good", "warn", "bad", ""]
 
@@ -61,7 +61,7 @@ async def destination(request: Request) -> Response:
     stats = await admin.stats()
     found = next((one for one in stats.destinations if one.name == name), None)
     if found is None:
-        return error(request, 404, "No such destination", f"None is called {show.shortened(name)!r}.")
+        return error_page(request, 404, "No such destination", f"None is called {show.shortened(name)!r}.")
     period = chosen_period(request)
     series = await admin.series(PERIODS[period].hours, name)
     return page(

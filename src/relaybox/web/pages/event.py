@@ -18,7 +18,7 @@ from relaybox.stores.ledger import Content, Entry, State
 from relaybox.web import read, show
 from relaybox.web.pages.destinations import Mood
 from relaybox.web.redact import HIDDEN, Rules, redacted_text
-from relaybox.web.templating import error, page
+from relaybox.web.templating import error_page, page
 
 LONGEST = 100_000
 """How many characters of a document are shown."""
@@ -67,7 +67,7 @@ async def event(request: Request) -> Response:
     details = () if id_ is None else await admin.event(id_)
     if id_ is None or not details:
         gone = "No delivery and no event has this id. Delivered ones are removed after their retention."
-        return error(request, 404, "No such event", gone)
+        return error_page(request, 404, "No such event", gone)
     reasons = {reason.entry.id: reason for reason in await admin.why(id_)}
     allowed: Rules = request.app.rules
     shown = [_shown(one, reasons.get(one.entry.id), allowed) for one in details]
