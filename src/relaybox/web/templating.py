@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import json
@@ -85,7 +84,7 @@ def read_flash(request: Request) -> tuple[str, str] | None:
     """The message that the last action left, if any."""
     try:
         kind, text = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
-    except (ValueError, TypeError, binascii.Error, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return None
     known = kind in ("done", "trouble") and isinstance(text, str)
     return (kind, text[:LONGEST_FLASH]) if known else None
