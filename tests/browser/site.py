@@ -15,7 +15,6 @@ from playwright.sync_api import Locator, Page
 
 from relaybox import Destination, Outbox, Route
 from relaybox.web import dashboard
-from relaybox.web.live import live_of
 from tests.databases import engine
 from tests.waiting import PATIENCE, await_for
 
@@ -77,7 +76,7 @@ async def serving(app: Any, web: Any = None) -> AsyncIterator[str]:
     task = asyncio.create_task(server._serve())
     await await_for(lambda: server.started or task.done(), "the server is up")
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    live_of(web or app).close()
+    (web or app).live.close()
     server.should_exit = True
     await task
     # What is mounted is not told of the end.

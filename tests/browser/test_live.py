@@ -8,7 +8,6 @@ from time import monotonic
 from playwright.sync_api import Page, expect
 
 from relaybox.web import live as module
-from relaybox.web.live import live_of
 from tests.browser.site import Site, follow
 from tests.waiting import wait_for
 
@@ -49,7 +48,7 @@ def test_one_round_serves_every_page_and_none_runs_for_nobody(site: Site, open_p
     for page in pages:
         page.goto(site.address)
         expect(page.locator("#live")).to_have_text("Live")
-    live = live_of(site.app)
+    live = site.app.live
     assert len(live._listeners) == 3
     began, rounds = monotonic(), live.rounds
     wait_for(lambda: live.rounds >= rounds + 3)

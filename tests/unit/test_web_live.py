@@ -109,10 +109,10 @@ async def test_an_application_that_was_closed_takes_streams_again() -> None:
     web = api(Outbox("sqlite://"))
     for _ in range(2):
         async with web:
-            live = module.live_of(web)
+            live = web.live
             assert not live.full
             web.end_streams()
-            assert module.live_of(web).full
+            assert web.live.full
         assert live.closed
 
 
@@ -131,12 +131,12 @@ async def test_a_stream_beats_and_ends_by_itself(service: Any, monkeypatch: pyte
 
 async def test_there_is_a_cap_on_clients(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
-    app = SimpleNamespace(state=SimpleNamespace())
-    live = module.live_of(app)
+    live = Live()
     streams = [live.stream(service) for _ in range(2)]
     for stream in streams:
         await told(stream, "retry")
-    request: Any = SimpleNamespace(query_params={}, app=app, state=SimpleNamespace(admin=service))
+    app, state = SimpleNamespace(live=live), SimpleNamespace(admin=service)
+    request: Any = SimpleNamespace(query_params={}, app=app, state=state)
     answer = await module.live(request)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "60"

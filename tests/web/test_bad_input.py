@@ -18,9 +18,8 @@ from relaybox.operate.admin import Admin
 from relaybox.operate.bulk import MOST
 from relaybox.stores.ledger import EVERYTHING
 from relaybox.web import app, dashboard, read
-from relaybox.web.cursor import Cursors
-from relaybox.web.route import segments_of
 from relaybox.web.schemas import Criteria
+from relaybox.web.signed import Cursors
 from relaybox.web.templating import LONGEST_FLASH, read_flash, redirect
 from tests.waiting import PATIENCE
 from tests.web.stage import HTML, NOBODY, OPERATOR, VIEWER, Stage, csrf_of, is_problem, log_in, status_of
@@ -283,22 +282,30 @@ async def test_a_stored_payload_may_be_anything(quick: Stage) -> None:
 @pytest.mark.parametrize(
     ("raw", "root", "expected"),
     [
-        (b"/api/destinations/a%2Fb/pause", "", ("api", "destinations", "a/b", "pause")),
-        (b"/ops/x/api/stats", "/ops/x", ("api", "stats")),
-        (b"/ops/x", "/ops/x", ("",)),
-        (b"/ops/x/", "/ops/x", ("",)),
-        (b"/events/", "", ("events",)),
-        (b"/", "", ("",)),
+        (b"/api/destinations/a%2Fb/pause", "", "/api/destinations/a%2Fb/pause"),
+        (b"/%61pi/destinations/a%2fb+c", "", "/api/destinations/a%2Fb%2Bc"),
+        (b"/ops/x/api/stats", "/ops/x", "/ops/x/api/stats"),
+        (b"/ops/x", "/ops/x", "/ops/x/"),
+        (b"/ops/x/", "/ops/x/", "/ops/x/"),
+        (b"/events/?status=failed", "", "/events"),
+        (b"/", "", "/"),
         # A server that keeps the prefix to itself.
-        (b"/api/stats", "/ops", ("api", "stats")),
+        (b"/api/stats", "/ops", "/ops/api/stats"),
     ],
 )
-def test_a_path_is_decoded_part_by_part(raw: bytes, root: str, expected: tuple[str, ...]) -> None:
-    assert segments_of({"raw_path": raw, "root_path": root, "path": unquote(raw.decode())}) == expected
+def test_a_path_is_encoded_part_by_part(raw: bytes, root: str, expected: str) -> None:
+    path = unquote(raw.decode().partition("?")[0])
+    assert app.located({"raw_path": raw, "root_path": root, "path": path})["path"] == expected
 
 
 def test_a_path_that_is_not_raw_is_taken_as_it_is() -> None:
-    assert segments_of({"path": "/events/é", "root_path": ""}) == ("events", "é")
+    assert app.located({"path": "/events/é", "root_path": ""})["path"] == "/events/%C3%A9"
+
+
+async def test_a_path_that_is_not_in_utf_8_is_refused(quick: Stage) -> None:
+    for path in (b"/%ff", b"/api/events/%ff", b"/events/\xff"):
+        headers = [(b"host", b"localhost")]
+        assert await status_of(quick.web, "/?", raw_path=path, headers=headers) == 400
 
 
 def test_a_filter_of_nothing_is_everything() -> None:

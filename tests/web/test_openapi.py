@@ -30,8 +30,7 @@ from schemathesis.specs.openapi.checks import (
 from relaybox import Outbox
 from relaybox.web import api
 from relaybox.web.openapi import document
-from relaybox.web.route import Route
-from relaybox.web.routes import ROUTES
+from relaybox.web.routes import ROUTES, Route
 from tests.integration.operated import DESTINATIONS, Operated
 from tests.web.stage import OPERATOR, USERS, Stage, bearer
 
@@ -77,7 +76,7 @@ def test_the_reference_lists_every_route() -> None:
 
 async def test_it_is_served_with_the_prefix_it_is_under(quick: Stage) -> None:
     found = await quick.get("/api/openapi.json")
-    assert found == document(quick.web.table.routes)
+    assert found == document(quick.web.routes)
     assert document(ROUTES, "/ops/")["servers"] == [{"url": "/ops"}]
 
 

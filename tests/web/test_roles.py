@@ -7,9 +7,8 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from relaybox.web.limits import Attempts
-from relaybox.web.route import Route
-from relaybox.web.routes import API, PAGES, ROUTES
+from relaybox.web.login import Attempts
+from relaybox.web.routes import API, PAGES, ROUTES, Route
 from tests.web.stage import OPERATOR, VIEWER, Stage, bearer, is_problem
 
 NEEDS_A_ROLE = [route for route in ROUTES if route.role is not None]

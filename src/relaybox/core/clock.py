@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-# Leases go on while a machine sleeps. A clock that stands still meanwhile, as ``time.monotonic`` on Linux does,
+# Leases go on while a machine sleeps. A clock that stands still meanwhile, as ``time.monotonic`` does,
 # would have a relay believe after its wake-up that it still holds what others have long taken over.
 uptime: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic

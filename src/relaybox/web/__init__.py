@@ -8,6 +8,8 @@ app.mount("/api/v2/admin/outbox", api(outbox))
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from relaybox.errors import MissingExtra
@@ -24,28 +26,22 @@ def dashboard(outbox: Outbox, **settings: Any) -> Web:
 
     ``settings`` are those of the ``[web]`` table, and go before the outbox's own.
     """
-    _check_extra()
-    from relaybox.web.app import make
-    from relaybox.web.pages.error import error
-    from relaybox.web.pages.login import login_form
-    from relaybox.web.routes import ROUTES
-
-    return make(outbox, ROUTES, settings, error_page=error, login_form=login_form)
+    return _make(outbox, ("api", "open", "page"), settings)
 
 
 def api(outbox: Outbox, **settings: Any) -> Web:
     """The API alone, for a prefix of the application's: ``…/stats`` as well as ``…/api/stats``."""
-    _check_extra()
-    from relaybox.web.app import make
-    from relaybox.web.routes import ROUTES
-
-    return make(outbox, (route for route in ROUTES if route.kind != "page"), settings)
+    return _make(outbox, ("api", "open"), settings)
 
 
-def _check_extra() -> None:
-    """Say what to install, before anything is imported that needs it."""
-    from importlib.util import find_spec
-
+def _make(outbox: Outbox, kinds: Collection[str], settings: dict[str, Any]) -> Web:
+    """Serve the routes of these kinds; say what to install, before anything is imported that needs it."""
     for package in ("starlette", "jinja2"):
         if find_spec(package) is None:
             raise MissingExtra(package, "web")
+    from relaybox.web.app import Web
+    from relaybox.web.routes import ROUTES
+    from relaybox.web.settings import WebSettings
+
+    served = [route for route in ROUTES if route.kind in kinds]
+    return Web(outbox, WebSettings.of(outbox.settings.web, **settings), served)

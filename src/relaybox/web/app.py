@@ -1,83 +1,78 @@
-"""The web as one ASGI application: every request goes through the same steps, in the same order.
+"""The web as one ASGI application, mounted under any prefix, with or without its lifespan.
 
-    its host → its route → who asks → whether they may → what it says → the endpoint → the answer
+A Starlette router finds what is served at a path. Then every request takes the same steps, in this order:
 
-It is mounted under any prefix, with or without its lifespan.
+    its route → its host → its origin → who asks → whether they may → what it says → the endpoint → the answer
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote, unquote, unquote_to_bytes
 
-from starlette.datastructures import State
+from starlette import routing
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relaybox.outbox import Outbox
-from relaybox.web import csrf, hosts, login, read, render
-from relaybox.web.auth import Caller, User, Users, authenticate, unauthorized
-from relaybox.web.cursor import Cursors
-from relaybox.web.headers import securing
-from relaybox.web.limits import Attempts, Budget
+from relaybox.web import login, read, render, security
+from relaybox.web.auth import User, Users, authenticate, unauthorized
+from relaybox.web.live import Live
 from relaybox.web.problems import Problem, translate
 from relaybox.web.redact import Rules
-from relaybox.web.route import Found, Route, Table, segments_of
+from relaybox.web.routes import Route
 from relaybox.web.service import Service
-from relaybox.web.session import COOKIE, Sessions, derived
 from relaybox.web.settings import WebSettings
+from relaybox.web.signed import COOKIE, Cursors, Sessions, derived
+from relaybox.web.templating import error_page
 
 PATIENCE = 30.0
 """Seconds that an endpoint has for its answer."""
-
-ErrorPage = Callable[[Request, int, str, str], Response]
-LoginForm = Callable[[Request, int, str, str | None], Response]
 
 
 class Web:
     """What is served for one outbox; ``dashboard`` and ``api`` of ``relaybox.web`` make it."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        settings: WebSettings,
-        routes: Iterable[Route],
-        error_page: ErrorPage | None = None,
-        login_form: LoginForm | None = None,
-    ) -> None:
+    def __init__(self, outbox: Outbox, settings: WebSettings, routes: Iterable[Route]) -> None:
         known, secret = settings.reveal(), settings.revealed_secret()
         tokens = [token for user in known for token in user.tokens]
         self.outbox = outbox
         self.settings = settings
-        self.table = Table(routes)
+        self.routes = tuple(routes)
         self.service = Service(outbox)
         self.users = Users(known)
         self.sessions = Sessions(known, secret)
         known_key = bool(secret or tokens)
-        self.csrf = csrf.Csrf(derived(secret, "csrf", *tokens) if known_key else _own_key())
+        self.csrf = security.Csrf(derived(secret, "csrf", *tokens) if known_key else _own_key())
         self.cursors = Cursors(derived(secret, "cursor", *tokens) if known_key else _own_key())
-        self.logins, self.bearers = Attempts(), Attempts()
-        self.audited = Budget()
+        self.logins, self.bearers = login.Attempts(), login.Attempts()
+        self.audited = login.Budget()
         self.rules = Rules.of(settings.redact)
-        self.login_form = login_form
-        self.state = State()
-        self._error_page = error_page
+        self.live = Live()
+        self._has_pages = any(route.kind == "page" for route in self.routes)
         self._recalled = False
+        self._router = routing.Router(
+            [routing.Route(path, _Address(self, found)) for path, found in by_path(self.routes).items()],
+            redirect_slashes=False,
+            default=_Address(self, ()),
+            lifespan=self._lifespan,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            request = Request({**scope, "app": self, "state": {}, "path_params": {}}, receive)
-            response = await self._respond(request)
-            if response is not None:
-                await _send(response, request, securing(send))
-        else:
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
+        elif scope["type"] == "lifespan":
+            await self._router(scope, receive, send)
+        else:
+            # What an application that mounts this keeps in its state is not ours to change.
+            own = {**scope, **located(scope), "app": self, "state": {}, "path_params": {}}
+            await self._router(own, receive, security.securing(send))
 
     async def __aenter__(self) -> Web:
         return self
@@ -89,65 +84,62 @@ class Web:
         """Let go of what requests opened: for applications that mount it, whose lifespan is their own."""
         self.end_streams()
         await self.service.close()
-        # Whoever starts it again gets a round of its own, as requests open the service again.
-        self.state.live = None
+        # A later request opens the service again, and gets a round of its own.
+        self.live = Live()
 
     def end_streams(self) -> None:
         """End what would keep a server from shutting down."""
-        live = getattr(self.state, "live", None)
-        if live is not None:
-            live.close()
+        self.live.close()
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while (message := await receive())["type"] != "lifespan.shutdown":
-            await send({"type": f"{message['type']}.complete"})
+    @asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        yield
         await self.close()
-        await send({"type": "lifespan.shutdown.complete"})
 
-    async def _respond(self, request: Request) -> Response | None:
+    async def respond(self, request: Request, routes: Sequence[Route]) -> Response | None:
+        """Answer a request by the routes of its path; None: its client has left."""
         try:
-            return await self._answer(request)
+            return await self._answer(request, routes)
         except ClientDisconnect:
             return None
         except Exception as error:
             return self._refusal(request, translate(error))
 
     def _refusal(self, request: Request, problem: Problem) -> Response:
-        if self._error_page is None or not wants_html(request):
+        if not self._has_pages or not wants_html(request):
             return problem.response()
-        response = self._error_page(request, problem.status, problem.title, problem.detail)
+        response = error_page(request, problem.status, problem.title, problem.detail)
         response.headers.update(problem.headers)
         return response
 
-    async def _answer(self, request: Request) -> Response:
-        found = self.table.find(request.method, segments_of(request.scope), html=wants_html(request))
-        self._check_host(request, found)
-        route = _route(request, found)
+    async def _answer(self, request: Request, routes: Sequence[Route]) -> Response:
+        _decode_path(request.scope)
+        route = _chosen(request, routes)
+        self._check_host(request, route)
         if route is None:
-            return Response(status_code=204, headers={"allow": ", ".join(found.allow)})
-        request.scope["path_params"] = dict(found.params)
-        csrf.check_origin(request)
-        caller = await self._caller(request, route)
-        request.state.user = None if caller is None else caller.user
-        request.state.caller = caller
-        request.state.csrf = self.csrf.shown(request, "" if caller is None else caller.session)
+            return _without_route(request, routes)
+        security.check_origin(request)
+        user = request.state.user = await self._user(request, route)
+        request.state.csrf = self.csrf.shown(request, "" if user is None else user.session)
         if route.role is not None:
-            if caller is None:
+            if user is None:
                 return self._stranger(request)
-            await self._admit(request, route, caller.user)
-        await self._read(request, route, caller)
+            if not user.may(route.role):
+                raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
+            request.state.admin = await self.service.admin(user.name)
+        await self._read(request, route, user)
         async with asyncio.timeout(PATIENCE):
             answered = await route.endpoint(request)
-        return answered if isinstance(answered, Response) else render.answer(answered, route.status)
+        return answered if isinstance(answered, Response) else render.answer(answered)
 
-    def _check_host(self, request: Request, found: Found) -> None:
+    def _check_host(self, request: Request, route: Route | None) -> None:
         if not self.users:
-            hosts.check_local(request)
-        elif found.route is None or found.route.kind != "open":
+            security.check_local(request)
+        elif route is None or route.kind != "open":
             # What watches over a process asks for it by its address.
-            hosts.check_host(request, self.settings.hosts)
+            security.check_host(request, self.settings.hosts)
 
-    async def _caller(self, request: Request, route: Route) -> Caller | None:
+    async def _user(self, request: Request, route: Route) -> User | None:
         if self.users and not self._recalled and COOKIE in request.cookies and route.role is not None:
             await login.recall(self)
             self._recalled = True
@@ -157,33 +149,28 @@ class Web:
             if route.role is None:
                 return None
             # A right token passes at any time: others behind the same address may show wrong ones.
-            client = hosts.client_address(request)
+            client = security.client_address(request)
             self.bearers.check(client)
             await login.refused(request, client, self.bearers)
             raise
 
     def _stranger(self, request: Request) -> Response:
-        if self.login_form is not None and wants_html(request) and request.method in csrf.SAFE:
+        if self._has_pages and wants_html(request) and request.method in security.SAFE:
             return login.to_login(request)
         raise unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
 
-    async def _admit(self, request: Request, route: Route, user: User) -> None:
-        if not user.may(route.role):
-            raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
-        request.state.admin = await self.service.admin(user.name)
-
-    async def _read(self, request: Request, route: Route, caller: Caller | None) -> None:
+    async def _read(self, request: Request, route: Route, user: User | None) -> None:
         """What the request says, as the route takes it; a change must carry a token where a browser asks."""
         if route.kind == "api":
             request.state.query = read.query(request, route.query)
         if route.method == "GET":
             return
-        given = request.headers.get(csrf.HEADER, "")
+        given = request.headers.get(security.HEADER, "")
         if route.kind == "page":
             request.state.form = await read.form(request)
-            given = given or request.state.form.get(csrf.FIELD, "")
-        if route.kind == "page" or (caller is not None and caller.by == "session"):
-            self.csrf.check(request, "" if caller is None else caller.session, given)
+            given = given or request.state.form.get(security.FIELD, "")
+        if route.kind == "page" or (user is not None and user.by == "session"):
+            self.csrf.check(request, "" if user is None else user.session, given)
         if route.kind == "api":
             request.state.body = await read.body(request, route.body)
 
@@ -198,29 +185,80 @@ def wants_html(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "").lower()
 
 
-def _route(request: Request, found: Found) -> Route | None:
-    """The route; None: its methods are asked for. Raises where there is none."""
-    if not found.allow:
+class _Address:
+    """What is served at one path: an ASGI application, so that Starlette leaves every method to it."""
+
+    def __init__(self, web: Web, routes: Sequence[Route]) -> None:
+        self._web = web
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response = await self._web.respond(request, self._routes)
+        if response is None:
+            return
+        if request.method != "HEAD":
+            await response(scope, receive, send)
+            return
+        # Not by way of the response: one that streams would never end.
+        await send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await send({"type": "http.response.body", "body": b""})
+
+
+def by_path(routes: Iterable[Route]) -> dict[str, list[Route]]:
+    """Group routes by their paths; those of the API answer without ``/api`` as well."""
+    found: dict[str, list[Route]] = {}
+    for route in routes:
+        found.setdefault(route.path, []).append(route)
+        if route.kind == "api":
+            found.setdefault(route.path.removeprefix("/api"), []).append(route)
+    return found
+
+
+def located(scope: Scope) -> Scope:
+    """Return the prefix that all of this is mounted under, and the path as the router compares it.
+
+    A slash in a name is ``%2F`` in the address, which the decoded path does not tell from any other slash:
+    the router gets the raw path, each part of it encoded in one way.
+    """
+    root = str(scope.get("root_path", "")).rstrip("/")
+    path = str(scope["path"])
+    raw = (scope.get("raw_path") or quote(path, errors="surrogateescape").encode()).partition(b"?")[0]
+    # The first part is what stands before the first slash: nothing.
+    parts = raw.split(b"/")[1:]
+    if path == root or path.startswith(f"{root}/"):
+        parts = parts[root.count("/") :]
+    if parts and parts[-1] == b"":
+        parts.pop()
+    own = "/".join(quote(unquote_to_bytes(part), safe="") for part in parts)
+    return {"root_path": root, "raw_path": raw, "path": f"{root}/{own}"}
+
+
+def _decode_path(scope: Scope) -> None:
+    """Decode what the path holds; raise where it is not in UTF-8."""
+    try:
+        unquote(scope["path"].removeprefix(scope["root_path"]), errors="strict")
+    except UnicodeDecodeError:
+        raise Problem(400, "The path is not in UTF-8.") from None
+    scope["path_params"] = {name: unquote(value) for name, value in scope["path_params"].items()}
+
+
+def _chosen(request: Request, routes: Iterable[Route]) -> Route | None:
+    """Return the route of the method; where there are two, the page for a browser, else the document."""
+    method = "GET" if request.method == "HEAD" else request.method
+    found = [route for route in routes if route.method == method]
+    fitting = [route for route in found if (route.kind == "page") == wants_html(request)]
+    return next(iter(fitting or found), None)
+
+
+def _without_route(request: Request, routes: Iterable[Route]) -> Response:
+    """Tell which methods an address takes; raise unless that was the question."""
+    methods = {route.method for route in routes}
+    if not methods:
         raise Problem(404, "There is nothing at this address.")
-    if request.method == "OPTIONS":
-        return None
-    if found.route is None:
-        allow = ", ".join(found.allow)
+    allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+    if request.method != "OPTIONS":
         raise Problem(405, f"This address takes {allow}.", {"allow": allow})
-    return found.route
-
-
-async def _send(response: Response, request: Request, send: Send) -> None:
-    if request.method != "HEAD":
-        await response(request.scope, request.receive, send)
-        return
-    # Not by way of the response: one that streams would never end.
-    await send(
-        {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-    )
-    await send({"type": "http.response.body", "body": b""})
-
-
-def make(outbox: Outbox, routes: Iterable[Route], given: dict[str, Any], **faces: Any) -> Web:
-    """The application for an outbox, by its ``[web]`` table and what is given in code before it."""
-    return Web(outbox, WebSettings.of(outbox.settings.web, **given), routes, **faces)
+    return Response(status_code=204, headers={"allow": allow})

@@ -6,15 +6,13 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from starlette.requests import Request
 
 from relaybox.web.problems import Problem
-from relaybox.web.session import COOKIE, Sessions
 from relaybox.web.settings import Known, Role
-
-By: TypeAlias = Literal["token", "session", "local"]
+from relaybox.web.signed import COOKIE, Sessions
 
 LOCAL = "local"
 """The actor where no users are configured."""
@@ -22,23 +20,16 @@ LOCAL = "local"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks, and what they may do."""
+    """Who asks, what they may do, how they proved it, and the session they have."""
 
     name: str
     role: Role
-
-    def may(self, role: Role | None) -> bool:
-        """Whether that role, or none, is all that is needed."""
-        return role != "operator" or self.role == "operator"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """A user, how they proved it, and the session they have."""
-
-    user: User
-    by: By
+    by: Literal["token", "session", "local"]
     session: str = ""
+
+    def may(self, role: Role) -> bool:
+        """True if that role is all that is needed."""
+        return role != "operator" or self.role == "operator"
 
 
 class Users:
@@ -51,16 +42,16 @@ class Users:
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
-    def by_token(self, token: str) -> tuple[User, str] | None:
-        """Whose token it is, and the token; every one is compared, each in constant time."""
+    def by_token(self, token: str) -> Known | None:
+        """Return whose token it is; every one is compared, each in constant time."""
         given, found = _digest(token), None
         for digest, user in self._tokens:
             if hmac.compare_digest(digest, given):
                 found = user
-        return None if found is None else (User(found.name, found.role), token)
+        return found
 
     def named(self, name: str) -> Known | None:
-        """The user of that name."""
+        """Return the user of that name."""
         return self._by_name.get(name)
 
 
@@ -69,30 +60,27 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-def authenticate(request: Request, users: Users, sessions: Sessions) -> Caller | None:
-    """Who asks; None: somebody without credentials. Raises where credentials are given and wrong."""
+def authenticate(request: Request, users: Users, sessions: Sessions) -> User | None:
+    """Return who asks; None: somebody without credentials. Raise where credentials are given and wrong."""
     if not users:
-        return Caller(User(LOCAL, "operator"), "local", LOCAL)
+        return User(LOCAL, "operator", "local", LOCAL)
     header = request.headers.get("authorization")
     if header is not None:
         return _by_header(header, users)
-    cookie = request.cookies.get(COOKIE)
-    session = None if cookie is None else sessions.read(cookie)
-    if session is None:
-        return None
-    user = users.named(session.name)
-    return None if user is None else Caller(User(user.name, user.role), "session", session.id)
+    session = sessions.read(request.cookies.get(COOKIE, ""))
+    user = None if session is None else users.named(session.name)
+    return None if session is None or user is None else User(user.name, user.role, "session", session.id)
 
 
-def _by_header(header: str, users: Users) -> Caller:
+def _by_header(header: str, users: Users) -> User:
     scheme, _, token = header.partition(" ")
-    found = users.by_token(token.strip()) if scheme.lower() == "bearer" else None
-    if found is None:
+    user = users.by_token(token.strip()) if scheme.lower() == "bearer" else None
+    if user is None:
         raise unauthorized("The token is wrong.", error="invalid_token")
-    return Caller(found[0], "token")
+    return User(user.name, user.role, "token")
 
 
 def unauthorized(detail: str, error: str = "") -> Problem:
     """Credentials are missing or wrong."""
-    challenge = f'Bearer realm="relaybox"{f", error={chr(34)}{error}{chr(34)}" if error else ""}'
+    challenge = 'Bearer realm="relaybox"' + (f', error="{error}"' if error else "")
     return Problem(401, detail, {"www-authenticate": challenge})

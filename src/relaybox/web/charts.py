@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
+from starlette.requests import Request
+
 from relaybox.operate.admin import Point, Series
 from relaybox.web import show
 
@@ -29,6 +31,23 @@ DURATIONS = (
 
 Value = Callable[[Point], float | None]
 Words = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """How far back the charts go."""
+
+    hours: float
+    label: str
+
+
+PERIODS = {"1h": Period(1, "1 h"), "24h": Period(24, "24 h"), "7d": Period(168, "7 d")}
+
+
+def chosen_period(request: Request) -> str:
+    """The name of the period that the URL asks for; an hour's where it names none."""
+    name = request.query_params.get("period", "")
+    return name if name in PERIODS else "1h"
 
 
 @dataclass(frozen=True, slots=True)

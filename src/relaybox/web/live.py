@@ -135,19 +135,11 @@ def _message(event: str, data: dict[str, Any]) -> str:
     return f"event: {event}\ndata: {json.dumps(data)}\n\n"
 
 
-def live_of(app: Any) -> Live:
-    """The one of an application; made when it is first asked for."""
-    found = getattr(app.state, "live", None)
-    if not isinstance(found, Live):
-        found = app.state.live = Live()
-    return found
-
-
 async def live(request: Request) -> Response:
     """``GET /live?topic=stats``."""
     if request.query_params.get("topic", "stats") not in TOPICS:
         return PlainTextResponse(f"topic: one of {', '.join(TOPICS)}\n", 400)
-    of_app = live_of(request.app)
+    of_app: Live = request.app.live
     if of_app.full:
         busy = "Too many pages are open; this one is not updated by itself.\n"
         return PlainTextResponse(busy, 503, {"retry-after": "60"})

@@ -1,8 +1,15 @@
-"""Logging in and out: a token opens a session, which a cookie keeps."""
+"""Logging in and out: a token opens a session, which a cookie keeps.
+
+Wrong credentials are counted by client, so that nobody can guess, and the audit names only so many of them.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -12,11 +19,10 @@ from starlette.responses import RedirectResponse, Response
 
 from relaybox.errors import RelayboxError
 from relaybox.web.auth import LOCAL
-from relaybox.web.hosts import client_address
-from relaybox.web.limits import Attempts
 from relaybox.web.problems import Problem
-from relaybox.web.session import LIFE, set_cookie
-from relaybox.web.templating import here
+from relaybox.web.security import client_address, prefix, set_cookie
+from relaybox.web.signed import COOKIE, LIFE
+from relaybox.web.templating import back, page, place
 
 if TYPE_CHECKING:
     from relaybox.web.app import Web
@@ -26,7 +32,27 @@ LOGOUT = "logout"
 PAGE, PAGES = 500, 20
 """Rows that are read at a time, and how often, to find them."""
 
+WINDOW = 60.0
+"""Seconds in which wrong credentials are counted."""
+MOST = 10
+"""Wrong ones of a client in that time; after them it is not listened to."""
+CLIENTS = 10_000
+"""Clients that are remembered."""
+AUDITED = 20
+"""Refused logins that the audit names in that time; the others are only counted."""
+
 log = logging.getLogger("relaybox.web")
+
+
+async def login(request: Request) -> Response:
+    """Show the empty form."""
+    return _form(request)
+
+
+def _form(request: Request, status: int = 200, wrong: str = "", after: str | None = None) -> Response:
+    """Show the form, with what was wrong the last time."""
+    after = request.query_params.get("next") if after is None else after
+    return page(request, "login.html", status, wrong=wrong, next=back(after, "/"))
 
 
 async def enter(request: Request) -> Response:
@@ -34,27 +60,26 @@ async def enter(request: Request) -> Response:
     web, form = request.app, request.state.form
     client = client_address(request)
     web.logins.check(client)
-    found = web.users.by_token(form.get("token", "").strip())
-    if found is None:
+    user = web.users.by_token(form.get("token", "").strip())
+    if user is None:
         await refused(request, client, web.logins)
-        return _again(request, form.get("next"))
-    user, _ = found
+        return _form(request, 401, "The token is wrong.", form.get("next"))
     admin = await web.service.admin(user.name)
     await admin.note("login", {"from": client})
     log.info("%s logged in from %s", user.name, client)
-    response = RedirectResponse(_local(request, form.get("next")), 303)
-    set_cookie(request, response, web.sessions.issue(user.name))
+    response = RedirectResponse(prefix(request) + back(form.get("next"), "/"), 303)
+    set_cookie(request, response, COOKIE, web.sessions.issue(user.name), LIFE)
     return response
 
 
 async def leave(request: Request) -> Response:
     """End the session."""
-    web = request.app
-    if request.state.caller.by == "session":
-        ended = web.sessions.end(request.state.caller.session)
+    user = request.state.user
+    if user.by == "session":
+        ended = request.app.sessions.end(user.session)
         await request.state.admin.note(LOGOUT, {"from": client_address(request), "session": ended})
-    response = RedirectResponse(_root(request) + "/login", 303)
-    set_cookie(request, response, "")
+    response = RedirectResponse(prefix(request) + "/login", 303)
+    set_cookie(request, response, COOKIE, "", 0)
     return response
 
 
@@ -91,23 +116,53 @@ async def refused(request: Request, client: str, attempts: Attempts) -> None:
 
 def to_login(request: Request) -> Response:
     """Lead a browser to the form, and afterwards back here."""
-    query = f"?{request.url.query}" if request.url.query else ""
-    return RedirectResponse(f"{_root(request)}/login?{urlencode({'next': here(request) + query})}", 303)
+    return RedirectResponse(f"{prefix(request)}/login?{urlencode({'next': place(request)})}", 303)
 
 
-def _again(request: Request, after: str | None) -> Response:
-    form = request.app.login_form
-    if form is None:
-        raise Problem(401, "The token is wrong.")
-    response: Response = form(request, 401, "The token is wrong.", after)
-    return response
+class Attempts:
+    """Wrong credentials of late, by client."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failed: OrderedDict[str, list[float]] = OrderedDict()
+
+    def check(self, client: str) -> None:
+        """Raise where there were too many, whatever is shown now."""
+        recent = self._recent(client)
+        if len(recent) >= MOST:
+            wait = math.ceil(max(1.0, recent[0] + WINDOW - self._clock()))
+            detail = f"Too many wrong credentials; try again in {wait} seconds."
+            raise Problem(429, detail, {"retry-after": str(wait)})
+
+    def failed(self, client: str) -> None:
+        """Count one more."""
+        self._failed[client] = [*self._recent(client), self._clock()][-MOST:]
+        self._failed.move_to_end(client)
+        while len(self._failed) > CLIENTS:
+            self._failed.popitem(last=False)
+
+    def _recent(self, client: str) -> list[float]:
+        since = self._clock() - WINDOW
+        return [at for at in self._failed.get(client, ()) if at > since]
 
 
-def _local(request: Request, after: str | None) -> str:
-    """A path of ours; whatever could lead elsewhere is not followed."""
-    plain = after and after.startswith("/") and not after.startswith("//") and after.isprintable()
-    return _root(request) + (after if plain and after and "\\" not in after else "/")
+class Budget:
+    """Lets through so many things in a window of time, and counts the rest."""
 
+    def __init__(self, most: int = AUDITED, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._began = -math.inf
+        self._used = 0
+        self.left_out = 0
 
-def _root(request: Request) -> str:
-    return str(request.scope.get("root_path", "")).rstrip("/")
+    def take(self) -> int | None:
+        """How many were left out since the last one, where this one may pass."""
+        if self._clock() - self._began >= WINDOW:
+            self._began, self._used = self._clock(), 0
+        if self._used >= self._most:
+            self.left_out += 1
+            return None
+        self._used += 1
+        left_out, self.left_out = self.left_out, 0
+        return left_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,10 @@ from starlette.responses import Response
 
 from relaybox.web import documents, render, schemas
 from relaybox.web.problems import MEDIA_TYPE
-from relaybox.web.route import Route
+from relaybox.web.security import prefix
+
+if TYPE_CHECKING:
+    from relaybox.web.routes import Route
 
 REF = "#/components/schemas/{name}"
 PROBLEM = {
@@ -24,7 +27,7 @@ PROBLEM = {
 
 async def openapi(request: Request) -> Response:
     """This document."""
-    return render.answer(document(request.app.table.routes, str(request.scope.get("root_path", ""))))
+    return render.answer(document(request.app.routes, prefix(request)))
 
 
 def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
@@ -113,7 +116,7 @@ def _responses(route: Route) -> dict[str, Any]:
     if route.media_type != "application/json":
         content = {"schema": {"type": "string"}}
     told = {"description": route.summary or "Done.", "content": {route.media_type: content}}
-    responses: dict[str, Any] = {str(route.status): told, "4XX": PROBLEM, "5XX": PROBLEM}
+    responses: dict[str, Any] = {"200": told, "4XX": PROBLEM, "5XX": PROBLEM}
     if issubclass(route.body, schemas.ActionBody | schemas.MoveBody):
         operation = {"$ref": REF.format(name="OperationDocument")}
         begun = {

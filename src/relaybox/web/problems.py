@@ -53,11 +53,6 @@ class Problem(Exception):
         return Response(body, self.status, headers, MEDIA_TYPE)
 
 
-def not_found(what: str) -> Problem:
-    """There is no such thing."""
-    return Problem(404, what)
-
-
 def invalid(parameter: str, detail: str, status: int = 422) -> Problem:
     """A parameter, or a field of the body, is wrong."""
     return Problem(status, f"{parameter}: {detail}", parameter=parameter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -22,6 +22,7 @@ from relaybox.web.problems import Problem, invalid
 from relaybox.web.schemas import Criteria
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 
 LARGEST_BODY = 256 * 1024
 SLOWEST_BODY = 10.0
@@ -96,12 +97,19 @@ async def whole_body(request: Request) -> bytes:
     return b"".join(chunks)
 
 
+def parsed(kind: Callable[[str], V], text: str) -> V | None:
+    """Return the value; None where the text is not one."""
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
 def identifier(text: str) -> UUID:
     """An id in a path."""
-    try:
-        return UUID(text)
-    except ValueError:
-        raise invalid("id", f"{shorten(text)} is no UUID") from None
+    if (found := parsed(UUID, text)) is None:
+        raise invalid("id", f"{shorten(text)} is no UUID")
+    return found
 
 
 def moment(text: str | None, parameter: str, direction: int = -1) -> datetime | None:

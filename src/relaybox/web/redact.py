@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 HIDDEN = "•••"
@@ -38,7 +38,6 @@ class Rules:
     """``paths`` are names with dots between them that lead to a value, wherever in a document they begin."""
 
     paths: tuple[str, ...] = ()
-    names: tuple[str, ...] = field(default=NAMES)
 
     @classmethod
     def of(cls, redact: Iterable[str]) -> Rules:
@@ -48,7 +47,7 @@ class Rules:
     def hide(self, path: tuple[str, ...]) -> bool:
         """Whether the value at the end of this path is hidden."""
         name = _plain(path[-1])
-        if any(one in name for one in self.names):
+        if any(one in name for one in NAMES):
             return True
         # A name may hold dots itself.
         whole = "." + ".".join(path)
@@ -61,7 +60,7 @@ class Rules:
 
 @functools.lru_cache(maxsize=64)
 def _spoken(rules: Rules) -> re.Pattern[str]:
-    names = ["[-_ ]?".join(map(re.escape, name)) for name in rules.names]
+    names = ["[-_ ]?".join(map(re.escape, name)) for name in NAMES]
     # What is discarded is no card.
     names = [f"(?<!dis){name}" if name.startswith("c") else name for name in names]
     either = "|".join([*names, *map(re.escape, rules.paths)])

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from relaybox.core.settings import Destination
 from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Stats
 from relaybox.operate.why import Reason, is_alive
+from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import Counts, Entry, Place, Relay
 from relaybox.web import documents, show
 from relaybox.web.redact import Rules, redact, redacted_text
@@ -138,6 +139,12 @@ def reason(found: Reason, rules: Rules) -> documents.ReasonDocument:
         until=found.until,
         behind=None if found.behind is None else reason(found.behind, rules),
     )
+
+
+def operation(one: Operation, rules: Rules) -> documents.OperationDocument:
+    """A bulk action."""
+    about = {"details": details(one.details, rules), "error": scrubbed(one.error, rules)}
+    return made(documents.OperationDocument, one, **about)
 
 
 def details(given: Mapping[str, Any], rules: Rules) -> Any:

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+from starlette.requests import Request
 
-from relaybox.web import documents, health, login, pages, schemas
-from relaybox.web.endpoints import actions, destinations, events, operations, stats
+from relaybox.web import documents, endpoints, login, pages, schemas
+from relaybox.web.live import live
 from relaybox.web.openapi import openapi
-from relaybox.web.route import Endpoint, Route
 from relaybox.web.schemas import Nothing
+from relaybox.web.settings import Role
+from relaybox.web.templating import static
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path.
+
+    ``role`` is what the caller must have; None: anybody may ask. ``kind``: an ``api`` route is given its
+    parameters as ``request.state.query`` and its body as ``request.state.body``, read as these types, and
+    answers with a document; a ``page`` that is posted to is given ``request.state.form``, with its token
+    checked; an ``open`` route is what watches over the process, by any name of the host.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    endpoint: Endpoint
+    role: Role | None
+    kind: Literal["api", "page", "open"]
+    query: type[msgspec.Struct] = Nothing
+    body: type[msgspec.Struct] = Nothing
+    answer: Any = None
+    media_type: str = "application/json"
+
+    @property
+    def summary(self) -> str:
+        """The first line of the endpoint's docstring."""
+        return (self.endpoint.__doc__ or "").strip().partition("\n")[0]
 
 
 def _get(path: str, endpoint: Endpoint, answer: Any, query: type[msgspec.Struct] = Nothing) -> Route:
@@ -21,43 +53,65 @@ def _post(path: str, endpoint: Endpoint, answer: Any, body: type[msgspec.Struct]
     return Route("POST", f"/api{path}", endpoint, "operator", "api", body=body, answer=answer)
 
 
+def _page(path: str, endpoint: Endpoint) -> Route:
+    return Route("GET", path, endpoint, "viewer", "page")
+
+
 API = (
-    _get("/stats", stats.stats, documents.StatsDocument),
-    _get("/series", stats.series, documents.SeriesDocument, schemas.SeriesQuery),
-    _get("/relays", stats.relays, documents.RelaysDocument),
-    _get("/events", events.events, documents.EventsDocument, schemas.EventsQuery),
-    _get("/events/{id}", events.event, documents.DeliveriesDocument),
-    _get("/events/{id}/why", events.why, documents.ReasonsDocument),
-    _get("/failures", events.failures, documents.FailuresDocument, schemas.FailuresQuery),
-    _get("/dead-letters", events.dead_letters, documents.DeadLettersDocument, schemas.PageQuery),
-    _post("/retry", actions.retry, documents.RetriedDocument, schemas.ActionBody),
-    _post("/replay", actions.replay, documents.ReplayedDocument, schemas.ReplayBody),
-    _post("/discard", actions.discard, documents.DiscardedDocument, schemas.ActionBody),
-    _post("/move", actions.move, documents.MovedDocument, schemas.MoveBody),
-    _get("/operations", operations.operations, documents.OperationsDocument, schemas.LimitQuery),
-    _get("/operations/{id}", operations.operation, documents.OperationDocument),
-    _post("/operations/{id}/cancel", operations.cancel, documents.CancelledDocument),
-    _get("/destinations", destinations.destinations, documents.DestinationsDocument),
-    _get("/destinations/{name}", destinations.destination, documents.DestinationDocument),
-    _post("/destinations/{name}/pause", destinations.pause, documents.PausedDocument, schemas.PauseBody),
-    _post("/destinations/{name}/resume", destinations.resume, documents.ResumedDocument),
-    _post("/destinations/{name}/test", destinations.test, documents.TestedDocument),
-    _get("/audit", operations.audit, documents.AuditsDocument, schemas.PageQuery),
+    _get("/stats", endpoints.stats, documents.StatsDocument),
+    _get("/series", endpoints.series, documents.SeriesDocument, schemas.SeriesQuery),
+    _get("/relays", endpoints.relays, documents.RelaysDocument),
+    _get("/events", endpoints.events, documents.EventsDocument, schemas.EventsQuery),
+    _get("/events/{id}", endpoints.event, documents.DeliveriesDocument),
+    _get("/events/{id}/why", endpoints.why, documents.ReasonsDocument),
+    _get("/failures", endpoints.failures, documents.FailuresDocument, schemas.FailuresQuery),
+    _get("/dead-letters", endpoints.dead_letters, documents.DeadLettersDocument, schemas.PageQuery),
+    _post("/retry", endpoints.retry, documents.RetriedDocument, schemas.ActionBody),
+    _post("/replay", endpoints.replay, documents.ReplayedDocument, schemas.ReplayBody),
+    _post("/discard", endpoints.discard, documents.DiscardedDocument, schemas.ActionBody),
+    _post("/move", endpoints.move, documents.MovedDocument, schemas.MoveBody),
+    _get("/operations", endpoints.operations, documents.OperationsDocument, schemas.LimitQuery),
+    _get("/operations/{id}", endpoints.operation, documents.OperationDocument),
+    _post("/operations/{id}/cancel", endpoints.cancel, documents.CancelledDocument),
+    _get("/destinations", endpoints.destinations, documents.DestinationsDocument),
+    _get("/destinations/{name}", endpoints.destination, documents.DestinationDocument),
+    _post("/destinations/{name}/pause", endpoints.pause, documents.PausedDocument, schemas.PauseBody),
+    _post("/destinations/{name}/resume", endpoints.resume, documents.ResumedDocument),
+    _post("/destinations/{name}/test", endpoints.test, documents.TestedDocument),
+    _get("/audit", endpoints.audit, documents.AuditsDocument, schemas.PageQuery),
     _get("/openapi.json", openapi, Any),
 )
 """Documents, for programs."""
 
 WATCHED = (
-    Route("GET", "/livez", health.livez, None, "open", answer=documents.AliveDocument),
-    Route("GET", "/readyz", health.readyz, None, "open", answer=documents.HealthDocument),
-    Route("GET", "/metrics", health.metrics, "viewer", "open", media_type="text/plain"),
+    Route("GET", "/livez", endpoints.livez, None, "open", answer=documents.AliveDocument),
+    Route("GET", "/readyz", endpoints.readyz, None, "open", answer=documents.HealthDocument),
+    Route("GET", "/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
 )
 """For what watches over the process."""
 
 PAGES = (
     Route("POST", "/login", login.enter, None, "page"),
     Route("POST", "/logout", login.leave, "viewer", "page"),
-    *pages.PAGES,
+    _page("/", pages.overview.overview),
+    _page("/destinations", pages.destinations.destinations),
+    _page("/destinations/{name}", pages.destinations.destination),
+    _page("/events", pages.events.events),
+    _page("/events/{id}", pages.event.event),
+    _page("/failures", pages.events.failures),
+    _page("/dead-letters", pages.events.dead_letters),
+    _page("/operations", pages.operations.operations),
+    _page("/relays", pages.system.relays),
+    _page("/audit", pages.operations.audit),
+    _page("/system", pages.system.system),
+    Route("GET", "/actions/confirm", pages.actions.confirm, "operator", "page"),
+    *(
+        Route("POST", f"/actions/{name}", act, "operator", "page")
+        for name, act in pages.actions.ACTIONS.items()
+    ),
+    _page("/live", live),
+    Route("GET", "/login", login.login, None, "page"),
+    Route("GET", "/static/{file}", static, None, "page"),
 )
 """For people."""
 

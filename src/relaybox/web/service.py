@@ -7,14 +7,22 @@ starts need not stay so: whatever could not be opened is tried again by the next
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from contextlib import AsyncExitStack
 
+from relaybox.errors import StoreError
 from relaybox.operate.admin import Admin
 from relaybox.operate.bulk import Bulk
+from relaybox.operate.health import Health, Problem
 from relaybox.outbox import Outbox
 from relaybox.web.auth import LOCAL
 
 CONNECTIONS = 4
+PATIENCE = 5.0
+"""Seconds in which the database must say whether work flows."""
+FRESH = 1.0
+"""Seconds for which that answer is good; asking more often costs the database nothing."""
 
 
 class Service:
@@ -23,15 +31,11 @@ class Service:
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock, self._alone = asyncio.Lock(), asyncio.Lock()
+        self._lock, self._looking = asyncio.Lock(), asyncio.Lock()
+        self._looked, self._health = -math.inf, Health(False, ())
         self._open = AsyncExitStack()
         self._admin: Admin | None = None
         self._bulk: Bulk | None = None
-
-    def alone(self) -> asyncio.Lock:
-        """For what no two requests do at a time."""
-        self._follow_loop()
-        return self._alone
 
     async def admin(self, actor: str) -> Admin:
         """The service, acting as this user."""
@@ -50,6 +54,23 @@ class Service:
             self._open.push_async_callback(self._bulk.close)
         return self._bulk
 
+    async def health(self) -> Health:
+        """Return what was found a moment ago, else what is found now; nobody looks twice at a time."""
+        self._follow_loop()
+        async with self._looking:
+            if time.monotonic() - self._looked > FRESH:
+                self._health = await self._look()
+                self._looked = time.monotonic()
+        return self._health
+
+    async def _look(self) -> Health:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await (await self.admin("health")).health()
+        except (StoreError, TimeoutError) as error:
+            reason = f"the database does not answer: {' '.join(str(error).split())}"
+            return Health(False, (Problem(None, reason, None),))
+
     async def close(self) -> None:
         """Stop what runs, and let go of the connections; a later request opens them anew."""
         opened, self._open = self._open, AsyncExitStack()
@@ -60,5 +81,5 @@ class Service:
         """What was opened in another event loop, which has ended, cannot be used in this one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._lock, self._alone = loop, asyncio.Lock(), asyncio.Lock()
+            self._loop, self._lock, self._looking = loop, asyncio.Lock(), asyncio.Lock()
             self._open, self._admin, self._bulk = AsyncExitStack(), None, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import json
@@ -15,10 +14,10 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relaybox.web import csrf, show
-from relaybox.web.hosts import over_tls
+from relaybox.web import show
+from relaybox.web.security import keep_form_token, prefix, set_cookie
 
 FRAGMENT = "x-relaybox-fragment"
 """The header of a request for a page without its frame, to update what is on the screen."""
@@ -30,6 +29,15 @@ LONGEST_FLASH = 1_400
 """Bytes; a cookie of more than four kilobytes, with everything that is escaped in it, is none."""
 
 STATIC = Path(__file__).parent / "static"
+TYPES = {
+    "app.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""The files in it, which are served."""
+
+FILTERS = ("number", "duration", "lag", "rate", "size", "spelled", "machine", "segment", "shortened")
+"""What templates take from ``show``."""
 
 NAVIGATION = (
     ("/", "Overview"),
@@ -51,27 +59,24 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     about = {**_about(request), "layout": "base.html" if whole else "fragment.html", "flash": flash}
     body = _environment().get_template(template).render({**about, **context})
     response = HTMLResponse(body, status, headers={"cache-control": "no-store"})
-    csrf.keep(request, response)
+    keep_form_token(request, response)
     if flash is not None:
-        response.delete_cookie(FLASH, path=_root(request) or "/")
+        response.delete_cookie(FLASH, path=prefix(request) or "/")
     return response
+
+
+def error_page(request: Request, status: int, title: str, detail: str) -> Response:
+    """A page that says what happened and leads back."""
+    return page(request, "error.html", status, title=title, detail=detail, code=status)
 
 
 def redirect(request: Request, path: str, message: str, kind: str = "done") -> RedirectResponse:
     """To a page, by GET, with a message that it shows once; ``kind`` is ``done`` or ``trouble``."""
-    response = RedirectResponse(_root(request) + path, 303)
+    response = RedirectResponse(prefix(request) + path, 303)
     shown = "".join(one if one.isprintable() else " " for one in message).encode("utf-8", "replace")
     cut = shown[:LONGEST_FLASH].decode("utf-8", "ignore")
     text = json.dumps([kind, cut], ensure_ascii=False).encode()
-    response.set_cookie(
-        FLASH,
-        base64.urlsafe_b64encode(text).decode(),
-        max_age=60,
-        path=_root(request) or "/",
-        httponly=True,
-        samesite="strict",
-        secure=over_tls(request),
-    )
+    set_cookie(request, response, FLASH, base64.urlsafe_b64encode(text).decode(), 60)
     return response
 
 
@@ -79,7 +84,7 @@ def read_flash(request: Request) -> tuple[str, str] | None:
     """The message that the last action left, if any."""
     try:
         kind, text = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
-    except (ValueError, TypeError, binascii.Error, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return None
     known = kind in ("done", "trouble") and isinstance(text, str)
     return (kind, text[:LONGEST_FLASH]) if known else None
@@ -94,9 +99,13 @@ def back(given: str | None, otherwise: str) -> str:
 
 def here(request: Request) -> str:
     """The path of the request as it was written, without the prefix that all of this is mounted under."""
-    raw = request.scope.get("raw_path")
-    path = raw.split(b"?")[0].decode("ascii", "replace") if raw else quote(request.scope["path"])
-    return path.removeprefix(quote(_root(request))) or "/"
+    path: str = request.scope["raw_path"].decode("ascii", "replace")
+    return path.removeprefix(quote(prefix(request))) or "/"
+
+
+def place(request: Request) -> str:
+    """The same, with the query."""
+    return here(request) + (f"?{request.url.query}" if request.url.query else "")
 
 
 def url_of(request: Request) -> Callable[..., str]:
@@ -104,14 +113,25 @@ def url_of(request: Request) -> Callable[..., str]:
 
     def url(path: str, **query: Any) -> str:
         given = {name: value for name, value in query.items() if value not in (None, "")}
-        return _root(request) + path + (f"?{urlencode(given)}" if given else "")
+        return prefix(request) + path + (f"?{urlencode(given)}" if given else "")
 
     return url
 
 
+def paging(
+    request: Request, path: str, cursor: object | None, following: object | None, **given: Any
+) -> dict[str, Any]:
+    """Return where a list goes on, and where it begins unless this is its first page."""
+    url = url_of(request)
+    return {
+        "cursor": cursor,
+        "next": None if following is None else url(path, **given, cursor=following),
+        "newest": None if cursor is None else url(path, **given),
+    }
+
+
 def _about(request: Request) -> dict[str, Any]:
     user = getattr(request.state, "user", None)
-    query = f"?{request.url.query}" if request.url.query else ""
     return {
         "url": url_of(request),
         "user": user,
@@ -119,7 +139,7 @@ def _about(request: Request) -> dict[str, Any]:
         "csrf": getattr(request.state, "csrf", ""),
         "now": datetime.now(UTC),
         "here": here(request),
-        "place": here(request) + query,
+        "place": place(request),
         "theme": _chosen(request, "relaybox_theme", ("light", "dark")),
         "zone": _chosen(request, "relaybox_zone", ("utc", "local")) or "utc",
         "navigation": NAVIGATION,
@@ -132,10 +152,6 @@ def _chosen(request: Request, cookie: str, known: tuple[str, ...]) -> str:
     return value if value in known else ""
 
 
-def _root(request: Request) -> str:
-    return str(request.scope.get("root_path", "")).rstrip("/")
-
-
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -145,17 +161,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=show.number,
-        duration=show.duration,
-        lag=show.lag,
-        rate=show.rate,
-        size=show.size,
-        spelled=show.spelled,
-        machine=show.machine,
-        segment=show.segment,
-        shortened=show.shortened,
-    )
+    environment.filters.update({name: getattr(show, name) for name in FILTERS})
     environment.globals.update(
         ago=show.ago, counted=show.counted, plural=show.plural, version_of=version_of, nothing=show.NOTHING
     )
@@ -166,3 +172,16 @@ def _environment() -> Environment:
 def version_of(name: str) -> str:
     """Of a static file: changes when the file does, so that browsers may keep it for good."""
     return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+
+
+async def static(request: Request) -> Response:
+    """One of our own files; its address holds its version, so that it may be kept for good."""
+    name = request.path_params["file"]
+    if name not in TYPES:
+        return error_page(request, 404, "No such file", "Only the dashboard's own files are served here.")
+    known = request.query_params.get("v") == version_of(name)
+    keep = "public, max-age=31536000, immutable" if known else "no-cache"
+    headers = {"cache-control": keep, "etag": f'"{version_of(name)}"', "content-type": TYPES[name]}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response((STATIC / name).read_bytes(), headers=headers)

@@ -15,13 +15,14 @@ from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.operate.bulk import TooManyOperations
 from relaybox.stores.ledger import Filter
-from relaybox.web.pages.error import error
-from relaybox.web.pages.filters import FIELDS, Wrong, chosen, filter_of
+from relaybox.web import read
+from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
 from relaybox.web.show import shortened
-from relaybox.web.templating import back, page, redirect
+from relaybox.web.templating import back, error_page, page, redirect
 
 Action: TypeAlias = Literal["retry", "replay", "discard"]
 Form: TypeAlias = Mapping[str, str]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 PAST: Mapping[Action, str] = {"retry": "Retried", "replay": "Replayed", "discard": "Discarded"}
 EFFECTS: Mapping[Action, str] = {
@@ -32,9 +33,7 @@ EFFECTS: Mapping[Action, str] = {
 LONGEST_REASON = 500
 
 
-def acting(
-    otherwise: str, do: Callable[[Request, Form], Awaitable[tuple[str, str]]]
-) -> Callable[[Request], Awaitable[Response]]:
+def acting(otherwise: str, do: Callable[[Request, Form], Awaitable[tuple[str, str]]]) -> Endpoint:
     """An endpoint that does it and leads to the page that it names, with a message; or says what is wrong."""
 
     async def endpoint(request: Request) -> Response:
@@ -53,15 +52,14 @@ async def confirm(request: Request) -> Response:
     query = request.query_params
     action = query.get("action", "")
     if action not in PAST:
-        return error(request, 400, "No such action", f"It is one of {', '.join(PAST)}.")
+        return error_page(request, 400, "No such action", f"It is one of {', '.join(PAST)}.")
     admin: Admin = request.state.admin
-    given = chosen(query)
+    given, one = chosen(query), query.get("id")
     try:
-        count, capped = await _count(admin, action, given, query.get("id"))  # type: ignore[arg-type]
+        count, capped = await _count(admin, action, given, one)  # type: ignore[arg-type]
     except (Wrong, ConfigError) as wrong:
-        return error(request, 400, "This cannot be done", str(wrong))
+        return error_page(request, 400, "This cannot be done", str(wrong))
     deliveries = f"{count:,}+ deliveries" if capped else _deliveries(count)
-    one = query.get("id")
     return page(
         request,
         "confirm.html",
@@ -84,7 +82,7 @@ def _deliveries(count: int) -> str:
 
 async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> tuple[int, bool]:
     if one is not None:
-        done = await _do(admin, action, Named([_id(one)], exact=True), None, dry_run=True)
+        done = await _do(admin, action, one, None, dry_run=True)
         return done.affected, False
     if not given:
         raise Wrong("Name at least one thing that they have in common.")
@@ -93,13 +91,13 @@ async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> 
 
 
 def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise Wrong(f"{shortened(text, 40)!r} is no id.") from None
+    if (found := read.parsed(UUID, text)) is None:
+        raise Wrong(f"{shortened(text, 40)!r} is no id.")
+    return found
 
 
-async def _do(admin: Admin, action: Action, what: Named, to: str | None, *, dry_run: bool = False) -> Done:
+async def _do(admin: Admin, action: Action, one: str, to: str | None, *, dry_run: bool = False) -> Done:
+    what = Named([_id(one)], exact=True)
     match action:
         case "retry":
             return await admin.retry(what, dry_run=dry_run)
@@ -109,26 +107,22 @@ async def _do(admin: Admin, action: Action, what: Named, to: str | None, *, dry_
             return await admin.discard(what, dry_run=dry_run)
 
 
-def _changing(action: Action) -> Callable[[Request], Awaitable[Response]]:
+def _changing(action: Action) -> Endpoint:
     """For one delivery at once; for all that match a filter in the background."""
 
     async def do(request: Request, given: Form) -> tuple[str, str]:
         to = given.get("to") or None
         if "id" in given:
-            done = await _do(request.state.admin, action, Named([_id(given["id"])], exact=True), to)
+            done = await _do(request.state.admin, action, given["id"], to)
             if not done.affected:
                 raise Wrong("Nothing was changed: it is not in a state for this any more.")
-            return back(
-                given.get("back"), "/events"
-            ), f"{PAST[action]} 1 delivery to {to or done.destinations[0]}."
+            message = f"{PAST[action]} 1 delivery to {to or done.destinations[0]}."
+            return back(given.get("back"), "/events"), message
         fields = chosen(given)
         if not fields:
             raise Wrong("Name at least one thing that they have in common.")
-        filter = filter_of(fields)
-        user = request.state.user
-        await request.app.service.bulk().start(
-            user.name, action, filter, to=to, rate=_rate(given.get("rate", ""))
-        )
+        filter, rate = filter_of(fields), _rate(given.get("rate", ""))
+        await request.app.service.bulk().start(request.state.user.name, action, filter, to=to, rate=rate)
         return "/operations", f"The {action} has begun; it goes on in the background."
 
     return acting("/events", do)
@@ -181,8 +175,6 @@ async def _cancel(request: Request, given: Form) -> tuple[str, str]:
         return "/operations", "It ends after what it is doing now."
     raise Wrong("It does not run any more.")
 
-
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 ACTIONS: Mapping[str, Endpoint] = {
     "retry": _changing("retry"),

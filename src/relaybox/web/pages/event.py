@@ -15,11 +15,10 @@ from starlette.responses import Response
 from relaybox.operate.admin import Detail
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Content, Entry, State
-from relaybox.web import show
-from relaybox.web.pages.error import error
-from relaybox.web.pages.health import Mood
+from relaybox.web import read, show
+from relaybox.web.pages.destinations import Mood
 from relaybox.web.redact import HIDDEN, Rules, redacted_text
-from relaybox.web.templating import page
+from relaybox.web.templating import error_page, page
 
 LONGEST = 100_000
 """How many characters of a document are shown."""
@@ -64,11 +63,11 @@ class Shown:
 async def event(request: Request) -> Response:
     """The event of that id with all its deliveries, or the delivery of that id."""
     admin = request.state.admin
-    id_ = _id(request.path_params["id"])
+    id_ = read.parsed(UUID, request.path_params["id"])
     details = () if id_ is None else await admin.event(id_)
     if id_ is None or not details:
         gone = "No delivery and no event has this id. Delivered ones are removed after their retention."
-        return error(request, 404, "No such event", gone)
+        return error_page(request, 404, "No such event", gone)
     reasons = {reason.entry.id: reason for reason in await admin.why(id_)}
     allowed: Rules = request.app.rules
     shown = [_shown(one, reasons.get(one.entry.id), allowed) for one in details]
@@ -83,13 +82,6 @@ async def event(request: Request) -> Response:
         redacted=HIDDEN in payload,
         spoken=", ".join(f"{one.entry.destination}: {one.entry.state}" for one in shown),
     )
-
-
-def _id(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def _shown(one: Detail, reason: Reason | None, allowed: Rules) -> Shown:

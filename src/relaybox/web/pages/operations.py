@@ -1,66 +1,48 @@
-"""``/operations``: bulk actions, how far they are, and how they ended."""
+"""``/operations``: bulk actions, how far they are, and how they ended; ``/audit``: who did what."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.stores.journal import Operation
+from relaybox.web import read
 from relaybox.web.redact import Rules, redact
-from relaybox.web.render import scrubbed
 from relaybox.web.show import plural
-from relaybox.web.templating import page
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    id: UUID
-    action: str
-    state: str
-    about: str
-    progress: str
-    error: str | None
-    actor: str
-    started_at: datetime
-    done: int
-    skipped: int
-    total: int | None
-
-
-async def operations(request: Request) -> Response:
-    """The newest ones."""
-    shown = [_shown(one, request.app.rules) for one in await request.state.admin.operations()]
-    running = sum(one.state == "running" for one in shown)
-    spoken = f"{plural(running, 'operation')} running" if running else "No operation runs"
-    return page(request, "operations.html", operations=shown, spoken=spoken)
-
-
-def _shown(one: Operation, rules: Rules) -> _Shown:
-    of = "" if one.total is None else f" of {one.total:,}{'+' if one.capped else ''}"
-    skipped = f", {one.skipped:,} skipped" if one.skipped else ""
-    return _Shown(
-        one.id,
-        one.action,
-        one.state,
-        told(one.details, rules),
-        f"{one.done:,}{of}{skipped}",
-        scrubbed(one.error, rules),
-        one.actor,
-        one.started_at,
-        one.done,
-        one.skipped,
-        one.total,
-    )
-
+from relaybox.web.signed import number
+from relaybox.web.templating import page, paging
 
 FIRST = ("destination", "from", "status", "to", "reason")
 """What is said first of an operation or an action."""
+
+
+async def operations(request: Request) -> Response:
+    """The newest operations."""
+    found = await request.state.admin.operations()
+    running = sum(one.state == "running" for one in found)
+    return page(
+        request,
+        "operations.html",
+        operations=[(one, told(one.details, request.app.rules), _progress(one)) for one in found],
+        spoken=f"{plural(running, 'operation')} running" if running else "No operation runs",
+    )
+
+
+def _progress(one: Operation) -> str:
+    of = "" if one.total is None else f" of {one.total:,}{'+' if one.capped else ''}"
+    skipped = f", {one.skipped:,} skipped" if one.skipped else ""
+    return f"{one.done:,}{of}{skipped}"
+
+
+async def audit(request: Request) -> Response:
+    """What operators did, newest first."""
+    cursor = read.parsed(number, request.query_params.get("cursor", ""))
+    found = await request.state.admin.audits(cursor=cursor)
+    rows = [(row, told(row.details, request.app.rules)) for row in found.rows]
+    return page(request, "audit.html", rows=rows, **paging(request, "/audit", cursor, found.cursor))
 
 
 def told(about: Mapping[str, Any], rules: Rules) -> str:

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.operate.admin import Health, Point, Series
 from relaybox.operate.why import is_alive
-from relaybox.web.charts import charts
-from relaybox.web.pages.health import Mood, Row, rows
+from relaybox.web.charts import PERIODS, charts, chosen_period
+from relaybox.web.pages.destinations import Mood, Row, rows
 from relaybox.web.show import plural
 from relaybox.web.templating import page
-
-
-@dataclass(frozen=True, slots=True)
-class Period:
-    """How far back the charts go."""
-
-    hours: float
-    label: str
-
-
-PERIODS = {"1h": Period(1, "1 h"), "24h": Period(24, "24 h"), "7d": Period(168, "7 d")}
-
-
-def chosen_period(request: Request) -> str:
-    """The name of the period that the URL asks for; an hour's where it names none."""
-    name = request.query_params.get("period", "")
-    return name if name in PERIODS else "1h"
 
 
 async def overview(request: Request) -> Response:

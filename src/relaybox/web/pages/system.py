@@ -1,4 +1,4 @@
-"""``/system``: the database, the schema, and the settings without what is secret."""
+"""``/relays``: who delivers; ``/system``: the database, the schema, and the settings, without secrets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from starlette.responses import Response
 from relaybox.core.settings import Settings, mask_url
 from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
+from relaybox.operate.why import is_alive
 from relaybox.web import show
 from relaybox.web.templating import page
 
 PATIENCE = 3.0
 """Seconds that the page waits for the schema's version."""
+
+
+async def relays(request: Request) -> Response:
+    """The relays that were seen lately, and which of them leads."""
+    seen = (await request.state.admin.stats()).relays
+    shown = [
+        (one, is_alive(one), one.leads_until is not None and one.leads_until > one.seen_at) for one in seen
+    ]
+    spoken = f"{show.plural(sum(alive for _, alive, _ in shown), 'relay')} alive"
+    return page(request, "relays.html", relays=shown, spoken=spoken)
 
 
 async def system(request: Request) -> Response:

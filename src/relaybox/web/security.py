@@ -1,0 +1,215 @@
+"""What keeps others out: host names, origins, CSRF tokens, cookies, and headers for browsers.
+
+No page of another site reaches this server under a name of its own, and none makes a browser change anything
+here. There are two fences against that. A browser says where a request comes from (``Origin``,
+``Sec-Fetch-Site``), and every request that changes anything must come from here. And a form or script must
+send a token that only a page of this session was given; before a login, what a cookie of the browser holds,
+made of nothing but chance.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Send
+
+from relaybox.web.problems import Problem
+from relaybox.web.settings import is_loopback
+
+HEADER = "x-csrf-token"
+FIELD = "csrf"
+FORM_COOKIE = "relaybox_form"
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+FORWARDED = frozenset({
+    "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "cf-connecting-ip",
+    "true-client-ip",
+})  # fmt: skip
+FORWARDING = ("x-forwarded-", "x-original-")
+"""Names, and how names begin, that proxies give to headers of theirs."""
+
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": CSP,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+"""What every answer says to browsers, unless it says otherwise itself."""
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::([0-9]{1,5}))?")
+_FORM_TOKEN = re.compile(r"[0-9a-f]{64}")
+
+
+def check_host(request: Request, hosts: Collection[str]) -> None:
+    """Raise where it is asked for by a name that is not its own."""
+    name = _host_name(request)
+    if hosts and name not in hosts and not is_loopback(name):
+        raise Problem(421, f"This server does not answer to {name!r}; add it to hosts of the [web] table.")
+
+
+def check_local(request: Request) -> None:
+    """Without users, only this host is served: raise where anybody else could have asked."""
+    fix = "configure users ([web.users.NAME]) to be asked from elsewhere"
+    client = request.client
+    if client is None or not is_loopback(client.host):
+        raise Problem(403, f"Only this host is served; {fix}.")
+    if not is_loopback(_host_name(request)):
+        raise Problem(421, f"Only names of this host, such as localhost, are answered; {fix}.")
+    # Version 1.0 is what proxies speak that say nothing else of themselves, and no browser.
+    if request.scope.get("http_version") == "1.0" or any(map(_of_proxy, request.headers)):
+        raise Problem(403, f"A proxy asks for somebody else; {fix}.")
+    if not all(_loopback_url(request.headers.get(name, "")) for name in ("origin", "referer")):
+        raise Problem(403, f"A page of another host asks; {fix}.")
+
+
+def _host_name(request: Request) -> str:
+    """Return the name in the ``Host`` header, without the port; raise where there is none."""
+    given = request.headers.getlist("host")
+    match = _HOST.fullmatch(given[0]) if len(given) == 1 else None
+    if match is None:
+        raise Problem(400, "The Host header is missing or malformed.")
+    return (match[1] or match[2]).lower().rstrip(".")
+
+
+def _of_proxy(header: str) -> bool:
+    name = header.lower().replace("_", "-")
+    return name in FORWARDED or name.startswith(FORWARDING)
+
+
+def _loopback_url(text: str) -> bool:
+    """True if it names this host, or nothing at all."""
+    try:
+        return not text or is_loopback(urlsplit(text).hostname or "")
+    except ValueError:
+        return False
+
+
+def check_origin(request: Request) -> None:
+    """Raise where a browser says that another site makes it ask for a change."""
+    if request.method in SAFE:
+        return
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if site not in ("same-origin", "none"):
+        raise Problem(403, f"A request of another site (sec-fetch-site: {site[:20]!r}) changes nothing here.")
+    origin = request.headers.get("origin")
+    if origin is not None and not _same(origin, request):
+        raise Problem(403, "A request from another origin changes nothing here.")
+
+
+def _same(origin: str, request: Request) -> bool:
+    """True if the browser sees the same host there as here.
+
+    The scheme is not compared: behind a proxy that ends TLS, a server does not know its own.
+    """
+    try:
+        parts = urlsplit(origin)
+        given = parts.netloc.lower()
+    except ValueError:
+        return False
+    host = request.headers.get("host", "").lower()
+    ports = {"http": ":80", "https": ":443"}
+    if parts.scheme not in ports or not given:
+        return False
+    default = ports[parts.scheme]
+    return given.removesuffix(default) == host.removesuffix(default)
+
+
+class Csrf:
+    """Makes the tokens of sessions, and compares them."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def token(self, session: str) -> str:
+        """Return the token of a session."""
+        return hmac.digest(self._key, b"csrf\0" + session.encode(), "sha256").hex()
+
+    def shown(self, request: Request, session: str) -> str:
+        """Return what the forms of a page carry: the session's token, or what the browser's cookie holds."""
+        return self.token(session) if session else _kept(request) or secrets.token_hex(32)
+
+    def check(self, request: Request, session: str, given: str) -> None:
+        """Raise unless it is the session's token, or that of the browser's cookie."""
+        wanted = self.token(session) if session else _kept(request)
+        if not wanted or not hmac.compare_digest(wanted.encode(), given.encode("utf-8", "replace")):
+            fix = f"send it as the header {HEADER} or the field {FIELD}; a page loaded anew has one"
+            raise Problem(403, f"The CSRF token is missing or wrong: {fix}.")
+
+
+def keep_form_token(request: Request, response: Response) -> None:
+    """Let the browser of somebody without a session keep the token of the page that it is sent."""
+    user, token = getattr(request.state, "user", None), getattr(request.state, "csrf", "")
+    if token and (user is None or not user.session) and _kept(request) != token:
+        set_cookie(request, response, FORM_COOKIE, token)
+
+
+def _kept(request: Request) -> str:
+    given = request.cookies.get(FORM_COOKIE, "")
+    return given if _FORM_TOKEN.fullmatch(given) else ""
+
+
+def set_cookie(
+    request: Request, response: Response, name: str, value: str, max_age: int | None = None
+) -> None:
+    """Let the browser keep a text that only this application gets back, and no script can read."""
+    response.set_cookie(
+        name,
+        value,
+        max_age=max_age,
+        path=prefix(request) or "/",
+        secure=request.url.scheme == "https" or _from_https(request),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _from_https(request: Request) -> bool:
+    """True if the browser speaks TLS with a proxy that does not say so."""
+    return request.headers.get("origin", "").lower().startswith("https://")
+
+
+def prefix(request: Request) -> str:
+    """Return the path that all of this is mounted under, without a slash at its end."""
+    return str(request.scope.get("root_path", ""))
+
+
+def client_address(request: Request) -> str:
+    """Return whose logins are counted together: an address, or a network of IPv6, where a host has many."""
+    host = request.client.host if request.client is not None else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host[:100]
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def securing(send: Send) -> Send:
+    """Return a ``send`` that adds ``HEADERS`` to the answer."""
+
+    async def secured(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=list(message.get("headers", ())))
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+            message = {**message, "headers": headers.raw}
+        await send(message)
+
+    return secured
