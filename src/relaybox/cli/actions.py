@@ -1,21 +1,21 @@
-"""``relaybox retry``, ``replay``, ``discard``, ``move``, ``pause``, ``resume`` and ``send-test``."""
+"""``relaybox retry``, ``replay``, ``discard``, ``move``, ``pause``, ``resume``, ``send-test``, ``audit``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from relaybox.cli.filters import filtered
-from relaybox.cli.options import DryRun, Json, Yes, parse_id, parse_moment, run
-from relaybox.cli.output import confirm, note, plain, print_json
+from relaybox.cli.options import DryRun, Json, Limit, Yes, filtered, parse_id, parse_moment, run
+from relaybox.cli.output import audits_document, confirm, note, plain, print_json, print_table
 from relaybox.core.commands import command
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.admin import Admin, Done
+    from relaybox.operate.admin import Admin, Audits, Done
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
@@ -162,6 +162,22 @@ def send_test(context: typer.Context, destination: Name, as_json: Json = False) 
         typer.echo(f"emitted {event_id}; {command(f'why {event_id}')} says where it is")
 
 
+def audit(
+    context: typer.Context,
+    limit: Limit = 50,
+    cursor: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Go on where the last page ended.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List what operators did, newest first."""
+    found = run(context, lambda admin: admin.audits(limit, cursor))
+    if as_json:
+        print_json(audits_document(found))
+    else:
+        _show_audits(found)
+
+
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
     """Return what was chosen: a filter, or ids, which ``--destination`` may narrow."""
     from dataclasses import replace
@@ -256,3 +272,25 @@ def _unmet(what: Any, done: Done) -> str | None:
         return None
     rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
     return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
+
+
+def _show_audits(found: Audits) -> None:
+    from relaybox.operate.why import at
+
+    if found.rows:
+        rows = [
+            [
+                row.id,
+                at(row.at),
+                row.actor,
+                row.action,
+                f"{row.affected:,}",
+                json.dumps(row.details, ensure_ascii=False),
+            ]
+            for row in found.rows
+        ]
+        print_table(["ID", "AT", "WHO", "ACTION", "ROWS", "DETAILS"], rows, range(5))
+    else:
+        typer.echo("nobody has done anything")
+    if found.cursor is not None:
+        typer.echo(f"more: --cursor {found.cursor}")

@@ -1,4 +1,4 @@
-"""``relaybox events list``, ``show`` and ``tail``, and ``relaybox why``."""
+"""``relaybox events``, ``why``, ``failures`` and ``dead-letters``: what there is, and where it is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.filters import filtered
-from relaybox.cli.options import Cursor, Json, Limit, parse_id, run
+from relaybox.cli.options import Cursor, Json, Limit, filtered, parse_id, run
 from relaybox.cli.output import (
     ago,
     complain,
+    dead_letters_document,
     detail_document,
     entry_document,
+    failures_document,
     page_document,
     plain,
     print_json,
@@ -25,7 +26,7 @@ from relaybox.core.commands import command
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from relaybox.operate.admin import Admin, Detail
+    from relaybox.operate.admin import Admin, DeadLetters, Detail, Failures
     from relaybox.operate.why import Reason
     from relaybox.stores.ledger import Entry, Filter, Page
 
@@ -106,6 +107,35 @@ def why(
     if not as_json:
         for reason in reasons:
             typer.echo(_sentence(reason))
+
+
+def failures(
+    context: typer.Context,
+    destination: Annotated[str | None, typer.Option(metavar="NAME", help="Of this destination.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """Show failed deliveries by what went wrong; `retry --fingerprint` and `discard` take one of them."""
+    found = run(context, lambda admin: admin.failures(destination, limit=limit))
+    if as_json:
+        print_json(failures_document(found))
+    else:
+        _show_failures(found)
+
+
+def dead_letters(
+    context: typer.Context,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    as_json: Json = False,
+) -> None:
+    """List what destinations gave up and left to their dead-letter destination, newest first, with why."""
+    start = None if cursor is None else parse_id(cursor)
+    found = run(context, lambda admin: admin.dead_letters(limit, start))
+    if as_json:
+        print_json(dead_letters_document(found))
+    else:
+        _show_dead_letters(found)
 
 
 async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable[[Entry], None]) -> None:
@@ -202,3 +232,51 @@ def _sentence(reason: Reason) -> str:
     entry = reason.entry
     where = f" for {entry.destination}" if entry.destination else ""
     return plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}.")
+
+
+def _show_failures(found: Failures) -> None:
+    from relaybox.operate.why import at
+
+    if not found.groups:
+        typer.echo("no delivery has failed")
+        return
+    rows = [
+        [
+            group.fingerprint,
+            f"{group.count:,}",
+            group.destination,
+            at(group.last_at),
+            group.error_class,
+            group.message,
+        ]
+        for group in found.groups
+    ]
+    headings = ["FINGERPRINT", "COUNT", "DESTINATION", "LAST", "CLASS", "MESSAGE"]
+    print_table(headings, rows, range(4))
+    for group in found.groups:
+        if group.message not in group.error:
+            typer.echo(plain(f"{group.fingerprint}, delivery {group.example}: {group.error}"))
+    if found.capped:
+        typer.echo(f"of the newest {found.looked_at:,}; there may be more", err=True)
+    typer.echo(f"one of them: {command('retry --fingerprint FINGERPRINT')}, or discard", err=True)
+
+
+def _show_dead_letters(found: DeadLetters) -> None:
+    from relaybox.operate.why import at
+
+    if found.rows:
+        rows = [
+            [
+                row.entry.id,
+                at(row.entry.created_at),
+                row.origin or "-",
+                row.entry.event_type,
+                row.reason or "-",
+            ]
+            for row in found.rows
+        ]
+        print_table(["DELIVERY", "CREATED", "FROM", "TYPE", "REASON"], rows, range(3))
+    else:
+        typer.echo("no dead letter" if found.cursor is None else "nothing so far, but that was not all")
+    if found.cursor is not None:
+        typer.echo(f"more: --cursor {found.cursor}")

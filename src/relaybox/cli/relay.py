@@ -43,7 +43,7 @@ def relay(
     standard error.
     """
     from relaybox.cli import logs
-    from relaybox.cli.checks import check_all
+    from relaybox.cli.application import check_all
     from relaybox.cli.signals import run_relay
     from relaybox.core.values import parse_duration
     from relaybox.errors import ConfigError
@@ -90,7 +90,7 @@ def _log_start(outbox: Outbox, relay: Relay) -> None:
     import logging
     from importlib.metadata import version
 
-    from relaybox.cli.checks import sink_name
+    from relaybox.cli.application import sink_name
     from relaybox.core.values import mask_url
 
     sinks = {one.name: sink_name(one, outbox) for one in outbox.settings.destinations}
@@ -131,7 +131,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
 def run_drain(given: Options, patience: str) -> Drained:
     """Deliver what is due, and make due what waits without a reason."""
     from relaybox.cli import logs
-    from relaybox.cli.checks import check_all
+    from relaybox.cli.application import check_all
     from relaybox.cli.progress import DrainProgress
     from relaybox.cli.signals import run_relay
     from relaybox.core.values import parse_duration
@@ -184,7 +184,7 @@ def run_prune(given: Options) -> int | None:
     """Remove it; return the number of rows, or None if a relay leads and does so itself."""
     from functools import partial
 
-    from relaybox.cli.checks import check_all
+    from relaybox.cli.application import check_all
     from relaybox.cli.signals import run_relay
 
     outbox = check_all(given)
