@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -190,6 +191,18 @@ class Monitor:
     def observers(self) -> list[Observer]:
         """Return the observers for ``outbox.relay``."""
         return [self._metrics, self._flow]
+
+    async def run(self, listening: socket.socket, relay: Relay) -> None:
+        """Run the relay, and serve its pages meanwhile."""
+        host, port = listening.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        logging.getLogger("relaybox.relay").info(
+            "serving /metrics, /livez and /readyz at http://%s",
+            address,
+            extra={"relay": {"event": "listening", "address": address}},
+        )
+        async with self.serving(listening, relay):
+            await relay.run(signals=False)
 
     @asynccontextmanager
     async def serving(self, listening: socket.socket, relay: Relay) -> AsyncIterator[None]:

@@ -28,20 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class LogLevel(StrEnum):
-    """The least important messages that are written."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
-class LogFormat(StrEnum):
-    """The form of each message."""
-
-    text = "text"
-    json = "json"
+LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
+LogFormat = StrEnum("LogFormat", ("text", "json"))
 
 
 class Status(StrEnum):
@@ -202,8 +190,10 @@ def parse_id(text: str) -> UUID:
         raise ConfigError(f"{text!r} is no id: {fix}") from None
 
 
-def parse_moment(text: str, setting: str, direction: int) -> datetime:
+def parse_moment(text: str | None, setting: str, direction: int) -> datetime | None:
     """Read a time, or a duration from now: into the past with -1, into the future with 1."""
+    if text is None:
+        return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -258,8 +248,8 @@ def criteria(
         aggregate_id=aggregate_id,
         ordering_key=key,
         event_id=None if event is None else parse_id(event),
-        since=None if since is None else parse_moment(since, "--since", -1),
-        until=None if until is None else parse_moment(until, "--until", -1),
+        since=parse_moment(since, "--since", -1),
+        until=parse_moment(until, "--until", -1),
         error=error,
         fingerprint=fingerprint,
     )

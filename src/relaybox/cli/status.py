@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relaybox.cli.options import Json, actor, options, run
-from relaybox.cli.output import ago, plain, print_json, print_table, stats_document
+from relaybox.cli.output import ago, answer, plain, print_table, stats_document
 from relaybox.core.commands import Program, command
 from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError
@@ -32,49 +32,62 @@ WIDE = 110
 
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show how many deliveries wait, are sent and failed, for each destination, and what holds it up."""
-    stats = run(context, lambda admin: admin.stats())
-    if as_json:
-        print_json(stats_document(stats))
-    else:
-        _show(stats)
+    answer(run(context, lambda admin: admin.stats()), as_json, stats_document, _show)
 
 
 def _show(stats: Stats) -> None:
-    rows = [[_name(one), *_cells(one.counts), _state(one)] for one in stats.destinations]
+    rows = [[shown_name(one), *_cells(one.counts), _word(one)] for one in stats.destinations]
     if len(rows) > 1:
         rows.append(["total", *_cells(stats.total), ""])
     headings = ["DESTINATION", *(name.upper() for name in COUNTS), "OLDEST", "STATE"]
     print_table(headings, rows, range(1, len(headings)))
     for one in stats.destinations:
         for note in _notes(one):
-            typer.echo(plain(f"{_name(one)}: {note}"))
+            typer.echo(plain(f"{shown_name(one)}: {note}"))
     if stats.total.failed:
         typer.echo(f"what failed, and why: {command('failures')}")
     typer.echo(_relays(stats))
 
 
-def _name(one: DestinationStats) -> str:
+def shown_name(one: DestinationStats) -> str:
+    """Return the destination's name, also for what has no route."""
     return one.name or "(unrouted)"
 
 
+def number(counts: Counts, *names: str) -> str:
+    """Return the sum of some counts, with a plus if there may be more."""
+    total = sum(getattr(counts, name) for name in names)
+    return f"{total:,}{'+' if counts.capped & {*names} else ''}"
+
+
+def oldest(counts: Counts) -> str:
+    """Return the age of what has waited longest."""
+    return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
+
+
 def _cells(counts: Counts) -> list[str]:
-    numbers = [f"{getattr(counts, name):,}{'+' if name in counts.capped else ''}" for name in COUNTS]
-    return [*numbers, "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)]
+    return [*(number(counts, name) for name in COUNTS), oldest(counts)]
 
 
-def _state(one: DestinationStats) -> str:
-    """Return one word, the one that ``why`` would name first."""
-    if one.place is not None and one.place.paused:
+def state(one: DestinationStats) -> str:
+    """Return what ``why`` would name first."""
+    place = one.place
+    if place is not None and place.paused:
         return "paused"
-    if one.place is not None and one.place.circuit != "closed":
-        return "circuit"
+    if place is not None and place.circuit != "closed":
+        return f"circuit {place.circuit.replace('_', '-')}"
     if one.handed_over:
         return "debezium"
     if not one.configured:
-        return "unknown"
+        return "unknown" if one.name else "no route"
     if one.counts.failed:
         return "failing"
     return "retrying" if one.counts.retrying else "ok"
+
+
+def _word(one: DestinationStats) -> str:
+    """Return the state in one word; the notes say the rest."""
+    return "unknown" if state(one) == "no route" else state(one).partition(" ")[0]
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
@@ -86,8 +99,8 @@ def _notes(one: DestinationStats) -> Iterator[str]:
         yield f"paused by {place.paused_by} until {until} ({place.pause_reason or 'no reason given'})"
     if place is not None and place.circuit != "closed":
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
-        state, reason = place.circuit.replace("_", "-"), place.circuit_reason or "no reason given"
-        yield f"circuit {state}{until} ({reason})"
+        circuit = f"circuit {place.circuit.replace('_', '-')}"
+        yield f"{circuit}{until} ({place.circuit_reason or 'no reason given'})"
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
         yield f"{_scheduled(one.counts)} (the next one: {error})"
@@ -106,8 +119,8 @@ def _notes(one: DestinationStats) -> Iterator[str]:
 
 
 def _scheduled(counts: Counts) -> str:
-    number = f"{counts.scheduled:,}{'+' if 'scheduled' in counts.capped else ''}"
-    return f"{number} {'waits' if counts.scheduled == 1 else 'wait'} for a later attempt"
+    verb = "waits" if counts.scheduled == 1 else "wait"
+    return f"{number(counts, 'scheduled')} {verb} for a later attempt"
 
 
 def _relays(stats: Stats) -> str:
