@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-import sqlalchemy as sa
-
 from relaybox.cli.options import Options
 from relaybox.core.commands import command
 from relaybox.core.imports import load, told_where
@@ -23,13 +21,10 @@ from relaybox.core.values import mask_url, reveal_database
 from relaybox.database import debezium
 from relaybox.database.connect import in_memory
 from relaybox.database.migrations import check, current_version
-from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.operate.admin import Admin
 from relaybox.outbox import Outbox
 from relaybox.sinks.open import Handlers, open_sink
-from relaybox.stores.open import open_store
-from relaybox.stores.sql.ledger import SqlLedger
 
 T = TypeVar("T")
 
@@ -38,17 +33,14 @@ FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox
 
 def load_outbox(given: Options) -> Outbox:
     """Return the outbox of ``--app`` or of ``app`` in the file; without either, one made of the settings."""
+    # What is not in the application may still name functions of it, as handler:module:function.
+    _search_here()
     path = given.app
-    if path is None:
-        settings = given.read()
-        path = settings.app
-        if path is None:
-            # What is not in the application may still name functions of it, as handler:module:function.
-            _search_here()
-            outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
-            if (file := given.file()) is not None:
-                outbox.follow(file)
-            return outbox
+    if path is None and (path := (settings := given.read()).app) is None:
+        outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
+        if (file := given.file()) is not None:
+            outbox.follow(file)
+        return outbox
     outbox = _application(path, given)
     if given.database is not None:
         url = reveal_database(given.database, os.environ)
@@ -75,22 +67,16 @@ def check_tables(settings: Settings, given: Options) -> None:
 
 def ask(given: Options, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
-    settings = given.settings()
-    check_tables(settings, given)
-    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
+    outbox = open_outbox(given)
 
     async def start() -> T:
-        store = open_store(settings.database, tables, connections=1)
-        try:
-            return await work(Admin(SqlLedger(store), settings.destinations, actor))
-        finally:
-            await store.close()
+        async with outbox.admin(actor, connections=1) as admin:
+            return await work(admin)
 
     return asyncio.run(start())
 
 
 def _application(path: str, given: Options) -> Outbox:
-    _search_here()
     with _flags_in_environment(given):
         found = load(path, f"app = {path!r}", FIX)
         if not isinstance(found, Outbox) and callable(found):
@@ -101,23 +87,18 @@ def _application(path: str, given: Options) -> Outbox:
 
 
 def _called(factory: Any, path: str) -> Any:
-    if _needs_arguments(factory):
-        raise ConfigError(f"app = {path!r}: it is no Outbox but a function that needs arguments; {FIX}")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        needs = "it is no Outbox but a function that needs arguments"
+        raise ConfigError(f"app = {path!r}: {needs}; {FIX}") from None
+    except ValueError:
+        # Some that are written in C do not say.
+        pass
     try:
         return factory()
     except Exception as error:
         raise ConfigError(f"app = {path!r}: the call failed: {told_where(error)}") from error
-
-
-def _needs_arguments(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return True
-    except ValueError:
-        # Some that are written in C do not say.
-        return False
-    return False
 
 
 def _search_here() -> None:

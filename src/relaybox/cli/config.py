@@ -32,11 +32,10 @@ DEFAULT = "default"
 TABLES = ("destinations", "routes", "web")
 """Settings that have tables of their own."""
 
-DURATIONS = {"timeout", "lease", "poll_interval", "retention", "canary", "base", "cap"} | {
-    "inbox_window",
-    "idempotency_window",
+DURATIONS = {
+    *("timeout", "lease", "poll_interval", "retention", "canary", "base", "cap"),
+    *("inbox_window", "idempotency_window"),
 }
-
 
 TEMPLATE = """\
 # Relaybox: where events go. `relaybox config check` says whether all of this is right.
@@ -72,11 +71,6 @@ class Shown(NamedTuple):
 
     text: str
     source: str
-
-    @property
-    def chosen(self) -> bool:
-        """True if the setting is not at its default."""
-        return self.source != DEFAULT
 
 
 Tables: TypeAlias = dict[str, dict[str, Shown]]
@@ -157,7 +151,9 @@ def _print(tables: Tables, everything: bool) -> None:
     hidden = 0
     for number, (table, settings) in enumerate(tables.items()):
         shown = {
-            name: one for name, one in settings.items() if everything or one.chosen or name == "database"
+            name: one
+            for name, one in settings.items()
+            if everything or one.source != DEFAULT or name == "database"
         }
         hidden += len(settings) - len(shown)
         lines = {plain(f"{name} = {one.text}"): plain(one.source) for name, one in shown.items()}

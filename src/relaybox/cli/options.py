@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
 LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
 LogFormat = StrEnum("LogFormat", ("text", "json"))
 

@@ -86,23 +86,22 @@ def reindex(
         "actor": actor(),
     }
 
+    def look() -> tuple[str, int | None]:
+        """Return the index and the number of its documents; fail as the real rebuild would."""
+        return _run(lambda: alook(outbox, destination, documents, **which))
+
     def rebuild() -> Coroutine[Any, Any, Reindexed]:
         return areindex(outbox, destination, documents, **which, **how)
 
-    if every is not None and not dry_run:
+    if dry_run:
+        _show_plan(destination, *look(), as_json)
+    elif every is not None:
         pause = parse_duration(every, "--every")
         _run(lambda: _again(rebuild, pause, as_json))
-        return
-    if dry_run or not yes:
-        name, number = _run(lambda: alook(outbox, destination, documents, **which))
-        many = "an unknown number of" if number is None else f"{number:,}"
-    if dry_run and as_json:
-        print_json({"destination": destination, "index": name, "documents": number, "dry_run": True})
-    elif dry_run:
-        typer.echo(f"would have rebuilt {name} from {many} documents")
     else:
         if not yes:
-            confirm(f"rebuild the index {name} of {destination} from {many} documents?")
+            name, number = look()
+            confirm(f"rebuild the index {name} of {destination} from {_many(number)} documents?")
         _show(_run(rebuild), as_json)
 
 
@@ -146,6 +145,17 @@ def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, a
     else:
         done = "would be ended" if dry_run else "ended, nothing is left of a build"
         typer.echo(f"{destination}: {ended} {done}")
+
+
+def _show_plan(destination: str, index: str, documents: int | None, as_json: bool) -> None:
+    if as_json:
+        print_json({"destination": destination, "index": index, "documents": documents, "dry_run": True})
+    else:
+        typer.echo(f"would have rebuilt {index} from {_many(documents)} documents")
+
+
+def _many(documents: int | None) -> str:
+    return "an unknown number of" if documents is None else f"{documents:,}"
 
 
 def _teller(as_json: bool) -> Any:
