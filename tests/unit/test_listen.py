@@ -45,7 +45,8 @@ async def ask(port: int, request: bytes) -> tuple[str, bytes]:
         *(("accept: */*", 200), ("host: rebound.evil.example:9464", 421)),
         *(("host: 127.0.0.1.evil.example", 421), ("host: localhost\r\nhost: evil.example", 421)),
         *(("host: localhost@evil.example", 421), ("host:", 421), ("host: a:b:c", 421)),
-        ("accept: x\r\nHost: evil.example", 421),
+        *(("accept: x\r\nHost: evil.example", 421), ("host: [::1", 421)),
+        ("expect: 100-continue", 200),
     ],
 )
 async def test_on_this_host_it_answers_to_names_of_it_alone(port: int, lines: str, status: int) -> None:
@@ -86,6 +87,9 @@ async def test_a_page_is_served_and_the_connection_closed(port: int) -> None:
         (b"GET /other HTTP/1.1\r\n\r\n", 404),
         (b"POST /page HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc", 405),
         (b"GET /page\r\n\r\n", 400),
+        (b"GET /page HTTP/2.0\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nno header\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nhost : localhost\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\r\n\r\n", 400),
         (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 400),
         (b"GET /page HTTP/1.1\r\n" + b"x: y\r\n" * 10_000 + b"\r\n", 400),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from relaybox.cli.output import entry_document
+from relaybox.cli.output import entry_document, in_json
 from relaybox.stores.ledger import Counted
 from tests.waiting import await_for
 from tests.web.stage import Stage
@@ -102,10 +103,10 @@ async def test_the_api_and_the_command_say_the_same_of_a_delivery(quick: Stage) 
     await quick.operated.fail("mail")
     [entry] = (await quick.operated.admin.events()).entries
     [event] = (await quick.get("/api/events"))["events"]
-    printed = {name: value for name, value in entry_document(entry).items() if name != "seen_at"}
-    assert {name: str(value).replace("+00:00", "Z") for name, value in printed.items()} == {
-        name: str(value) for name, value in event.items()
-    }
+    printed = json.loads(json.dumps(entry_document(entry), default=in_json))
+    assert {
+        name: str(value).replace("+00:00", "Z") for name, value in printed.items() if name != "seen_at"
+    } == {name: str(value) for name, value in event.items()}
     assert event["id"] == str(id_)
 
 

@@ -1,21 +1,22 @@
-"""``relaybox retry``, ``replay``, ``discard``, ``move``, ``pause``, ``resume`` and ``send-test``."""
+"""``relaybox retry``, ``replay``, ``discard``, ``move``, ``pause``, ``resume``, ``send-test``, ``audit``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from relaybox.cli.filters import filtered
-from relaybox.cli.options import DryRun, Json, Yes, parse_id, parse_moment, run
-from relaybox.cli.output import confirm, note, plain, print_json
+from relaybox.cli.options import DryRun, Json, Limit, Yes, filtered, parse_id, parse_moment, run
+from relaybox.cli.output import answer, audits_document, confirm, note, plain, print_json, print_page
 from relaybox.core.commands import command
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.admin import Admin, Done
+    from relaybox.operate.admin import Admin, Audits, Done
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
@@ -46,10 +47,8 @@ def retry(
 ) -> None:
     """Start failed deliveries anew, with all their attempts. By ID also one that backs off: it is due now."""
     what = _what(filter, ids, everything)
-    done = run(
-        context, lambda admin: _act(admin.retry, "retry", what, _How(dry_run, yes, rate), harmless=True)
-    )
-    _tell("retried", what, done, dry_run, as_json, "neither failed nor backing off")
+    how = _How("retry", "retried", "neither failed nor backing off", rate, dry_run, yes, as_json)
+    _do(context, lambda admin: admin.retry, what, how, harmless=True)
 
 
 @filtered
@@ -69,15 +68,9 @@ def replay(
     A filter is about delivered ones, unless --status says otherwise. An ID that names several is asked about.
     """
     what = _what(filter, ids, everything)
-
-    async def work(admin: Admin) -> Done:
-        async def action(what: Any, **options: Any) -> Done:
-            return await admin.replay(what, to=to, **options)
-
-        return await _act(action, "replay", what, _How(dry_run, yes, rate))
-
-    done = run(context, work)
-    _tell("replayed", what, done, dry_run, as_json, "not final yet, or without a destination")
+    why_not = "not final yet, or without a destination"
+    how = _How("replay", "replayed", why_not, rate, dry_run, yes, as_json)
+    _do(context, lambda admin: partial(admin.replay, to=to), what, how)
 
 
 @filtered
@@ -96,8 +89,8 @@ def discard(
     A filter is about failed ones, unless --status says otherwise. An ID that names several is asked about.
     """
     what = _what(filter, ids, everything)
-    done = run(context, lambda admin: _act(admin.discard, "discard", what, _How(dry_run, yes, rate)))
-    _tell("discarded", what, done, dry_run, as_json, "being sent or final already")
+    how = _How("discard", "discarded", "being sent or final already", rate, dry_run, yes, as_json)
+    _do(context, lambda admin: admin.discard, what, how)
 
 
 def move(
@@ -110,14 +103,8 @@ def move(
     as_json: Json = False,
 ) -> None:
     """Give a destination's pending and failed deliveries to another; failed ones stay failed there."""
-
-    async def work(admin: Admin) -> Done:
-        async def action(what: Any, **options: Any) -> Done:
-            return await admin.move(from_, to, **options)
-
-        return await _act(action, "move", None, _How(dry_run, yes, rate))
-
-    _tell("moved", None, run(context, work), dry_run, as_json, "being sent at this moment")
+    how = _How("move", "moved", "being sent at this moment", rate, dry_run, yes, as_json)
+    _do(context, lambda admin: lambda _, **options: admin.move(from_, to, **options), None, how)
 
 
 def pause(
@@ -130,15 +117,12 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Let nothing more be sent to a destination; what is being sent is finished."""
-    from datetime import UTC
-
     from relaybox.operate.why import at
 
-    end = None if until is None else parse_moment(until, "--until", 1)
+    end = parse_moment(until, "--until", 1)
     run(context, lambda admin: admin.pause(destination, reason, end))
     if as_json:
-        last = None if end is None else end.astimezone(UTC).isoformat()
-        print_json({"destination": destination, "paused": True, "reason": reason, "until": last})
+        print_json({"destination": destination, "paused": True, "reason": reason, "until": end})
     else:
         typer.echo(f"paused {destination}" + ("" if end is None else f" until {at(end)}"))
 
@@ -157,15 +141,26 @@ def send_test(context: typer.Context, destination: Name, as_json: Json = False) 
     """Send an event of the type relaybox.test to a destination, to see whether the whole way works."""
     event_id = run(context, lambda admin: admin.test(destination))
     if as_json:
-        print_json({"destination": destination, "event_id": str(event_id)})
+        print_json({"destination": destination, "event_id": event_id})
     else:
         typer.echo(f"emitted {event_id}; {command(f'why {event_id}')} says where it is")
 
 
+def audit(
+    context: typer.Context,
+    limit: Limit = 50,
+    cursor: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Go on where the last page ended.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List what operators did, newest first."""
+    found = run(context, lambda admin: admin.audits(limit, cursor))
+    answer(found, as_json, audits_document, _show_audits)
+
+
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
     """Return what was chosen: a filter, or ids, which ``--destination`` may narrow."""
-    from dataclasses import replace
-
     from relaybox.operate.admin import Named
     from relaybox.stores.ledger import EVERYTHING
 
@@ -178,14 +173,25 @@ def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """The options of an action."""
+    """An action in words, and its options."""
 
+    verb: str
+    past: str
+    why_not: str
+    rate: float | None
     dry_run: bool
     yes: bool
-    rate: float | None
+    as_json: bool
 
 
-async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: bool = False) -> Done:
+def _do(
+    context: typer.Context, call: Callable[[Admin], Action], what: Any, how: _How, *, harmless: bool = False
+) -> None:
+    """Act, and print what was done."""
+    _tell(what, run(context, lambda admin: _act(call(admin), what, how, harmless=harmless)), how)
+
+
+async def _act(action: Action, what: Any, how: _How, *, harmless: bool) -> Done:
     """Act on ids at once, unless one names several deliveries; count what a filter finds, and ask first."""
     from relaybox.cli.progress import with_bar
     from relaybox.operate.admin import Named
@@ -197,7 +203,7 @@ async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: boo
             done = await action(what, dry_run=True)
             if not done.affected:
                 return done
-            _confirm_shared(verb, done)
+            _confirm_shared(how.verb, done)
         return await action(what)
     expected = None
     if not how.yes:
@@ -205,8 +211,8 @@ async def _act(action: Action, verb: str, what: Any, how: _How, *, harmless: boo
         if not found.affected:
             return found
         expected = found.affected
-        confirm(f"{verb} {_deliveries(expected)}?")
-    return await with_bar(expected, verb, lambda progress: action(what, progress=progress, rate=how.rate))
+        confirm(f"{how.verb} {_deliveries(expected)}?")
+    return await with_bar(expected, how.verb, lambda progress: action(what, progress=progress, rate=how.rate))
 
 
 def _confirm_shared(verb: str, done: Done) -> None:
@@ -224,21 +230,22 @@ def _deliveries(count: int) -> str:
     return f"{count:,} {'delivery' if count == 1 else 'deliveries'}"
 
 
-def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_not: str) -> None:
+def _tell(what: Any, done: Done, how: _How) -> None:
     """Print what was done; exit with 1 if an id or a fingerprint is unknown, or nothing could be done."""
     unknown = [str(id_) for id_ in done.unknown]
     unmet = _unmet(what, done)
-    if as_json:
-        print_json({verb: done.affected, "skipped": done.skipped, "unknown": unknown, "dry_run": dry_run})
+    if how.as_json:
+        counts = {how.past: done.affected, "skipped": done.skipped}
+        print_json({**counts, "unknown": unknown, "dry_run": how.dry_run})
     elif done.affected or not (unknown or done.skipped or unmet):
-        typer.echo(f"{'would have ' if dry_run else ''}{verb} {done.affected:,}")
+        typer.echo(f"{'would have ' if how.dry_run else ''}{how.past} {done.affected:,}")
     if unknown:
         destination = getattr(what, "destination", None)
         where = "" if destination is None else f" for {destination}"
         note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
     if done.skipped:
         idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
-        note(f"{done.skipped:,} left as they are: {why_not}{idle}")
+        note(f"{done.skipped:,} left as they are: {how.why_not}{idle}")
     if unmet:
         note(unmet)
     if unknown or done.idle or unmet:
@@ -247,8 +254,6 @@ def _tell(verb: str, what: Any, done: Done, dry_run: bool, as_json: bool, why_no
 
 def _unmet(what: Any, done: Done) -> str | None:
     """Return a note if no delivery has the fingerprint."""
-    from dataclasses import replace
-
     from relaybox.stores.ledger import EVERYTHING
 
     fingerprint = getattr(what, "fingerprint", None)
@@ -256,3 +261,15 @@ def _unmet(what: Any, done: Done) -> str | None:
         return None
     rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
     return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
+
+
+def _show_audits(found: Audits) -> None:
+    from relaybox.operate.why import at
+
+    rows = [
+        [*(row.id, at(row.at), row.actor, row.action, f"{row.affected:,}"),
+         json.dumps(row.details, ensure_ascii=False)]
+        for row in found.rows
+    ]  # fmt: skip
+    headings = ["ID", "AT", "WHO", "ACTION", "ROWS", "DETAILS"]
+    print_page(headings, rows, range(5), found.cursor, "nobody has done anything")

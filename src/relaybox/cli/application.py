@@ -1,29 +1,30 @@
-"""The outbox that a command works with, its database, and the operators' service on it."""
+"""The outbox that a command works with: found, checked, and the operators' service on its database."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, TypeVar
-
-import sqlalchemy as sa
+from typing import Any, NamedTuple, TypeVar
 
 from relaybox.cli.options import Options
+from relaybox.core.commands import command
 from relaybox.core.imports import load, told_where
-from relaybox.core.settings import Settings
-from relaybox.core.values import reveal_database
-from relaybox.database.migrations import check
-from relaybox.database.schema import make_tables
-from relaybox.errors import ConfigError, SchemaError, StoreError
+from relaybox.core.outcome import Unavailable
+from relaybox.core.settings import Destination, Settings
+from relaybox.core.values import mask_url, reveal_database
+from relaybox.database import debezium
+from relaybox.database.connect import in_memory
+from relaybox.database.migrations import check, current_version
+from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.operate.admin import Admin
 from relaybox.outbox import Outbox
-from relaybox.stores.open import open_store
-from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.sinks.open import Handlers, open_sink
 
 T = TypeVar("T")
 
@@ -32,17 +33,14 @@ FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox
 
 def load_outbox(given: Options) -> Outbox:
     """Return the outbox of ``--app`` or of ``app`` in the file; without either, one made of the settings."""
+    # What is not in the application may still name functions of it, as handler:module:function.
+    _search_here()
     path = given.app
-    if path is None:
-        settings = given.read()
-        path = settings.app
-        if path is None:
-            # What is not in the application may still name functions of it, as handler:module:function.
-            _search_here()
-            outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
-            if (file := given.file()) is not None:
-                outbox.follow(file)
-            return outbox
+    if path is None and (path := (settings := given.read()).app) is None:
+        outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
+        if (file := given.file()) is not None:
+            outbox.follow(file)
+        return outbox
     outbox = _application(path, given)
     if given.database is not None:
         url = reveal_database(given.database, os.environ)
@@ -69,22 +67,16 @@ def check_tables(settings: Settings, given: Options) -> None:
 
 def ask(given: Options, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
-    settings = given.settings()
-    check_tables(settings, given)
-    tables = make_tables(sa.MetaData(), schema=settings.schema, prefix=settings.prefix)
+    outbox = open_outbox(given)
 
     async def start() -> T:
-        store = open_store(settings.database, tables, connections=1)
-        try:
-            return await work(Admin(SqlLedger(store), settings.destinations, actor))
-        finally:
-            await store.close()
+        async with outbox.admin(actor, connections=1) as admin:
+            return await work(admin)
 
     return asyncio.run(start())
 
 
 def _application(path: str, given: Options) -> Outbox:
-    _search_here()
     with _flags_in_environment(given):
         found = load(path, f"app = {path!r}", FIX)
         if not isinstance(found, Outbox) and callable(found):
@@ -95,23 +87,18 @@ def _application(path: str, given: Options) -> Outbox:
 
 
 def _called(factory: Any, path: str) -> Any:
-    if _needs_arguments(factory):
-        raise ConfigError(f"app = {path!r}: it is no Outbox but a function that needs arguments; {FIX}")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        needs = "it is no Outbox but a function that needs arguments"
+        raise ConfigError(f"app = {path!r}: {needs}; {FIX}") from None
+    except ValueError:
+        # Some that are written in C do not say.
+        pass
     try:
         return factory()
     except Exception as error:
         raise ConfigError(f"app = {path!r}: the call failed: {told_where(error)}") from error
-
-
-def _needs_arguments(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return True
-    except ValueError:
-        # Some that are written in C do not say.
-        return False
-    return False
 
 
 def _search_here() -> None:
@@ -133,3 +120,119 @@ def _flags_in_environment(given: Options) -> Iterator[None]:
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
+
+
+class Check(NamedTuple):
+    """One check; ``run`` returns what was found, or raises a ``RelayboxError``."""
+
+    what: str
+    run: Callable[[], str]
+
+
+def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Check]:
+    """Yield the checks of each destination with its secrets and packages, of the web and of the database."""
+    if not outbox.settings.destinations:
+        yield Check("destinations", lambda: _no_destinations(given))
+    for destination in outbox.settings.destinations:
+        yield Check(destination.name, lambda it=destination: _destination(it, outbox))  # type: ignore[misc]
+    if web and outbox.settings.web:
+        yield Check("web", lambda: _web(outbox.settings))
+    yield Check("database", lambda: _database(outbox, given))
+
+
+def check_all(given: Options) -> Outbox:
+    """Return the outbox of the options; raise on the first thing that a relay cannot work with."""
+    outbox = given.outbox()
+    # A relay needs none of the web's secrets, and should not be given them.
+    for one in checks(outbox, given, web=False):
+        one.run()
+    return outbox
+
+
+def sink_name(destination: Destination, outbox: Outbox) -> str:
+    """Return the destination's sink as it may be shown: without credentials, a function by its name."""
+    function = outbox.handlers.get(destination.name)
+    if function is None:
+        return mask_url(destination.sink)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"handler:{getattr(function, '__module__', '?')}:{name}"
+
+
+def _no_destinations(given: Options) -> str:
+    raise ConfigError(given.no_destinations)
+
+
+def _destination(destination: Destination, outbox: Outbox) -> str:
+    check_secrets(destination)
+    if destination.handed_over:
+        unread = _unread(debezium.find(outbox.settings, destination.name), outbox.settings)
+    else:
+        check_sink(destination, outbox.handlers)
+        unread = ""
+    check_address(destination)
+    routed = any(destination.name in route.to for route in outbox.settings.routes)
+    return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)") + unread
+
+
+def _unread(destination: Destination, settings: Settings) -> str:
+    """Describe what Debezium lacks; a relay can send to the other destinations without it."""
+    try:
+        lacking = debezium.missing(settings, destination)
+    except StoreError:
+        # The check of the database itself reports it.
+        return ""
+    fix = command(f"debezium {shlex.quote(destination.name)} --sql")
+    return f" (the server has no {' and no '.join(lacking)} for it; run {fix})" if lacking else ""
+
+
+def check_secrets(destination: Destination) -> None:
+    """Raise if a secret is missing in this process."""
+    for setting in ("secret", "auth"):
+        secret = getattr(destination, setting)
+        try:
+            if secret is not None:
+                secret.reveal()
+        except ConfigError as error:
+            raise ConfigError(f"destination {destination.name!r}: {setting}: {error}") from None
+
+
+def check_sink(destination: Destination, handlers: Handlers) -> None:
+    """Raise if the sink, or a package that it needs, is not available."""
+    try:
+        open_sink(destination, handlers)
+    except MissingExtra as error:
+        raise ConfigError(f"destination {destination.name!r}: {error}") from None
+
+
+def check_address(destination: Destination) -> None:
+    """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
+    if destination.scheme not in ("http", "https"):
+        return
+    from relaybox.sinks.credentials import parse_url
+    from relaybox.sinks.http.address import Guard
+
+    try:
+        Guard(destination.name, destination.allow).check_host(parse_url(destination).raw_host or "")
+    except Unavailable as error:
+        sink = mask_url(destination.sink)
+        raise ConfigError(f"destination {destination.name!r}: sink = {sink!r}: {error}") from None
+
+
+def _web(settings: Settings) -> str:
+    from relaybox.web.settings import WebSettings
+
+    web = WebSettings.of(settings.web)
+    web.reveal()
+    users = ", ".join(f"{user.name} ({user.role})" for user in web.users)
+    return f"{web.address}, {users or 'no users: only from this host'}"
+
+
+def _database(outbox: Outbox, given: Options) -> str:
+    settings = outbox.settings
+    shown = mask_url(settings.database)
+    if in_memory(settings.database):
+        fix = "it is in memory, where no other process sees it; name a file, as in sqlite:///relaybox.db"
+        raise ConfigError(f"database = {shown!r}: {fix}")
+    check_tables(settings, given)
+    version = current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
+    return f"{shown}, tables at version {version}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,6 @@ from relaybox.cli.output import complain, note, plain, print_json
 
 if TYPE_CHECKING:
     from relaybox.search.backfilled import Backfilled
-    from relaybox.search.source import Source
 
 EXIT_STATUS = """Exit status: 0 all documents are emitted; 1 it was interrupted, and the same command goes on
 from there, or some documents were refused, or with --dry-run would be; 2 wrong usage, a wrong setting,
@@ -79,9 +79,11 @@ def _run(
     from relaybox.cli.signals import stop_requested
     from relaybox.core.event_loop import run
     from relaybox.search._backfill import abackfill
+    from relaybox.search.source import load_source
 
     outbox = given.outbox()
-    source = _source(name, types)
+    given_types: Any = {field: value for field, value in types.items() if value is not None}
+    source = replace(load_source(name), **given_types)
     check_tables(outbox.settings, given)
     logs.configure(LogLevel.warning, LogFormat.text)
 
@@ -92,13 +94,6 @@ def _run(
             )
 
     return run(work())
-
-
-def _source(name: str, types: dict[str, str | None]) -> Source:
-    from relaybox.search.source import load_source
-
-    given = {field: value for field, value in types.items() if value is not None}
-    return replace(load_source(name), **given)  # type: ignore[arg-type]
 
 
 def _count(done: Backfilled) -> str:
@@ -154,27 +149,19 @@ def _payload(done: Backfilled) -> str | None:
 
 
 def _print_document(destination: str, source: str, done: Backfilled, dry_run: bool) -> None:
-    import json
-
-    call = done.example
-    example: dict[str, Any] | None = None
+    call, first = done.example, None
     if call is not None:
-        text = _payload(done)
-        payload = None if text is None else json.loads(text)
-        example = {"event_type": call.event_type, "aggregate_type": call.aggregate_type}
-        example |= {"aggregate_id": call.aggregate_id, "payload": payload}
+        payload = _payload(done)
+        first = {name: getattr(call, name) for name in ("event_type", "aggregate_type", "aggregate_id")}
+        first["payload"] = None if payload is None else json.loads(payload)
+    names = ("operation", "done", "skipped", "total", "resumed_from", "stopped")
     print_json(
         {
             "destination": destination,
             "source": source,
-            "operation": None if done.operation is None else str(done.operation),
-            "done": done.done,
-            "skipped": done.skipped,
-            "total": done.total,
-            "resumed_from": done.resumed_from,
-            "stopped": done.stopped,
+            **{name: getattr(done, name) for name in names},
             "refused": [{"id": one.id, "reason": one.reason} for one in done.refused],
             "dry_run": dry_run,
-            **({"first": example} if dry_run else {}),
+            **({"first": first} if dry_run else {}),
         }
     )

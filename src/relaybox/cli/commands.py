@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from relaybox.cli.actions import discard, move, pause, replay, resume, retry, send_test
-from relaybox.cli.backfill import EXIT_STATUS as BACKFILL_STATUS
-from relaybox.cli.backfill import backfill
-from relaybox.cli.config import check
-from relaybox.cli.config import show as show_config
-from relaybox.cli.database import debezium
-from relaybox.cli.doctor import EXIT_STATUS as DOCTOR_STATUS
-from relaybox.cli.doctor import doctor
-from relaybox.cli.events import list_events, show, tail, why
-from relaybox.cli.failures import audit, dead_letters, failures
-from relaybox.cli.reconcile import EXIT_STATUS as RECONCILE_STATUS
-from relaybox.cli.reconcile import reconcile
-from relaybox.cli.reindex import EXIT_STATUS as REINDEX_STATUS
-from relaybox.cli.reindex import reindex
-from relaybox.cli.status import status
-from relaybox.cli.top import top
-from relaybox.cli.verify import EXIT_STATUS as VERIFY_STATUS
-from relaybox.cli.verify import verify
+from relaybox.cli import (
+    actions,
+    backfill,
+    config,
+    database,
+    doctor,
+    events,
+    reconcile,
+    reindex,
+    status,
+    verify,
+)
+from relaybox.core.settings import ConfigWarning
 from relaybox.errors import RelayboxError
 
 EXIT_STATUS = """Exit status: 0 done; 1 stopped half-way (interrupted, or the output was closed), or an ID
@@ -70,8 +66,6 @@ def short_warnings() -> Iterator[None]:
         otherwise = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
-            from relaybox.core.settings import ConfigWarning
-
             if issubclass(category, ConfigWarning):
                 typer.echo(f"relaybox: warning: {message}", err=True)
             else:
@@ -92,8 +86,6 @@ def explain(error: Any, anywhere: Sequence[str]) -> None:
         # With its value it would have been moved to the front.
         error.message = f"Option {error.option_name!r} requires an argument."
     else:
-        import difflib
-
         close = difflib.get_close_matches(error.option_name, anywhere)
         error.possibilities = [*(error.possibilities or ()), *close]
 
@@ -132,20 +124,26 @@ def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of operators, which every command line has."""
-    config = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show or check the configuration.")
-    config.command("show", epilog=EXIT_STATUS)(show_config)
-    config.command("check", epilog=EXIT_STATUS)(check)
-    app.add_typer(config, name="config")
-    for command in (status, why, failures, retry, replay, discard, move, pause, resume, audit, debezium, top):
+    _add_group(app, "config", "Show or check the configuration.", show=config.show, check=config.check)
+    for command in (
+        *(status.status, events.why, events.failures),
+        *(actions.retry, actions.replay, actions.discard, actions.move, actions.pause, actions.resume),
+        *(actions.audit, database.debezium, status.top),
+    ):
         app.command(epilog=EXIT_STATUS)(command)
-    app.command("send-test", epilog=EXIT_STATUS)(send_test)
-    app.command("dead-letters", epilog=EXIT_STATUS)(dead_letters)
-    app.command(epilog=VERIFY_STATUS)(verify)
-    app.command(epilog=DOCTOR_STATUS)(doctor)
-    app.command(epilog=BACKFILL_STATUS)(backfill)
-    app.command(epilog=RECONCILE_STATUS)(reconcile)
-    app.command(epilog=REINDEX_STATUS)(reindex)
-    events = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or follow deliveries.")
-    for name, look in (("list", list_events), ("show", show), ("tail", tail)):
-        events.command(name, epilog=EXIT_STATUS)(look)
-    app.add_typer(events, name="events")
+    app.command("send-test", epilog=EXIT_STATUS)(actions.send_test)
+    app.command("dead-letters", epilog=EXIT_STATUS)(events.dead_letters)
+    app.command(epilog=verify.EXIT_STATUS)(verify.verify)
+    app.command(epilog=doctor.EXIT_STATUS)(doctor.doctor)
+    app.command(epilog=backfill.EXIT_STATUS)(backfill.backfill)
+    app.command(epilog=reconcile.EXIT_STATUS)(reconcile.reconcile)
+    app.command(epilog=reindex.EXIT_STATUS)(reindex.reindex)
+    looks = {"list": events.list_events, "show": events.show, "tail": events.tail}
+    _add_group(app, "events", "List, show or follow deliveries.", **looks)
+
+
+def _add_group(app: typer.Typer, name: str, help: str, **commands: Callable[..., None]) -> None:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=help)
+    for word, command in commands.items():
+        group.command(word, epilog=EXIT_STATUS)(command)
+    app.add_typer(group, name=name)

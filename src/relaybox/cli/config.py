@@ -1,30 +1,69 @@
-"""``relaybox config show`` and ``relaybox config check``."""
+"""``relaybox init``, ``config show`` and ``config check``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import warnings
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
 from relaybox.cli.options import Json, Options, options
 from relaybox.cli.output import plain, print_json
-from relaybox.errors import RelayboxError
+from relaybox.core.settings import (
+    DEFAULT_DATABASE,
+    Backoff,
+    Destination,
+    Route,
+    Settings,
+    find_file,
+    normalize_url,
+)
+from relaybox.core.values import Secret, Table, mask_url, parse_secret, show_duration
+from relaybox.errors import ConfigError, RelayboxError
 
 if TYPE_CHECKING:
-    from relaybox.core.settings import Destination, Route, Settings
     from relaybox.outbox import Outbox
 
 DEFAULT = "default"
 TABLES = ("destinations", "routes", "web")
 """Settings that have tables of their own."""
 
-DURATIONS = {"timeout", "lease", "poll_interval", "retention", "canary", "base", "cap"} | {
-    "inbox_window",
-    "idempotency_window",
+DURATIONS = {
+    *("timeout", "lease", "poll_interval", "retention", "canary", "base", "cap"),
+    *("inbox_window", "idempotency_window"),
 }
+
+TEMPLATE = """\
+# Relaybox: where events go. `relaybox config check` says whether all of this is right.
+
+[relaybox]
+# Where the tables are: a URL, env:NAME or file:PATH. Keep passwords out of this file.
+database = {database}
+# Where the application's Outbox is, if it has one: its handlers then run in the relay.
+# app = "shop.outbox:outbox"
+
+# A destination is a sink and its policy. This one prints each event on the relay's standard output.
+[destinations.console]
+sink = "console:"
+
+# Webhooks, signed, retried, and in order for each aggregate:
+# [destinations.runner]
+# sink = "https://runner.example/events"
+# secret = "env:RUNNER_SECRET"
+# ordered = true
+# max_attempts = 5
+# timeout = "30s"
+# backoff = {{ base = "1s", cap = "1h" }}
+
+# Which events go where; * stands for any run of characters.
+[[routes]]
+events = ["*"]
+to = ["console"]
+"""
 
 
 class Shown(NamedTuple):
@@ -33,13 +72,64 @@ class Shown(NamedTuple):
     text: str
     source: str
 
-    @property
-    def chosen(self) -> bool:
-        """True if the setting is not at its default."""
-        return self.source != DEFAULT
-
 
 Tables: TypeAlias = dict[str, dict[str, Shown]]
+
+
+def init(
+    context: typer.Context,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a relaybox.toml to begin with, whose one destination prints events on the terminal."""
+    given = options(context)
+    path = given.path() or Path("relaybox.toml")
+    database = _new_database(given.database)
+    _check_place(path, force)
+    _write(path, TEMPLATE.format(database=_quoted(database)), force)
+    typer.echo(f"wrote {path}")
+    if mask_url(database) != database and not database.startswith(("env:", "file:")):
+        typer.echo("The database's URL is in it as you gave it; --database env:DATABASE_URL keeps it out.")
+    config = f" --config {path}" if given.config else ""
+    typer.echo(
+        f"\nNext:\n"
+        f"  relaybox migrate{config}        create the tables in {mask_url(database)}\n"
+        f"  relaybox config check{config}   see whether everything is in place\n"
+        f"  relaybox relay{config}          deliver: events appear on the terminal"
+    )
+
+
+def _new_database(given: str | None) -> str:
+    """Return what the file says; a reference is kept as it is, and its value may not exist yet."""
+    if given is None:
+        return "env:DATABASE_URL" if os.environ.get("DATABASE_URL") else DEFAULT_DATABASE
+    parse_secret(given, "database")
+    return given if given.startswith(("env:", "file:")) else normalize_url(given)
+
+
+def _check_place(path: Path, force: bool) -> None:
+    if path.name == "pyproject.toml":
+        raise ConfigError(f"{path} holds more than this: write a [tool.relaybox] table there by hand")
+    if force:
+        return
+    other = find_file(None, {})
+    if other is not None and other.name == "pyproject.toml" and path.name == "relaybox.toml":
+        fix = "relaybox.toml would go before it; --force writes it all the same"
+        raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML string: JSON's, with the one character escaped that JSON leaves as it is."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def show(
@@ -61,7 +151,9 @@ def _print(tables: Tables, everything: bool) -> None:
     hidden = 0
     for number, (table, settings) in enumerate(tables.items()):
         shown = {
-            name: one for name, one in settings.items() if everything or one.chosen or name == "database"
+            name: one
+            for name, one in settings.items()
+            if everything or one.source != DEFAULT or name == "database"
         }
         hidden += len(settings) - len(shown)
         lines = {plain(f"{name} = {one.text}"): plain(one.source) for name, one in shown.items()}
@@ -94,7 +186,7 @@ def check(context: typer.Context, as_json: Json = False) -> None:
 
 def _look(given: Options) -> list[dict[str, Any]]:
     """Return each thing that was checked, if it is right, and what there is to say about it."""
-    from relaybox.cli.checks import checks
+    from relaybox.cli.application import checks
 
     try:
         outbox = given.outbox()
@@ -138,35 +230,32 @@ def _web(settings: Settings, source: str) -> Tables:
     from relaybox.web.settings import WebSettings
 
     given = WebSettings.of(settings.web)
-    tables = {"web": {name: Shown(_text(name, getattr(given, name)), source) for name in settings.web}}
-    tables["web"].pop("users", None)
+    tables = {"web": {name: _shown(given, name, source) for name in settings.web if name != "users"}}
     for user in given.users:
-        shown = {"token": user.token, "role": user.role}
-        table = {name: Shown(_text(name, one), source) for name, one in shown.items()}
-        tables[f"web.users.{user.name}"] = table
+        tables[f"web.users.{user.name}"] = {name: _shown(user, name, source) for name in ("token", "role")}
     return tables
 
 
 def _in_file(given: Options) -> Settings:
     """Return what the file says, or the defaults if it is wrong: the application may not read it."""
-    from relaybox.core.settings import Settings
-
     try:
         return given.read()
     except RelayboxError:
         return Settings()
 
 
-def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
-    from relaybox.core.settings import Settings
+def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
+    """Return the setting ``name`` of an object; what equals that of ``default`` comes from nowhere else."""
+    value = getattr(of, name)
+    is_default = default is not None and value == getattr(default, name)
+    return Shown(_text(name, value), DEFAULT if is_default else source)
 
+
+def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
     default = Settings()
-    shown = {}
-    for name in (field.name for field in fields(Settings) if field.name not in TABLES):
-        value = getattr(settings, name)
-        source = file if value == getattr(in_file, name) else app
-        shown[name] = Shown(_text(name, value), DEFAULT if value == getattr(default, name) else source)
-    return shown
+    names = [field.name for field in fields(Settings) if field.name not in TABLES]
+    read = {name for name in names if getattr(settings, name) == getattr(in_file, name)}
+    return {name: _shown(settings, name, file if name in read else app, default) for name in names}
 
 
 def _database(settings: Settings, given: Options, in_file: Settings, file: str, app: str) -> Shown:
@@ -174,46 +263,34 @@ def _database(settings: Settings, given: Options, in_file: Settings, file: str, 
     source = given.database_source()
     # An application that names its database itself goes before the environment and the file.
     own = settings.database != in_file.database
-    return Shown(_text("database", settings.database), app if own else str(sources.get(source, source)))
+    return _shown(settings, "database", app if own else str(sources.get(source, source)))
 
 
 def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:
-    import warnings
-
-    from relaybox.cli.checks import sink_name
-    from relaybox.core.settings import Destination
+    from relaybox.cli.application import sink_name
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ordered = Destination(destination.name, destination.sink).ordered
+        bare = Destination(destination.name, destination.sink)
+        # What other settings are by default may depend on the order.
         default = Destination(destination.name, destination.sink, ordered=destination.ordered)
-    shown = {"sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source)}
-    for field in fields(Destination):
-        if field.name in ("name", "sink"):
-            continue
-        value = getattr(destination, field.name)
-        ordinary = value == (ordered if field.name == "ordered" else getattr(default, field.name))
-        shown[field.name] = Shown(_text(field.name, value), DEFAULT if ordinary else source)
-    return shown
+    names = [field.name for field in fields(Destination) if field.name not in ("name", "sink")]
+    return {
+        "sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source),
+        **{name: _shown(destination, name, source, bare if name == "ordered" else default) for name in names},
+    }
 
 
 def _route(route: Route, source: str) -> dict[str, Shown]:
-    from relaybox.core.settings import Route
-
     default = Route(route.events, route.to)
-    shown = {}
-    for name in (field.name for field in fields(Route)):
-        value = getattr(route, name)
-        ordinary = name in ("rollout", "shadow") and value == getattr(default, name)
-        shown[name] = Shown(_text(name, value), DEFAULT if ordinary else source)
-    return shown
+    return {
+        name: _shown(route, name, source, default if name in ("rollout", "shadow") else None)
+        for name in (field.name for field in fields(Route))
+    }
 
 
 def _text(name: str, value: Any) -> str:
     """Return the value as TOML writes it; one that TOML cannot write is named."""
-    from relaybox.core.settings import Backoff
-    from relaybox.core.values import Secret, Table, mask_url, show_duration
-
     match value:
         case None:
             return "none"
@@ -236,9 +313,5 @@ def _text(name: str, value: Any) -> str:
         case tuple():
             return f"[{', '.join(_text(name, one) for one in value)}]"
         case _ if callable(value):
-            return _named(value)
+            return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', '?')}"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _named(function: Callable[..., Any]) -> str:
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from relaybox.cli.options import Json, Prefix, Schema, options
+from relaybox.core.values import mask_url
 
 if TYPE_CHECKING:
     from relaybox.database.migrations import DialectName
@@ -30,7 +32,6 @@ def migrate(
     context: typer.Context, schema: Schema = None, prefix: Prefix = None, as_json: Json = False
 ) -> None:
     """Create the tables, or bring them up to date. Safe to repeat, and to run in several places at once."""
-    from relaybox.core.values import mask_url
     from relaybox.database import migrations
 
     given = options(context)
@@ -62,8 +63,7 @@ def sql(
 
     settings = options(context).settings(schema=schema, prefix=prefix)
     name: DialectName = dialect.value if dialect else server_dialect(settings.database)
-    for statement in (roles if grants else ddl)(name, schema=settings.schema, prefix=settings.prefix):
-        typer.echo(statement if statement.startswith("--") else f"{statement};")
+    _print_sql((roles if grants else ddl)(name, schema=settings.schema, prefix=settings.prefix))
 
 
 def debezium(
@@ -83,8 +83,12 @@ def debezium(
 
     settings = options(context).settings()
     found = find(settings, destination)
-    if not sql:
+    if sql:
+        _print_sql(statements(settings, found))
+    else:
         typer.echo(json.dumps(connector(settings, found), indent=2))
-        return
-    for statement in statements(settings, found):
+
+
+def _print_sql(statements: Iterable[str]) -> None:
+    for statement in statements:
         typer.echo(statement if statement.startswith("--") else f"{statement};")

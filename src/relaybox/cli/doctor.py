@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relaybox.cli.options import Json, Options, options
-from relaybox.cli.output import plain, print_json
+from relaybox.cli.output import answer, plain
+from relaybox.core.settings import ConfigWarning
+from relaybox.errors import RelayboxError
 
 if TYPE_CHECKING:
     from relaybox.operate.doctor import Finding, Report
@@ -44,10 +47,7 @@ def doctor(
     names = (tuple(only or ()), tuple(skip or ()))
     choose(*names)
     report = _examine(options(context), *names)
-    if as_json:
-        print_json(_document(report))
-    else:
-        _show(report)
+    answer(report, as_json, _document, _show)
     if report.sick:
         raise typer.Exit(1)
 
@@ -55,10 +55,7 @@ def doctor(
 def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
     """Return the report; settings that cannot be read are its only finding."""
     import asyncio
-    import warnings
 
-    from relaybox.core.settings import ConfigWarning
-    from relaybox.errors import RelayboxError
     from relaybox.operate.doctor import Finding, Report, examine
 
     try:

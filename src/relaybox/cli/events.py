@@ -1,22 +1,25 @@
-"""``relaybox events list``, ``show`` and ``tail``, and ``relaybox why``."""
+"""``relaybox events``, ``why``, ``failures`` and ``dead-letters``: what there is, and where it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from relaybox.cli.filters import filtered
-from relaybox.cli.options import Cursor, Json, Limit, parse_id, run
+from relaybox.cli.options import Cursor, Json, Limit, filtered, parse_id, run
 from relaybox.cli.output import (
     ago,
+    answer,
     complain,
+    dead_letters_document,
     detail_document,
     entry_document,
+    failures_document,
     page_document,
     plain,
     print_json,
+    print_page,
     print_table,
     reason_document,
 )
@@ -25,7 +28,7 @@ from relaybox.core.commands import command
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from relaybox.operate.admin import Admin, Detail
+    from relaybox.operate.admin import Admin, DeadLetters, Detail, Failures
     from relaybox.operate.why import Reason
     from relaybox.stores.ledger import Entry, Filter, Page
 
@@ -35,39 +38,27 @@ INTERVAL = 1.0
 AT_ONCE = 1_000
 """How many new events one look can show."""
 
+Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")]
+
 
 @filtered
 def list_events(
-    context: typer.Context,
-    filter: Any,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    as_json: Json = False,
+    context: typer.Context, filter: Any, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False
 ) -> None:
     """List deliveries, newest first."""
     start = None if cursor is None else parse_id(cursor)
     page = run(context, lambda admin: admin.events(filter, limit=limit, cursor=start))
-    if as_json:
-        print_json(page_document(page))
-    else:
-        _show_page(page)
+    answer(page, as_json, page_document, _show_page)
 
 
-def show(
-    context: typer.Context,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")],
-    as_json: Json = False,
-) -> None:
+def show(context: typer.Context, id_: Id, as_json: Json = False) -> None:
     """Show everything about an event: its deliveries, payload, headers and failed attempts."""
     wanted = parse_id(id_)
-    details = run(context, lambda admin: admin.event(wanted))
+    details = run(context, lambda admin: admin.event(wanted)) or _unknown(wanted, as_json)
     if as_json:
         print_json([detail_document(detail) for detail in details])
-    if not details:
-        complain(f"no event and no delivery has the id {wanted}; it may have been pruned, or never committed")
-    if not as_json:
-        for number, detail in enumerate(details):
-            typer.echo(("\n" if number else "") + _described(detail, shared=len(details) > 1))
+    else:
+        typer.echo("\n\n".join(_described(detail, shared=len(details) > 1) for detail in details))
 
 
 @filtered
@@ -91,21 +82,40 @@ def tail(
         raise typer.Exit(0) from None
 
 
-def why(
-    context: typer.Context,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")],
-    as_json: Json = False,
-) -> None:
+def why(context: typer.Context, id_: Id, as_json: Json = False) -> None:
     """Say in one sentence where an event is, and why."""
     wanted = parse_id(id_)
-    reasons = run(context, lambda admin: admin.why(wanted))
+    reasons = run(context, lambda admin: admin.why(wanted)) or _unknown(wanted, as_json)
     if as_json:
         print_json([reason_document(reason) for reason in reasons])
-    if not reasons:
-        complain(f"no event and no delivery has the id {wanted}; it may have been pruned, or never committed")
-    if not as_json:
-        for reason in reasons:
-            typer.echo(_sentence(reason))
+    else:
+        typer.echo("\n".join(map(_sentence, reasons)))
+
+
+def failures(
+    context: typer.Context,
+    destination: Annotated[str | None, typer.Option(metavar="NAME", help="Of this destination.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """Show failed deliveries by what went wrong; `retry --fingerprint` and `discard` take one of them."""
+    found = run(context, lambda admin: admin.failures(destination, limit=limit))
+    answer(found, as_json, failures_document, _show_failures)
+
+
+def dead_letters(
+    context: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False
+) -> None:
+    """List what destinations gave up and left to their dead-letter destination, newest first, with why."""
+    start = None if cursor is None else parse_id(cursor)
+    found = run(context, lambda admin: admin.dead_letters(limit, start))
+    answer(found, as_json, dead_letters_document, _show_dead_letters)
+
+
+def _unknown(id_: UUID, as_json: bool) -> NoReturn:
+    if as_json:
+        print_json([])
+    complain(f"no event and no delivery has the id {id_}; it may have been pruned, or never committed")
 
 
 async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable[[Entry], None]) -> None:
@@ -132,27 +142,17 @@ async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable
 
 
 def _show_page(page: Page) -> None:
-    if page.entries:
-        headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
-        print_table(headings, [_cells(entry) for entry in page.entries], range(3))
-        if any(entry.status == "failed" for entry in page.entries):
-            retry = command("retry DELIVERY --destination DESTINATION")
-            typer.echo(f"one that failed: {retry}, or discard", err=True)
-    else:
-        typer.echo("no such event" if page.cursor is None else "nothing so far, but that was not all")
-    if page.cursor is not None:
-        typer.echo(f"more: --cursor {page.cursor}")
+    headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
+    print_page(headings, [_cells(entry) for entry in page.entries], range(3), page.cursor, "no such event")
+    if any(entry.status == "failed" for entry in page.entries):
+        retry = command("retry DELIVERY --destination DESTINATION")
+        typer.echo(f"one that failed: {retry}, or discard", err=True)
 
 
 def _cells(entry: Entry) -> list[object]:
-    return [
-        entry.id,
-        entry.state,
-        ago((entry.seen_at - entry.created_at).total_seconds()),
-        entry.destination,
-        entry.event_type,
-        f"{entry.aggregate_type} {entry.aggregate_id}",
-    ]
+    age = ago((entry.seen_at - entry.created_at).total_seconds())
+    aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
+    return [entry.id, entry.state, age, entry.destination, entry.event_type, aggregate]
 
 
 def _line(entry: Entry) -> str:
@@ -202,3 +202,34 @@ def _sentence(reason: Reason) -> str:
     entry = reason.entry
     where = f" for {entry.destination}" if entry.destination else ""
     return plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}.")
+
+
+def _show_failures(found: Failures) -> None:
+    from relaybox.operate.why import at
+
+    if not found.groups:
+        typer.echo("no delivery has failed")
+        return
+    rows = [
+        [one.fingerprint, f"{one.count:,}", one.destination, at(one.last_at), one.error_class, one.message]
+        for one in found.groups
+    ]
+    headings = ["FINGERPRINT", "COUNT", "DESTINATION", "LAST", "CLASS", "MESSAGE"]
+    print_table(headings, rows, range(4))
+    for group in found.groups:
+        if group.message not in group.error:
+            typer.echo(plain(f"{group.fingerprint}, delivery {group.example}: {group.error}"))
+    if found.capped:
+        typer.echo(f"of the newest {found.looked_at:,}; there may be more", err=True)
+    typer.echo(f"one of them: {command('retry --fingerprint FINGERPRINT')}, or discard", err=True)
+
+
+def _show_dead_letters(found: DeadLetters) -> None:
+    from relaybox.operate.why import at
+
+    rows = [
+        [row.entry.id, at(row.entry.created_at), row.origin or "-", row.entry.event_type, row.reason or "-"]
+        for row in found.rows
+    ]
+    headings = ["DELIVERY", "CREATED", "FROM", "TYPE", "REASON"]
+    print_page(headings, rows, range(3), found.cursor, "no dead letter")

@@ -1,19 +1,25 @@
 """What ``relay --listen`` serves: metrics, and if the relay lives and deliveries flow.
 
-The HTTP server is a small one: it knows GET, reads no body, and answers once a connection.
+The HTTP server is a small one: it knows GET, reads no body, and answers once a connection. The standard
+library parses its requests, so that the extra ``metrics`` is all it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 from msgspec import json
 
@@ -44,13 +50,6 @@ SILENT = 30.0
 STALLED = 45.0
 """Seconds for which work is due and nothing settles: together with a look now and then, within a minute."""
 
-_PHRASES = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
-    421: "Misdirected Request", 500: "Internal Server Error", 503: "Service Unavailable",
-}  # fmt: skip
-_REQUEST = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.[01]\r\n")
-_HOST = re.compile(rb"\r\nhost:[ \t]*(\[[^\]\r]*\]|[^:\r]*)(?::[0-9]*)?[ \t]*(?=\r\n)", re.IGNORECASE)
-_HOSTS = re.compile(rb"\r\nhost[ \t]*:", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):)?(?P<port>[0-9]{1,5})")
 
 
@@ -118,9 +117,10 @@ async def _serve(
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             head = b""
-        method, reply = await _reply(head, pages, local)
+        request = _Request(head)
+        reply = await _reply(request, pages, local)
         lines = [
-            f"HTTP/1.1 {reply.status} {_PHRASES[reply.status]}",
+            f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}",
             f"content-type: {reply.content_type}",
             f"content-length: {len(reply.body)}",
             "cache-control: no-store",
@@ -128,30 +128,46 @@ async def _serve(
             "connection: close",
             *(["allow: GET, HEAD"] if reply.status == 405 else []),
         ]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + (b"" if method == b"HEAD" else reply.body))
+        body = b"" if request.command == "HEAD" else reply.body
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         async with asyncio.timeout(SLOWEST):
             await writer.drain()
 
 
-async def _reply(head: bytes, pages: Mapping[str, Page], local: bool) -> tuple[bytes, Reply]:
-    request = _REQUEST.match(head)
-    if request is None:
-        return b"", _plain(400, "this is no HTTP request")
-    if local and not _of_this_host(head):
+class _Request(BaseHTTPRequestHandler):
+    """Parse the head of a request; answering it is left to the caller."""
+
+    def __init__(self, head: bytes) -> None:
+        self.rfile = BytesIO(head)
+        self.raw_requestline = self.rfile.readline()
+        parsed = self.parse_request() and self.request_version in ("HTTP/1.0", "HTTP/1.1")
+        # A line that is no header would hide those after it, such as Host.
+        self.is_valid = parsed and not self.headers.defects
+
+    def send_error(self, *about: Any) -> None:
+        """Write nothing: the parser calls this for what it does not understand."""
+
+    def names_this_host(self) -> bool:
+        """Return True if the request names this host, or no host, as no browser does."""
+        try:
+            names = [urlsplit(f"//{host.strip()}").hostname for host in self.headers.get_all("host", ())]
+        except ValueError:
+            return False
+        return all(is_loopback(name or "") for name in names)
+
+
+async def _reply(request: _Request, pages: Mapping[str, Page], local: bool) -> Reply:
+    if not request.is_valid:
+        return _plain(400, "this is no HTTP request")
+    if local and not request.names_this_host():
         # A page of elsewhere that leads its own name here would read what only this host may.
-        return request[1], _plain(421, "only names of this host, such as localhost, are answered")
-    method, path = request[1], request[2].partition(b"?")[0].decode()
+        return _plain(421, "only names of this host, such as localhost, are answered")
+    path = request.path.partition("?")[0]
     if path not in pages:
-        return method, _plain(404, f"there are {', '.join(pages)}")
-    if method not in (b"GET", b"HEAD"):
-        return method, _plain(405, "only GET is served")
-    return method, await pages[path]()
-
-
-def _of_this_host(head: bytes) -> bool:
-    """Return True if the request names this host, or no host, as no browser does."""
-    names = [name.decode("latin-1").strip("[] \t") for name in _HOST.findall(head)]
-    return len(names) == len(_HOSTS.findall(head)) and all(map(is_loopback, names))
+        return _plain(404, f"there are {', '.join(pages)}")
+    if request.command not in ("GET", "HEAD"):
+        return _plain(405, "only GET is served")
+    return await pages[path]()
 
 
 def _plain(status: int, text: str) -> Reply:
@@ -175,6 +191,18 @@ class Monitor:
     def observers(self) -> list[Observer]:
         """Return the observers for ``outbox.relay``."""
         return [self._metrics, self._flow]
+
+    async def run(self, listening: socket.socket, relay: Relay) -> None:
+        """Run the relay, and serve its pages meanwhile."""
+        host, port = listening.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        logging.getLogger("relaybox.relay").info(
+            "serving /metrics, /livez and /readyz at http://%s",
+            address,
+            extra={"relay": {"event": "listening", "address": address}},
+        )
+        async with self.serving(listening, relay):
+            await relay.run(signals=False)
 
     @asynccontextmanager
     async def serving(self, listening: socket.socket, relay: Relay) -> AsyncIterator[None]:

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
+from uuid import UUID
 
 import typer
 
 from relaybox.core.commands import command
+from relaybox.core.settings import DEFAULT_DATABASE, Settings, database_source, find_file
+from relaybox.core.values import mask_url, parse_duration, parse_rate
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-    from pathlib import Path
-    from uuid import UUID
-
-    from relaybox.core.settings import Settings
     from relaybox.operate.admin import Admin
     from relaybox.outbox import Outbox
+    from relaybox.stores.ledger import Filter
 
 T = TypeVar("T")
 
-
-class LogLevel(StrEnum):
-    """The least important messages that are written."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
+LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
+LogFormat = StrEnum("LogFormat", ("text", "json"))
 
 
-class LogFormat(StrEnum):
-    """The form of each message."""
+class Status(StrEnum):
+    """The states that can be asked for."""
 
-    text = "text"
-    json = "json"
+    pending = "pending"
+    due = "due"
+    scheduled = "scheduled"
+    parked = "parked"
+    sending = "sending"
+    processing = "processing"
+    delivered = "delivered"
+    completed = "completed"
+    failed = "failed"
+    discarded = "discarded"
 
 
 Schema: TypeAlias = Annotated[
@@ -108,38 +114,22 @@ class Options:
 
     def read(self) -> Settings:
         """Return the settings of the flag, the environment and the file, without the application's."""
-        import os
-
-        from relaybox.core.settings import Settings
-
         return Settings.load(self.path(), os.environ, self.database)
 
     def name_database(self) -> bool:
         """Return True if the database was chosen, and False if it is the default one."""
-        from relaybox.core.settings import DEFAULT_DATABASE
-
         return self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
 
     def path(self) -> Path | None:
         """Return the file that was given."""
-        from pathlib import Path
-
         return None if self.config is None else Path(self.config)
 
     def file(self) -> Path | None:
         """Return the file that is read, if any."""
-        import os
-
-        from relaybox.core.settings import find_file
-
         return find_file(self.path(), os.environ)
 
     def database_source(self) -> str | None:
         """Return what names the database, or ``None`` if only the application may."""
-        import os
-
-        from relaybox.core.settings import database_source
-
         return database_source(self.path(), os.environ, self.database)
 
     def origin(self, settings: Settings) -> str:
@@ -156,8 +146,6 @@ class Options:
 
     def shown_database(self, settings: Settings) -> str:
         """Describe the database without its secrets, and say if it is only the default one."""
-        from relaybox.core.values import mask_url
-
         shown = mask_url(settings.database)
         return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
 
@@ -183,7 +171,6 @@ def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
 def actor() -> str:
     """Return who is at the keyboard, for the audit."""
     import getpass
-    import os
     import socket
 
     try:
@@ -195,8 +182,6 @@ def actor() -> str:
 
 def parse_id(text: str) -> UUID:
     """Return the id that was typed."""
-    from uuid import UUID
-
     try:
         return UUID(text)
     except ValueError:
@@ -204,12 +189,10 @@ def parse_id(text: str) -> UUID:
         raise ConfigError(f"{text!r} is no id: {fix}") from None
 
 
-def parse_moment(text: str, setting: str, direction: int) -> datetime:
+def parse_moment(text: str | None, setting: str, direction: int) -> datetime | None:
     """Read a time, or a duration from now: into the past with -1, into the future with 1."""
-    from datetime import UTC, datetime, timedelta
-
-    from relaybox.core.values import parse_duration
-
+    if text is None:
+        return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -225,8 +208,69 @@ def parse_moment(text: str, setting: str, direction: int) -> datetime:
 
 def parse_document_rate(text: str | None) -> float | None:
     """Return documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
-    from relaybox.core.values import parse_rate
-
     if text is None:
         return None
     return parse_rate(f"{text}/s" if text.replace(".", "", 1).isdecimal() else text, "--rate")
+
+
+def criteria(
+    status: Annotated[
+        Status | None, typer.Option(help="pending is due, scheduled or parked; processing is sending.")
+    ] = None,
+    destination: Annotated[str | None, typer.Option(metavar="NAME", help="Of this destination.")] = None,
+    event_type: Annotated[
+        str | None, typer.Option("--type", metavar="NAME", help="Of this event type.")
+    ] = None,
+    aggregate_type: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of this kind of aggregate.")
+    ] = None,
+    aggregate_id: Annotated[str | None, typer.Option(metavar="ID", help="Of this aggregate.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="TEXT", help="Of this ordering key.")] = None,
+    event: Annotated[str | None, typer.Option(metavar="ID", help="Of this event.")] = None,
+    since: Since = None,
+    until: Until = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Whose last error holds this text.")
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="That failed so, as `failures` names it.")
+    ] = None,
+) -> Filter:
+    """Return the filter that these options describe."""
+    from relaybox.stores.ledger import Filter
+
+    return Filter(
+        status=None if status is None else status.value,
+        destination=destination,
+        event_type=event_type,
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        ordering_key=key,
+        event_id=None if event is None else parse_id(event),
+        since=parse_moment(since, "--since", -1),
+        until=parse_moment(until, "--until", -1),
+        error=error,
+        fingerprint=fingerprint,
+    )
+
+
+def filtered(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a filter; it gets them as one value, ``filter``."""
+    options = list(inspect.signature(criteria).parameters.values())
+    own = [each for each in inspect.signature(command).parameters.values() if each.name != "filter"]
+
+    @functools.wraps(command)
+    def with_filter(**given: Any) -> None:
+        chosen = criteria(**{option.name: given.pop(option.name) for option in options})
+        command(filter=chosen, **given)
+
+    as_keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *options)]
+    hints = get_type_hints(criteria, include_extras=True, localns={"Filter": Any})
+    hints |= get_type_hints(command, include_extras=True)
+    # What the command line is made of.
+    with_filter.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(annotation=hints[each.name]) for each in as_keywords]
+    )
+    with_filter.__annotations__ = {each.name: hints[each.name] for each in as_keywords}
+    del with_filter.__wrapped__
+    return with_filter

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from relaybox.operate.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
     from relaybox.operate.why import Reason
     from relaybox.stores.ledger import Counts, Entry, Page, Place
+
+T = TypeVar("T")
 
 NOBODY = "nobody is here to confirm this: add --yes, or --dry-run to see what it would do"
 
@@ -30,9 +32,9 @@ def confirm(question: str, otherwise: str = NOBODY) -> None:
         raise typer.Exit(1)
 
 
-def complain(message: str) -> None:
+def complain(message: str) -> NoReturn:
     """Print one line on standard error, and end the command with the status 1."""
-    typer.echo(f"relaybox: {message}", err=True)
+    note(message)
     raise typer.Exit(1)
 
 
@@ -41,9 +43,22 @@ def note(message: str) -> None:
     typer.echo(plain(f"relaybox: {message}"), err=True)
 
 
+def answer(found: T, as_json: bool, document: Callable[[T], Any], show: Callable[[T], None]) -> None:
+    """Print what was found: its document as JSON, or as text for people."""
+    if as_json:
+        print_json(document(found))
+    else:
+        show(found)
+
+
 def print_json(document: Any, *, compact: bool = False) -> None:
-    """Print a document of dicts, lists, texts and numbers."""
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2))
+    """Print a document of dicts, lists, texts, numbers, ids and times."""
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2, default=in_json))
+
+
+def in_json(value: Any) -> str:
+    """Return an id or a time as JSON has it."""
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
 
 
 def plain(text: object) -> str:
@@ -80,29 +95,39 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole
     console.print(table)
 
 
+def print_page(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int], cursor: object, none: str
+) -> None:
+    """Print a page as a table, or ``none`` if there is nothing, and how to see the next page."""
+    if rows:
+        print_table(headings, rows, whole)
+    else:
+        typer.echo(none if cursor is None else "nothing so far, but that was not all")
+    if cursor is not None:
+        typer.echo(f"more: --cursor {cursor}")
+
+
 def stats_document(stats: Stats) -> dict[str, Any]:
     """Return the counts of every destination, and the relays, for ``--json``."""
     return {
         **_counts(stats.total),
         "destinations": [_destination(one) for one in stats.destinations],
-        "relays": [_plain(asdict(relay)) for relay in stats.relays],
+        "relays": [asdict(relay) for relay in stats.relays],
     }
 
 
 def page_document(page: Page) -> dict[str, Any]:
     """Return a page of deliveries."""
-    return {"events": [entry_document(entry) for entry in page.entries], "cursor": _value(page.cursor)}
+    return {"events": [entry_document(entry) for entry in page.entries], "cursor": page.cursor}
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
     """Return a delivery."""
-    return {**_plain(asdict(entry)), "state": str(entry.state)}
+    return {**asdict(entry), "state": str(entry.state)}
 
 
 def detail_document(detail: Detail) -> dict[str, Any]:
     """Return a delivery with its payload, headers and failed attempts."""
-    import base64
-
     content = detail.content
     document = entry_document(detail.entry)
     if content is not None:
@@ -113,7 +138,7 @@ def detail_document(detail: Detail) -> dict[str, Any]:
             "payload_encoding": content.payload_encoding,
             "headers": _parsed(content.headers),
         }
-    return {**document, "failed_attempts": [_plain(asdict(attempt)) for attempt in detail.attempts]}
+    return {**document, "failed_attempts": [asdict(attempt) for attempt in detail.attempts]}
 
 
 def _parsed(text: str) -> Any:
@@ -128,13 +153,13 @@ def reason_document(reason: Reason) -> dict[str, Any]:
     """Return why a delivery is where it is."""
     entry = reason.entry
     return {
-        "id": str(entry.id),
-        "event_id": str(entry.event_id),
+        "id": entry.id,
+        "event_id": entry.event_id,
         "destination": entry.destination,
         "state": str(entry.state),
         "why": reason.kind,
         "text": reason.text,
-        "until": _value(reason.until),
+        "until": reason.until,
         "behind": None if reason.behind is None else reason_document(reason.behind),
     }
 
@@ -142,9 +167,7 @@ def reason_document(reason: Reason) -> dict[str, Any]:
 def failures_document(failures: Failures) -> dict[str, Any]:
     """Return failed deliveries, grouped by what went wrong."""
     return {
-        "failures": [
-            {**_plain(asdict(group)), "event_types": list(group.event_types)} for group in failures.groups
-        ],
+        "failures": [asdict(group) for group in failures.groups],
         "looked_at": failures.looked_at,
         "capped": failures.capped,
     }
@@ -153,12 +176,12 @@ def failures_document(failures: Failures) -> dict[str, Any]:
 def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
     """Return a page of dead letters."""
     rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
-    return {"dead_letters": rows, "cursor": _value(letters.cursor)}
+    return {"dead_letters": rows, "cursor": letters.cursor}
 
 
 def audits_document(audits: Audits) -> dict[str, Any]:
     """Return a page of what operators did."""
-    return {"audits": [_plain(asdict(row)) for row in audits.rows], "cursor": audits.cursor}
+    return {"audits": [asdict(row) for row in audits.rows], "cursor": audits.cursor}
 
 
 def _counts(counts: Counts) -> dict[str, Any]:
@@ -171,7 +194,7 @@ def _counts(counts: Counts) -> dict[str, Any]:
         "completed": counts.delivered,
         "failed": counts.failed,
         **waiting,
-        "oldest_pending": _value(counts.oldest_pending),
+        "oldest_pending": counts.oldest_pending,
         "oldest_pending_seconds": counts.oldest_seconds,
         "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
     }
@@ -186,24 +209,10 @@ def _place(place: Place | None) -> dict[str, Any]:
     if place is None:
         return {"paused": None, "circuit": {"state": "closed", "until": None, "reason": None}}
     paused = {
-        "at": _value(place.paused_at),
-        "until": _value(place.paused_until),
+        "at": place.paused_at,
+        "until": place.paused_until,
         "by": place.paused_by,
         "reason": place.pause_reason,
     }
-    circuit = {
-        "state": place.circuit,
-        "until": _value(place.circuit_until),
-        "reason": place.circuit_reason,
-    }
+    circuit = {"state": place.circuit, "until": place.circuit_until, "reason": place.circuit_reason}
     return {"paused": paused if place.paused else None, "circuit": circuit}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _value(value) for name, value in values.items()}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, UUID):
-        return str(value)
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value

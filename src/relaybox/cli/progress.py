@@ -29,21 +29,13 @@ LINE_SECONDS = 10.0
 _CLEAR = "\r\x1b[K"
 
 
-def with_bar(
-    total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]
-) -> Awaitable[T]:
+async def with_bar(total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]) -> T:
     """Do the work, with a bar on a terminal; the work calls its argument with the number done so far."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        return work(lambda count: None)
-    return _with_shown_bar(console, total, label, work)
-
-
-async def _with_shown_bar(
-    console: Any, total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]
-) -> T:
+        return await work(lambda count: None)
     from rich.progress import Progress as Bars
 
     with Bars(console=console, transient=True) as bars:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,26 +76,20 @@ def reconcile(
     outbox = open_outbox(options(context))
     documents = load_source(source)
 
-    async def work() -> Reconciled:
-        def compare(progress: Any) -> Any:
-            return areconcile(
-                outbox,
-                destination,
-                documents,
-                index=index,
-                repair=repair,
-                allow_empty=yes,
-                dry_run=dry_run,
-                rate=parse_document_rate(rate),
-                examples=limit,
-                actor=actor(),
-                progress=progress,
-            )
+    how: dict[str, Any] = {
+        "index": index,
+        "repair": repair,
+        "allow_empty": yes,
+        "dry_run": dry_run,
+        "rate": parse_document_rate(rate),
+        "examples": limit,
+        "actor": actor(),
+    }
 
-        result: Reconciled = await with_bar(None, "compare", compare)
-        return result
+    def compare(progress: Callable[[int], None]) -> Awaitable[Reconciled]:
+        return areconcile(outbox, destination, documents, progress=progress, **how)
 
-    result = run_interruptible(work)
+    result = run_interruptible(lambda: with_bar(None, "compare", compare))
     if as_json:
         print_json(document(result))
     else:
@@ -108,18 +104,7 @@ def document(result: Reconciled) -> dict[str, Any]:
     """Return the result for ``--json``."""
     from relaybox.search.reconciled import told
 
-    examples = [
-        {
-            "kind": one.kind,
-            "id": one.id,
-            "fields": list(one.fields),
-            "failed": None if one.failed is None else str(one.failed),
-            "refused": one.refused,
-            "blocked": one.blocked,
-        }
-        for one in result.examples
-    ]
-    return {**told(result), "examples": examples}
+    return {**told(result), "examples": [asdict(one) for one in result.examples]}
 
 
 def show(result: Reconciled) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,12 +22,14 @@ from relaybox.cli.options import (
     parse_document_rate,
 )
 from relaybox.cli.output import complain, confirm, note, plain, print_json
-from relaybox.errors import ConfigError
+from relaybox.core.values import parse_duration
+from relaybox.errors import ConfigError, RelayboxError, UnknownDestination
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
     from relaybox.search._reindex import Reindexed
-    from relaybox.search.source import Source
+
+T = TypeVar("T")
 
 EXIT_STATUS = """Exit status: 0 the new index serves; 1 it does not, and the old one goes on serving: one line
 on standard error says why; 2 wrong usage, a wrong setting, or the database refused."""
@@ -62,8 +67,7 @@ def reindex(
     A relay has to run. Whatever fails, the old index goes on serving.
     """
     from relaybox.cli.application import open_outbox
-    from relaybox.cli.signals import run_interruptible
-    from relaybox.core.values import parse_duration
+    from relaybox.search._reindex import alook, areindex
     from relaybox.search.source import load_source
 
     outbox = open_outbox(options(context))
@@ -73,62 +77,57 @@ def reindex(
     if source is None:
         raise ConfigError("--source: say where the documents are, such as --source shop.search:documents")
     documents = load_source(source)
-    words: dict[str, Any] = {
-        "index": index,
+    which: dict[str, Any] = {"index": index, "like": like}
+    how: dict[str, Any] = {
         "rate": parse_document_rate(rate),
         "batch": batch,
+        "patience": parse_duration(patience, "--patience"),
         "tell": _teller(as_json),
+        "actor": actor(),
     }
-    words |= {"patience": parse_duration(patience, "--patience"), "like": like, "actor": actor()}
+
+    def look() -> tuple[str, int | None]:
+        """Return the index and the number of its documents; fail as the real rebuild would."""
+        return _run(lambda: alook(outbox, destination, documents, **which))
+
+    def rebuild() -> Coroutine[Any, Any, Reindexed]:
+        return areindex(outbox, destination, documents, **which, **how)
+
     if dry_run:
-        _dry_run(outbox, destination, documents, {"index": index, "like": like}, as_json)
-        return
-    if every is not None:
+        _show_plan(destination, *look(), as_json)
+    elif every is not None:
         pause = parse_duration(every, "--every")
-        run_interruptible(lambda: _again(outbox, destination, documents, words, pause, as_json))
-        return
-    if not yes:
-        name, many = _look(outbox, destination, documents, {"index": index, "like": like})
-        confirm(f"rebuild the index {name} of {destination} from {_many(many)} documents?")
-    _once(outbox, destination, documents, words, as_json)
+        _run(lambda: _again(rebuild, pause, as_json))
+    else:
+        if not yes:
+            name, number = look()
+            confirm(f"rebuild the index {name} of {destination} from {_many(number)} documents?")
+        _show(_run(rebuild), as_json)
 
 
-def _once(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
+def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Do the work; a rebuild that fails ends the command with the status 1."""
     from relaybox.cli.signals import run_interruptible
-    from relaybox.search._reindex import areindex
     from relaybox.search.failure import ReindexFailed
 
     try:
-        done = run_interruptible(lambda: areindex(outbox, destination, source, **words))
+        done = run_interruptible(work)
     except ReindexFailed as error:
-        complain(plain(" ".join(str(error).split())))
-    else:
-        _show(done, as_json)
+        complain(" ".join(str(error).split()))
+    return done
 
 
-async def _again(
-    outbox: Outbox,
-    destination: str,
-    source: Source,
-    words: dict[str, Any],
-    pause: float,
-    as_json: bool,
-) -> None:
+async def _again(rebuild: Callable[[], Coroutine[Any, Any, Reindexed]], pause: float, as_json: bool) -> None:
     """Rebuild again and again until interrupted; report a failure, and go on.
 
     A setting that is wrong from the beginning ends it.
     """
     import asyncio
-    import itertools
-    import time
-
-    from relaybox.errors import RelayboxError, UnknownDestination
-    from relaybox.search._reindex import areindex
 
     for turn in itertools.count():
         began = time.monotonic()
         try:
-            _show(await areindex(outbox, destination, source, **words), as_json)
+            _show(await rebuild(), as_json)
         except RelayboxError as error:
             if turn == 0 and isinstance(error, ConfigError | UnknownDestination):
                 raise
@@ -137,47 +136,26 @@ async def _again(
 
 
 def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, as_json: bool) -> None:
-    from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import aabort
-    from relaybox.search.failure import ReindexFailed
 
-    words: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
-    try:
-        ended = run_interruptible(lambda: aabort(outbox, destination, **words))
-    except ReindexFailed as error:
-        complain(plain(str(error)))
+    how: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
+    ended = _run(lambda: aabort(outbox, destination, **how))
+    if as_json:
+        print_json({"destination": destination, "ended": ended, "dry_run": dry_run})
     else:
-        if as_json:
-            print_json({"destination": destination, "ended": ended, "dry_run": dry_run})
-        elif dry_run:
-            typer.echo(f"{destination}: {ended} would be ended")
-        else:
-            typer.echo(f"{destination}: {ended} ended, nothing is left of a build")
+        done = "would be ended" if dry_run else "ended, nothing is left of a build"
+        typer.echo(f"{destination}: {ended} {done}")
 
 
-def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any]) -> tuple[str, int | None]:
-    """Return the index and the number of its documents; fail as the real rebuild would."""
-    from relaybox.cli.signals import run_interruptible
-    from relaybox.search._reindex import alook
-    from relaybox.search.failure import ReindexFailed
-
-    try:
-        return run_interruptible(lambda: alook(outbox, destination, source, **words))
-    except ReindexFailed as error:
-        complain(plain(" ".join(str(error).split())))
-        raise
+def _show_plan(destination: str, index: str, documents: int | None, as_json: bool) -> None:
+    if as_json:
+        print_json({"destination": destination, "index": index, "documents": documents, "dry_run": True})
+    else:
+        typer.echo(f"would have rebuilt {index} from {_many(documents)} documents")
 
 
 def _many(documents: int | None) -> str:
     return "an unknown number of" if documents is None else f"{documents:,}"
-
-
-def _dry_run(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
-    name, documents = _look(outbox, destination, source, words)
-    if as_json:
-        print_json({"destination": destination, "index": name, "documents": documents, "dry_run": True})
-    else:
-        typer.echo(f"would have rebuilt {name} from {_many(documents)} documents")
 
 
 def _teller(as_json: bool) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from relaybox.cli.options import Json, LogFormat, LogFormatOption, LogLevel, LogLevelOption, Options, options
-from relaybox.cli.output import plain, print_json, print_table
+from relaybox.cli.output import answer, plain, print_json, print_table
+from relaybox.core.values import mask_url, parse_duration
+from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from relaybox.operate.observers.count import Counter
@@ -43,55 +46,33 @@ def relay(
     standard error.
     """
     from relaybox.cli import logs
-    from relaybox.cli.checks import check_all
+    from relaybox.cli.application import check_all
     from relaybox.cli.signals import run_relay
-    from relaybox.core.values import parse_duration
-    from relaybox.errors import ConfigError
 
     seconds = parse_duration(patience, "--patience")
     if once and listen is not None:
         raise ConfigError(f"--listen = {listen!r}: leave it out with --once, which is over at once")
     outbox = check_all(options(context))
-    monitored = None if listen is None else _Monitored(outbox, listen)
+    if listen is not None:
+        from relaybox.cli.listen import Monitor
+        from relaybox.cli.listen import listen as bind
+
+        # Both raise before the relay starts if they cannot work.
+        monitor, listening = Monitor(outbox), bind(listen)
     logs.configure(log_level, log_format)
-    started = outbox.relay(patience=seconds, observers=monitored.observers if monitored else ())
+    started = outbox.relay(patience=seconds, observers=() if listen is None else monitor.observers)
     _log_start(outbox, started)
-    if monitored is not None:
-        run_relay(started, lambda: monitored.run(started), seconds)
+    if listen is not None:
+        run_relay(started, lambda: monitor.run(listening, started), seconds)
     else:
         run_relay(started, started.run_once if once else lambda: started.run(signals=False), seconds)
-
-
-class _Monitored:
-    """A relay that serves its metrics over HTTP; raises before it starts if it cannot."""
-
-    def __init__(self, outbox: Outbox, address: str) -> None:
-        from relaybox.cli.listen import Monitor, listen
-
-        self._monitor = Monitor(outbox)
-        self._socket = listen(address)
-        self.observers = self._monitor.observers
-
-    async def run(self, relay: Relay) -> None:
-        import logging
-
-        host, port = self._socket.getsockname()[:2]
-        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        logging.getLogger("relaybox.relay").info(
-            "serving /metrics, /livez and /readyz at http://%s",
-            at,
-            extra={"relay": {"event": "listening", "address": at}},
-        )
-        async with self._monitor.serving(self._socket, relay):
-            await relay.run(signals=False)
 
 
 def _log_start(outbox: Outbox, relay: Relay) -> None:
     import logging
     from importlib.metadata import version
 
-    from relaybox.cli.checks import sink_name
-    from relaybox.core.values import mask_url
+    from relaybox.cli.application import sink_name
 
     sinks = {one.name: sink_name(one, outbox) for one in outbox.settings.destinations}
     database = mask_url(outbox.settings.database)
@@ -120,10 +101,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
     What failed and is to be tried again later stays for later. Failures are told on standard error.
     """
     drained = run_drain(options(context), patience)
-    if as_json:
-        print_json(drained_document(drained))
-    else:
-        show_drained(drained)
+    answer(drained, as_json, drained_document, show_drained)
     if drained.stopped:
         raise typer.Exit(1)
 
@@ -131,10 +109,9 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
 def run_drain(given: Options, patience: str) -> Drained:
     """Deliver what is due, and make due what waits without a reason."""
     from relaybox.cli import logs
-    from relaybox.cli.checks import check_all
+    from relaybox.cli.application import check_all
     from relaybox.cli.progress import DrainProgress
     from relaybox.cli.signals import run_relay
-    from relaybox.core.values import parse_duration
 
     seconds = parse_duration(patience, "--patience")
     outbox = check_all(given)
@@ -182,9 +159,7 @@ def prune(context: typer.Context, as_json: Json = False) -> None:
 
 def run_prune(given: Options) -> int | None:
     """Remove it; return the number of rows, or None if a relay leads and does so itself."""
-    from functools import partial
-
-    from relaybox.cli.checks import check_all
+    from relaybox.cli.application import check_all
     from relaybox.cli.signals import run_relay
 
     outbox = check_all(given)

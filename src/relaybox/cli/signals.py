@@ -58,15 +58,25 @@ def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise
 
 
+def leave(number: signal.Signals) -> NoReturn:
+    """End the process without exceptions: a handler that swallows them could delay the end."""
+    os._exit(128 + number)
+
+
 @contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
+def stop_requested(
+    first: Callable[[signal.Signals], None] | None = None,
+    second: Callable[[signal.Signals], NoReturn] = leave,
+) -> Iterator[Callable[[], bool]]:
     """Yield what returns True after the first signal. The second signal ends the process at once."""
-    asked: list[int] = []
+    asked: list[signal.Signals] = []
 
     def ask(number: signal.Signals) -> None:
         if asked:
-            os._exit(128 + number)
+            second(number)
         asked.append(number)
+        if first is not None:
+            first(number)
 
     with on_signals({number: partial(ask, number) for number in STOP}):
         yield lambda: bool(asked)
@@ -78,16 +88,11 @@ def run_relay(relay: Relay, work: Callable[[], Coroutine[Any, Any, T]], patience
     The first signal stops the relay, the second ends the process at once, with 128 and the signal's number
     for its status.
     """
-    asked: list[signal.Signals] = []
-
     # The process is the relay's own: what was made up to now stays, and to look through it for garbage again
     # and again would take a fifth of a busy relay's time.
     gc.freeze()
 
-    def ask(number: signal.Signals) -> None:
-        if asked:
-            _leave(number)
-        asked.append(number)
+    def stop(number: signal.Signals) -> None:
         log.info(
             "stopping (%s): no more is claimed, what is being sent has %s; a second signal leaves at once",
             number.name,
@@ -96,15 +101,14 @@ def run_relay(relay: Relay, work: Callable[[], Coroutine[Any, Any, T]], patience
         )
         relay.stop()
 
-    async def main() -> T:
-        with on_signals({number: partial(ask, number) for number in STOP}):
-            return await work()
+    async def main() -> tuple[T, bool]:
+        with stop_requested(stop, _leave_relay) as asked:
+            return await work(), asked()
 
-    return run(main()), bool(asked)
+    return run(main())
 
 
-def _leave(number: signal.Signals) -> NoReturn:
-    """End the process without exceptions: a handler that swallows them could delay the end."""
+def _leave_relay(number: signal.Signals) -> NoReturn:
     log.warning(
         "left at once (%s): what was being sent is taken over when its leases run out",
         number.name,
@@ -112,4 +116,4 @@ def _leave(number: signal.Signals) -> NoReturn:
     )
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(128 + number)
+    leave(number)

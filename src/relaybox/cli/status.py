@@ -1,68 +1,93 @@
-"""``relaybox status``."""
+"""``relaybox status`` and ``relaybox top``."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.options import Json, run
-from relaybox.cli.output import ago, plain, print_json, print_table, stats_document
-from relaybox.core.commands import command
+from relaybox.cli.options import Json, actor, options, run
+from relaybox.cli.output import ago, answer, plain, print_table, stats_document
+from relaybox.core.commands import Program, command
+from relaybox.core.values import parse_duration
+from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.admin import DestinationStats, Stats
+    from rich.console import Console
+
+    from relaybox.operate.admin import Admin, DestinationStats, Stats
     from relaybox.stores.ledger import Counts
 
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
+SHORTEST = 0.2
+"""Seconds; more often, the looking itself would be a load."""
+
+WIDE = 110
+"""Columns of a frame that goes to a file or a pipe, unless COLUMNS says otherwise."""
+
 
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show how many deliveries wait, are sent and failed, for each destination, and what holds it up."""
-    stats = run(context, lambda admin: admin.stats())
-    if as_json:
-        print_json(stats_document(stats))
-    else:
-        _show(stats)
+    answer(run(context, lambda admin: admin.stats()), as_json, stats_document, _show)
 
 
 def _show(stats: Stats) -> None:
-    rows = [[_name(one), *_cells(one.counts), _state(one)] for one in stats.destinations]
+    rows = [[shown_name(one), *_cells(one.counts), _word(one)] for one in stats.destinations]
     if len(rows) > 1:
         rows.append(["total", *_cells(stats.total), ""])
     headings = ["DESTINATION", *(name.upper() for name in COUNTS), "OLDEST", "STATE"]
     print_table(headings, rows, range(1, len(headings)))
     for one in stats.destinations:
         for note in _notes(one):
-            typer.echo(plain(f"{_name(one)}: {note}"))
+            typer.echo(plain(f"{shown_name(one)}: {note}"))
     if stats.total.failed:
         typer.echo(f"what failed, and why: {command('failures')}")
     typer.echo(_relays(stats))
 
 
-def _name(one: DestinationStats) -> str:
+def shown_name(one: DestinationStats) -> str:
+    """Return the destination's name, also for what has no route."""
     return one.name or "(unrouted)"
 
 
+def number(counts: Counts, *names: str) -> str:
+    """Return the sum of some counts, with a plus if there may be more."""
+    total = sum(getattr(counts, name) for name in names)
+    return f"{total:,}{'+' if counts.capped & {*names} else ''}"
+
+
+def oldest(counts: Counts) -> str:
+    """Return the age of what has waited longest."""
+    return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
+
+
 def _cells(counts: Counts) -> list[str]:
-    numbers = [f"{getattr(counts, name):,}{'+' if name in counts.capped else ''}" for name in COUNTS]
-    return [*numbers, "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)]
+    return [*(number(counts, name) for name in COUNTS), oldest(counts)]
 
 
-def _state(one: DestinationStats) -> str:
-    """Return one word, the one that ``why`` would name first."""
-    if one.place is not None and one.place.paused:
+def state(one: DestinationStats) -> str:
+    """Return what ``why`` would name first."""
+    place = one.place
+    if place is not None and place.paused:
         return "paused"
-    if one.place is not None and one.place.circuit != "closed":
-        return "circuit"
+    if place is not None and place.circuit != "closed":
+        return f"circuit {place.circuit.replace('_', '-')}"
     if one.handed_over:
         return "debezium"
     if not one.configured:
-        return "unknown"
+        return "unknown" if one.name else "no route"
     if one.counts.failed:
         return "failing"
     return "retrying" if one.counts.retrying else "ok"
+
+
+def _word(one: DestinationStats) -> str:
+    """Return the state in one word; the notes say the rest."""
+    return "unknown" if state(one) == "no route" else state(one).partition(" ")[0]
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
@@ -74,8 +99,8 @@ def _notes(one: DestinationStats) -> Iterator[str]:
         yield f"paused by {place.paused_by} until {until} ({place.pause_reason or 'no reason given'})"
     if place is not None and place.circuit != "closed":
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
-        state, reason = place.circuit.replace("_", "-"), place.circuit_reason or "no reason given"
-        yield f"circuit {state}{until} ({reason})"
+        circuit = f"circuit {place.circuit.replace('_', '-')}"
+        yield f"{circuit}{until} ({place.circuit_reason or 'no reason given'})"
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
         yield f"{_scheduled(one.counts)} (the next one: {error})"
@@ -94,12 +119,11 @@ def _notes(one: DestinationStats) -> Iterator[str]:
 
 
 def _scheduled(counts: Counts) -> str:
-    number = f"{counts.scheduled:,}{'+' if 'scheduled' in counts.capped else ''}"
-    return f"{number} {'waits' if counts.scheduled == 1 else 'wait'} for a later attempt"
+    verb = "waits" if counts.scheduled == 1 else "wait"
+    return f"{number(counts, 'scheduled')} {verb} for a later attempt"
 
 
 def _relays(stats: Stats) -> str:
-    from relaybox.core.commands import Program
     from relaybox.operate.why import is_alive
 
     alive = [relay for relay in stats.relays if is_alive(relay)]
@@ -112,3 +136,55 @@ def _relays(stats: Stats) -> str:
     last = stats.relays[0]
     silence = ago((last.seen_at - last.last_seen_at).total_seconds())
     return plain(f"no relay is running: {last.name} was seen {silence} ago")
+
+
+def top(
+    context: typer.Context,
+    interval: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait between two looks.")
+    ] = "2s",
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and leave.")] = False,
+) -> None:
+    """Watch rates, backlogs, lag, circuits, relays and the newest failures in the terminal.
+
+    q leaves, the arrow keys choose a destination, p pauses or resumes it, after a question. Without a
+    terminal one frame is printed.
+    """
+    seconds = parse_duration(interval, "--interval")
+    if seconds < SHORTEST:
+        raise ConfigError(f"--interval = {interval!r}: use {SHORTEST:g}s or longer")
+    given = options(context)
+    where = given.shown_database(given.settings())
+    console = _console()
+    watching = console.is_terminal and not console.is_dumb_terminal and not once
+
+    async def work(admin: Admin) -> None:
+        if watching:
+            from relaybox.cli.top_live import LiveScreen
+
+            await LiveScreen(admin, where, console, seconds).run()
+        else:
+            await _print_frame(admin, where, console)
+
+    try:
+        given.ask(actor(), work)
+    except KeyboardInterrupt:
+        # It is how one leaves.
+        return
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        return Console(highlight=False, width=WIDE)
+    return console
+
+
+async def _print_frame(admin: Admin, where: str, console: Console) -> None:
+    from relaybox.cli.top_layout import View, collect, draw
+
+    view = View(where=where, frame=await collect(admin))
+    console.print(draw(view, console.width, None))
+    sys.stdout.flush()

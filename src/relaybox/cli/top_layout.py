@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from relaybox.cli.output import ago, plain
+from relaybox.cli.status import number, oldest, shown_name, state
 from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
 from relaybox.operate.why import is_alive
-from relaybox.stores.ledger import Counts, Entry, Filter, Relay
+from relaybox.stores.ledger import Entry, Filter, Relay
 
 HOURS = 0.5
 """How far back the rates go: a point for each minute of the last half hour."""
@@ -24,6 +25,7 @@ RELAYS = 5
 DESTINATIONS = 50
 """How many are asked about, and shown where there is room."""
 
+WAITING = ("due", "scheduled", "parked")
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -111,10 +113,10 @@ def _totals(frame: Frame, width: int) -> Text:
     parts = [
         f"delivered {_rate(frame.whole, frame.at)}",
         f"emitted {emitted[-1]:,.1f}/s" if emitted else "",
-        f"waiting {_number(total, 'due', 'scheduled', 'parked')}",
+        f"waiting {number(total, *WAITING)}",
         f"sending {total.sending:,}",
-        f"failed {_number(total, 'failed')}",
-        f"oldest {_oldest(total)}",
+        f"failed {number(total, 'failed')}",
+        f"oldest {oldest(total)}",
     ]
     text = "  ".join(part for part in parts if part)
     bars = spark([point.delivered for point in points])
@@ -140,15 +142,6 @@ def _rate(series: Series | None, now: datetime) -> str:
     return f"{(over.delivered * whole + going_on.delivered * begun) / (whole + begun):,.1f}/s"
 
 
-def _number(counts: Counts, *names: str) -> str:
-    number = sum(getattr(counts, name) for name in names)
-    return f"{number:,}{'+' if counts.capped & {*names} else ''}"
-
-
-def _oldest(counts: Counts) -> str:
-    return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
-
-
 def _lag(series: Series | None) -> str:
     """Return p50 and p99 of the last minute in which something was delivered."""
     for point in reversed(series.points if series else ()):
@@ -163,43 +156,37 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 60 else ago(seconds)
 
 
-class _Column(NamedTuple):
-    heading: str
-    width: int
-    """The terminal must be so wide for it to be shown."""
-
-
-COLUMNS = (
-    _Column("DESTINATION", 0),
-    _Column("STATE", 0),
-    _Column("WAITING", 0),
-    _Column("SENDING", 70),
-    _Column("FAILED", 40),
-    _Column("RATE", 52),
-    _Column("OLDEST", 60),
-    _Column("LAG P50 / P99", 90),
-    _Column("LAST 30 MIN", 110),
-)
+COLUMNS = {
+    "DESTINATION": 0,
+    "STATE": 0,
+    "WAITING": 0,
+    "SENDING": 70,
+    "FAILED": 40,
+    "RATE": 52,
+    "OLDEST": 60,
+    "LAG P50 / P99": 90,
+    "LAST 30 MIN": 110,
+}
+"""The columns, and how wide the terminal must be for each to be shown."""
 
 
 def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", width=width)
-    shown = [column for column in COLUMNS if width >= column.width]
-    for number, column in enumerate(shown):
-        left = column.heading in ("DESTINATION", "STATE", "LAST 30 MIN")
+    shown = [heading for heading, least in COLUMNS.items() if width >= least]
+    for heading in shown:
         table.add_column(
-            column.heading,
+            heading,
             no_wrap=True,
             overflow="ellipsis",
-            justify="left" if left else "right",
-            ratio=1 if number == 0 else None,
+            justify="left" if heading in ("DESTINATION", "STATE", "LAST 30 MIN") else "right",
+            ratio=1 if heading == "DESTINATION" else None,
         )
     rows = view.destinations()
     chosen = next((at for at, one in enumerate(rows) if one.name == view.selected), 0)
     for one in _window(rows, chosen, room):
-        cells = dict(zip((column.heading for column in COLUMNS), _cells(one, frame), strict=True))
+        cells = dict(zip(COLUMNS, _cells(one, frame), strict=True))
         style = "reverse" if view.keys and one.name == view.selected else _style(one)
-        table.add_row(*(cells[column.heading] for column in shown), style=style)
+        table.add_row(*(Text(plain(cells[heading])) for heading in shown), style=style)
     return table
 
 
@@ -211,42 +198,23 @@ def _window(rows: Sequence[DestinationStats], chosen: int, room: int | None) -> 
     return rows[start : start + max(room, 1)]
 
 
-def _cells(one: DestinationStats, frame: Frame) -> list[Text]:
+def _cells(one: DestinationStats, frame: Frame) -> list[str]:
     series = frame.rates.get(one.name)
-    bars = spark([point.delivered for point in series.points]) if series else ""
     return [
-        Text(plain(cell))
-        for cell in (
-            one.name or "(unrouted)",
-            _state(one),
-            _number(one.counts, "due", "scheduled", "parked"),
-            f"{one.counts.sending:,}",
-            _number(one.counts, "failed"),
-            _rate(series, frame.at),
-            _oldest(one.counts),
-            _lag(series),
-            bars,
-        )
+        shown_name(one),
+        state(one),
+        number(one.counts, *WAITING),
+        f"{one.counts.sending:,}",
+        number(one.counts, "failed"),
+        _rate(series, frame.at),
+        oldest(one.counts),
+        _lag(series),
+        spark([point.delivered for point in series.points]) if series else "",
     ]
 
 
-def _state(one: DestinationStats) -> str:
-    place = one.place
-    if place is not None and place.paused:
-        return "paused"
-    if place is not None and place.circuit != "closed":
-        return f"circuit {place.circuit.replace('_', '-')}"
-    if one.handed_over:
-        return "debezium"
-    if not one.configured:
-        return "unknown" if one.name else "no route"
-    if one.counts.failed:
-        return "failing"
-    return "retrying" if one.counts.retrying else "ok"
-
-
 def _style(one: DestinationStats) -> str:
-    return {"ok": "", "retrying": "", "debezium": "", "paused": "yellow"}.get(_state(one), "red")
+    return {"ok": "", "retrying": "", "debezium": "", "paused": "yellow"}.get(state(one), "red")
 
 
 def _relays(relays: Sequence[Relay], width: int) -> Iterator[Text]:

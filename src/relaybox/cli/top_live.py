@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from relaybox.cli.signals import on_signals
+from relaybox.cli.status import shown_name
 from relaybox.cli.top_layout import View, collect, draw
 from relaybox.errors import RelayboxError
 from relaybox.operate.admin import Admin, DestinationStats
@@ -107,7 +108,7 @@ class LiveScreen:
             return
         self._view.notice = None
         self._asked = one.name, _is_held(one)
-        self._view.question = f"{'resume' if _is_held(one) else 'pause'} {one.name or '(unrouted)'}?"
+        self._view.question = f"{'resume' if _is_held(one) else 'pause'} {shown_name(one)}?"
 
     def _selected(self) -> DestinationStats | None:
         return next((one for one in self._view.destinations() if one.name == self._view.selected), None)
@@ -131,12 +132,10 @@ def _is_held(one: DestinationStats) -> bool:
 
 
 async def _end(*tasks: asyncio.Task[None] | None) -> None:
-    waiting: list[Awaitable[Any]] = []
-    for task in tasks:
-        if task is not None:
-            task.cancel()
-            waiting.append(task)
-    await asyncio.gather(*waiting, return_exceptions=True)
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 @contextmanager

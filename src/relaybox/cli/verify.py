@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,22 +13,13 @@ from relaybox.cli.output import note, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from relaybox.cli.verify_comparison import Comparison, Difference, Histories, Terms
     from relaybox.core.settings import Destination
     from relaybox.operate.admin import Admin
-    from relaybox.stores.ledger import Entry, Filter
 
 EXIT_STATUS = """Exit status: 0 nothing is amiss; 1 something is lost, a phantom, out of order or altered
 (with --strict: or a duplicate), or nothing was compared; 2 wrong usage, a wrong setting, a line that cannot
 be read, or the database refused: one line on standard error says why; 130 interrupted."""
-
-MARGIN = timedelta(hours=1)
-"""How far an emitter's clock, which is in an event's id, may be from the database's."""
-
-AT_ONCE = 100
-"""How many payloads are fetched at a time: each may be of a mebibyte."""
 
 MEANINGS = {
     "events": "compared",
@@ -77,26 +67,20 @@ def verify(
     RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
     """
     from relaybox.cli.verify_comparison import Comparison, Terms, compare, open_histories
+    from relaybox.cli.verify_records import at_line, at_time, gather, kept_since
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
-    first = None if since is None else parse_moment(since, "--since", -1)
-    last = None if until is None else parse_moment(until, "--until", -1)
+    first, last = parse_moment(since, "--since", -1), parse_moment(until, "--until", -1)
     configured, now = run(context, lambda admin: _begin(admin, destination))
-    terms = Terms(
-        destination,
-        "skip" if configured and configured.on_failed == "skip" else "block",
-        first,
-        last,
-        None,
-        _at_line if inbox is None else _at_time,
-    )
+    on_failed = "skip" if configured and configured.on_failed == "skip" else "block"
+    terms = Terms(destination, on_failed, first, last, None, at_line if inbox is None else at_time)
     done = Comparison(limit)
     with open_histories() as histories:
         if recorded is not None:
             _read(recorded, histories)
-        end = run(context, lambda admin: _gather(admin, inbox, histories, terms, now, done))
-        terms = replace(terms, kept_since=_kept_since(configured, end))
+        end = run(context, lambda admin: gather(admin, inbox, histories, terms, now, done))
+        terms = replace(terms, kept_since=kept_since(configured, end))
         done.counts["records"], done.has_payloads = histories.size(), histories.has_payloads()
         compare(histories, terms, done)
     _tell(done, terms, strict, as_json)
@@ -106,22 +90,9 @@ def verify(
 
 async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
     """Return the destination, and the database's time before anything is read."""
-    configured = await admin.destination(name)
-    return configured, await _now(admin)
+    from relaybox.cli.verify_records import now
 
-
-async def _now(admin: Admin) -> datetime:
-    """Return the database's time, or that of this machine if the database has no row."""
-    page = await admin.events(limit=1, windows=1)
-    return page.entries[0].seen_at if page.entries else datetime.now(UTC)
-
-
-def _kept_since(configured: Destination | None, end: datetime) -> datetime | None:
-    """Return the time since which no row was pruned, at ``end``."""
-    if configured is None:
-        return None
-    # By an emitter's clock, which may be ahead, an event may be younger than what pruned it says.
-    return end - timedelta(seconds=configured.retention) + MARGIN
+    return await admin.destination(name), await now(admin)
 
 
 def _read(path: str, histories: Histories) -> None:
@@ -131,121 +102,6 @@ def _read(path: str, histories: Histories) -> None:
     name = "standard input" if path == "-" else path
     with opened(path) as stream, reading_bar(stream) as lines:
         histories.record(read_records(lines, name))
-
-
-async def _gather(
-    admin: Admin, inbox: str | None, histories: Histories, terms: Terms, now: datetime, done: Comparison
-) -> datetime:
-    """Read the inbox, if one is given, and then the rows; return the database's time after that."""
-    from relaybox.cli.progress import with_bar
-
-    if inbox is not None:
-        await _read_inbox(admin, inbox, histories)
-
-    has_payloads = histories.has_payloads()
-
-    async def walk(progress: Any) -> None:
-        seen = 0
-        async for entries in admin.walk(_filter(terms)):
-            seen += len(entries)
-            shadowed = await admin.shadowed(entries)
-            sent = {entry.id for entry in entries if entry.id not in shadowed and _is_sent(entry, now)}
-            histories.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
-            if has_payloads:
-                await _compare_payloads(admin, histories, entries, terms, done)
-            progress(seen)
-
-    await with_bar(histories.size() or None, "comparing", walk)
-    return await _now(admin)
-
-
-async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None:
-    from relaybox.cli.verify_comparison import microseconds
-
-    async for marks in admin.inbox(consumer):
-        histories.record(
-            (microseconds(mark.processed_at), event, None)
-            for mark in marks
-            if (event := _uuid(mark.message_id)) is not None
-        )
-    if not histories.size():
-        raise ConfigError(f"--inbox {consumer!r}: inbox_message has no event of this consumer")
-
-
-def _filter(terms: Terms) -> Filter:
-    """Return a filter of somewhat more than is compared, so that each record near the edge finds its row."""
-    from relaybox.stores.ledger import Filter
-
-    return Filter(
-        destination=terms.destination,
-        since=None if terms.since is None else terms.since - MARGIN,
-        until=None if terms.until is None else terms.until + MARGIN,
-    )
-
-
-def _is_sent(entry: Entry, now: datetime) -> bool:
-    """Return True if it was delivered before what was recorded was read."""
-    return entry.status == "delivered" and (entry.delivered_at is None or entry.delivered_at < now)
-
-
-async def _compare_payloads(
-    admin: Admin, histories: Histories, entries: Sequence[Entry], terms: Terms, done: Comparison
-) -> None:
-    """Compare the payload of each record that has one with the stored one, a few at a time."""
-    found = {
-        entry.id: histories.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)
-    }
-    for part in _parts([entry for entry in entries if found.get(entry.id)]):
-        contents = await admin.contents([entry.id for entry in part])
-        for entry in part:
-            # A row may have been pruned in the meantime.
-            wanted = _digest(contents.get(entry.id))
-            if wanted is None:
-                continue
-            done.counts["payloads"] += len(found[entry.id])
-            how = "another payload than the stored one" if wanted else "a payload; the stored one is no JSON"
-            for place, digest in found[entry.id]:
-                if digest != wanted:
-                    text = f"came at {terms.place(place)} with {how}"
-                    done.find("altered", entry.event_id, text)
-
-
-def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    return (entries[start : start + AT_ONCE] for start in range(0, len(entries), AT_ONCE))
-
-
-def _digest(content: Any) -> bytes | None:
-    """Return the digest of a stored payload: None if it cannot be compared, empty if it is not JSON."""
-    from relaybox.cli.verify_records import digest, loads
-    from relaybox.wire.codec import BINARY
-
-    if content is None or content.payload_encoding not in (None, BINARY):
-        return None
-    if content.payload_encoding == BINARY:
-        return digest(bytes(content.payload_data or b""))
-    try:
-        return digest(None if content.payload is None else loads(content.payload))
-    except (ValueError, RecursionError):
-        return b""
-
-
-def _uuid(text: str) -> UUID | None:
-    from uuid import UUID
-
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
-
-def _at_line(place: int) -> str:
-    return f"line {place}"
-
-
-def _at_time(place: int) -> str:
-    from relaybox.cli.verify_comparison import EPOCH
-
-    return (EPOCH + timedelta(microseconds=place)).isoformat()
 
 
 def _is_ok(done: Comparison, strict: bool) -> bool:

@@ -243,7 +243,7 @@ def _sweepless(task: str) -> bool:
 
 
 def _destination(destination: Destination, configuration: Configuration) -> Iterator[CheckMessage]:
-    from relaybox.cli.checks import check_address, check_secrets, check_sink
+    from relaybox.cli.application import check_address, check_secrets, check_sink
 
     try:
         check_secrets(destination)
