@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from relaybox.core.commands import Program
 from relaybox.core.settings import Settings
 from relaybox.database.migrations import Outbox
+from relaybox.database.statements import server
 from relaybox.database.statements.delivery import Query, Texts
 from relaybox.database.steps import Row, Steps
 from relaybox.operate.admin import Admin
@@ -22,18 +23,11 @@ Level: TypeAlias = Literal["error", "warning", "info"]
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
-STATEMENT_SECONDS = 5
-"""The longest that the server works on one query."""
-
 SERVERS = ("postgresql", "mariadb", "mysql")
 EVERY_DATABASE = (*SERVERS, "sqlite")
 
 Need: TypeAlias = Literal["settings", "database", "tables"]
 """The least that a check needs: a ``Context``, a ``DatabaseContext``, or one whose tables exist."""
-
-_BOUNDS = f"""
-SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
-       set_config('transaction_read_only', 'on', true)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +93,9 @@ class DatabaseContext(Context):
         """
         before: Sequence[Query] = ()
         if self.outbox.dialect == "postgresql":
-            before = [Query(_BOUNDS, ())]
-        elif self.outbox.dialect == "mariadb" and sql.lstrip().startswith("SELECT"):
-            sql = f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
+            before = [Query(server.BOUNDS, ())]
+        elif self.outbox.dialect == "mariadb":
+            sql = server.bounded_on_mariadb(sql)
         query = self.store.steps.statements.others(Texts({"question": sql}))("question", **params)
 
         def steps() -> Steps[list[Row]]:

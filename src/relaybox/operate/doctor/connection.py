@@ -13,18 +13,9 @@ from uuid import uuid4
 from relaybox.database.migrations import Outbox, quoted
 from relaybox.database.roles import CHANGE
 from relaybox.database.schema import MYSQL
+from relaybox.database.statements import server
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
 
-_WHO = {
-    "postgresql": "SELECT current_user",
-    "mysql": "SELECT CURRENT_USER()",
-    "mariadb": "SELECT CURRENT_USER()",
-}
-_MAY = """
-SELECT name, privilege, has_table_privilege(CAST(to_regclass(name) AS oid), privilege)
-FROM unnest(CAST(ARRAY[:names] AS text[])) AS name, unnest(CAST(ARRAY[:privileges] AS text[])) AS privilege
-WHERE to_regclass(name) IS NOT NULL"""
-_USAGE = "SELECT has_schema_privilege(CAST(:schema AS text), 'USAGE')"
 _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
 
 READ, CHANGES = "SELECT", ("INSERT", "UPDATE", "DELETE")
@@ -48,7 +39,7 @@ REFUSED = 300.0
 async def privileges(context: DatabaseContext) -> Results:
     """Find what a relay needs and the connected role lacks; a role that only reads is not a relay's."""
     outbox = context.outbox
-    [(role,)] = await context.ask(_WHO[outbox.dialect])
+    [(role,)] = await context.ask(server.CURRENT_USER[outbox.dialect])
     needed = _needed(outbox)
     held = await _held(context, needed)
     lacking = {
@@ -76,13 +67,13 @@ async def _held(context: DatabaseContext, needed: Mapping[str, list[str]]) -> Ma
     """Return the rights to each table that exists."""
     outbox = context.outbox
     if outbox.dialect in MYSQL:
-        rows = await context.ask("SHOW GRANTS")
-        [(name,)] = await context.ask("SELECT COALESCE(:schema, DATABASE())", schema=outbox.schema)
+        rows = await context.ask(server.GRANTS_MYSQL)
+        [(name,)] = await context.ask(server.SCHEMA_MYSQL, schema=outbox.schema)
         return parse_grants([str(row[0]) for row in rows], str(name), needed)
-    if outbox.schema and (await context.ask(_USAGE, schema=outbox.schema))[0][0] is False:
+    if outbox.schema and (await context.ask(server.SCHEMA_RIGHTS, schema=outbox.schema))[0][0] is False:
         return dict.fromkeys(needed, ())
     names = {quoted(outbox, outbox.schema, table): table for table in needed}
-    rows = await context.ask(_MAY, names=list(names), privileges=CHANGE.split(", "))
+    rows = await context.ask(server.TABLE_RIGHTS, names=list(names), privileges=CHANGE.split(", "))
     # A missing table is a finding of the schema check.
     held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
     for name, privilege, may in rows:
@@ -171,16 +162,18 @@ async def _round_trip(url: str) -> tuple[bool, bool]:
     from psycopg import AsyncConnection
     from psycopg.conninfo import conninfo_to_dict
 
+    from relaybox.database.drivers.notify import NOTIFY, listen
+
     options: dict[str, Any] = {**_OPTIONS, **conninfo_to_dict(url), "autocommit": True}
     ear = await AsyncConnection.connect(**options)
     try:
-        cursor = await ear.execute("SELECT pg_backend_pid()")
+        cursor = await ear.execute(server.BACKEND)
         pooled = await cursor.fetchone() != (ear.info.backend_pid,)
-        await ear.execute(f"LISTEN {CHANNEL}")
+        await ear.execute(listen(CHANNEL))
         word = uuid4().hex
         mouth = await AsyncConnection.connect(**options)
         try:
-            await mouth.execute("SELECT pg_notify(%s, %s)", (CHANNEL, word))
+            await mouth.execute(NOTIFY, (CHANNEL, word))
             return await _hears(ear, word), pooled
         finally:
             await mouth.close()

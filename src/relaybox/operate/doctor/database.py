@@ -10,6 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relaybox.database.migrations import quoted
+from relaybox.database.statements import server
 from relaybox.database.steps import Row
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
 
@@ -21,14 +22,6 @@ NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sq
 PACKET = 16 * 1024 * 1024
 """What MariaDB must take in one statement: a settle of the most rows with the longest errors."""
 
-_SERVER = """
-SELECT current_setting('server_version'), pg_is_in_recovery(), reset_val, quote_ident(current_database())
-FROM pg_settings WHERE name = 'default_transaction_read_only'"""
-_SERVER_MYSQL = "SELECT VERSION(), @@global.read_only, @@max_allowed_packet"
-_BINLOG = "SELECT @@log_bin, @@global.binlog_format"
-_ISOLATION = """
-SELECT reset_val, quote_ident(current_database()) FROM pg_settings
-WHERE name = 'default_transaction_isolation'"""
 
 FORGETS: Final = (
     "a crash may undo commits that were answered: an event is then lost, or it was sent and never was, or "
@@ -40,23 +33,6 @@ ASYNCHRONOUS: Final = (
 )
 DAMAGES: Final = "a crash of the machine may damage the database, and undo commits that were answered"
 
-_UNSAFE = """
-SELECT name FROM pg_settings
-WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'
-   OR name = 'synchronous_commit' AND reset_val = 'off'
-      AND source NOT IN ('database', 'user', 'database user', 'session', 'client')
-ORDER BY name"""
-_UNSAFE_FOR = """
-SELECT quote_ident(role.rolname), quote_ident(base.datname)
-FROM pg_db_role_setting AS s
-LEFT JOIN pg_roles AS role ON role.oid = s.setrole
-LEFT JOIN pg_database AS base ON base.oid = s.setdatabase,
-    unnest(s.setconfig) AS given
-WHERE lower(given) IN ('synchronous_commit=off', 'synchronous_commit=false', 'synchronous_commit=no',
-                       'synchronous_commit=0')
-  AND (s.setdatabase = 0 OR base.datname = current_database())
-ORDER BY 1, 2"""
-_FLUSHES = "SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@log_bin"
 
 OLD = 60.0
 """Seconds that a transaction may be open."""
@@ -67,48 +43,12 @@ BEHIND = 100_000
 KEPT = 1024**3
 """Bytes of log that a slot without a reader may keep."""
 
-# The state of other roles' sessions is null unless the role is a monitor.
-_SESSIONS = """
-SELECT pid, usename, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)
-FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-  AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
-  AND xact_start < clock_timestamp() - make_interval(secs => :old)
-ORDER BY xact_start LIMIT 5"""
-_MONITOR = """
-SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'), quote_ident(current_user),
-       EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND usename <> current_user
-               AND pid <> pg_backend_pid())"""
-_PREPARED = """
-SELECT gid, owner, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts
-WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => :old)
-ORDER BY prepared LIMIT 5"""
-_SLOTS = """
-SELECT slot_name, xmin IS NOT NULL, COALESCE(pg_wal_lsn_diff(
-    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END,
-    restart_lsn), 0)
-FROM pg_replication_slots WHERE NOT active AND NOT temporary ORDER BY slot_name LIMIT 50"""
-_STANDBYS = """
-SELECT application_name, client_addr, age(backend_xmin) FROM pg_stat_replication
-WHERE age(backend_xmin) > :behind ORDER BY age(backend_xmin) DESC LIMIT 5"""
-_INNODB = """
-SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) FROM information_schema.innodb_trx
-WHERE trx_mysql_thread_id <> CONNECTION_ID() AND trx_mysql_thread_id > 0
-  AND trx_started < NOW() - INTERVAL :old SECOND
-ORDER BY trx_started LIMIT 5"""
 
 GROWS = "nothing that died since can be cleaned up, and claims read ever more of it"
 
 DEAD = 100_000
 """Dead rows that a table may have, or half as many as live ones if that is more."""
 
-_OFF_ON_SERVER = (
-    "SELECT name FROM pg_settings WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off'"
-)
-_TABLES = """
-SELECT c.relname, c.reloptions, s.n_live_tup, s.n_dead_tup, GREATEST(s.last_vacuum, s.last_autovacuum)
-FROM pg_class c LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
-WHERE c.oid IN (SELECT to_regclass(name) FROM unnest(CAST(ARRAY[:names] AS text[])) AS name)"""
 _OFF_FOR_TABLE = (
     "autovacuum_enabled=false",
     "autovacuum_enabled=off",
@@ -146,7 +86,7 @@ def outdated(dialect: str, version: str) -> Finding | None:
 
 
 async def _postgresql(context: DatabaseContext) -> Results:
-    [(version, standby, read_only, name)] = await context.ask(_SERVER)
+    [(version, standby, read_only, name)] = await context.ask(server.SERVER)
     if finding := outdated("postgresql", version):
         yield finding
     if standby:
@@ -159,7 +99,7 @@ async def _postgresql(context: DatabaseContext) -> Results:
 
 
 async def _mysql(context: DatabaseContext) -> Results:
-    [(version, read_only, packet)] = await context.ask(_SERVER_MYSQL)
+    [(version, read_only, packet)] = await context.ask(server.SERVER_MYSQL)
     if finding := outdated(context.outbox.dialect, version):
         yield finding
     if str(read_only).upper() not in ("0", "OFF", "NO_LOCK"):
@@ -173,7 +113,7 @@ async def _mysql(context: DatabaseContext) -> Results:
 
 
 async def _sqlite(context: DatabaseContext) -> Results:
-    [(version,)] = await context.ask("SELECT sqlite_version()")
+    [(version,)] = await context.ask(server.SERVER_SQLITE)
     if finding := outdated("sqlite", version):
         yield finding
     for place in _closed(Path((sa.make_url(context.settings.database).database or "").removeprefix("file:"))):
@@ -191,7 +131,7 @@ async def isolation(context: DatabaseContext) -> Results:
     """Find a default isolation that makes emits raise, or a log format that makes relays fail."""
     match context.outbox.dialect:
         case "postgresql":
-            [(level, name)] = await context.ask(_ISOLATION)
+            [(level, name)] = await context.ask(server.ISOLATION)
             if level != "read committed":
                 detail = (
                     f"default_transaction_isolation = {level!r}: relays set their own, but an emit with an "
@@ -200,7 +140,7 @@ async def isolation(context: DatabaseContext) -> Results:
                 fix = f"ALTER DATABASE {name} SET default_transaction_isolation = 'read committed';"
                 yield Finding("info", f"transactions are {level} by default", detail, fix)
         case "mariadb" | "mysql":
-            [(logs, form)] = await context.ask(_BINLOG)
+            [(logs, form)] = await context.ask(server.BINLOG_MYSQL)
             if logs and str(form).upper() == "STATEMENT":
                 detail = "under READ COMMITTED, which relays need, InnoDB writes nothing with this format"
                 fix = "SET GLOBAL binlog_format = 'ROW';"
@@ -216,11 +156,11 @@ async def durability(context: DatabaseContext) -> Results:
 
 
 async def _unsafe_postgresql(context: DatabaseContext) -> Results:
-    for (name,) in await context.ask(_UNSAFE):
+    for (name,) in await context.ask(server.UNSAFE_SETTINGS):
         fix = f"ALTER SYSTEM SET {name} = on;\nSELECT pg_reload_conf();"
         detail = ASYNCHRONOUS if name == "synchronous_commit" else DAMAGES
         yield Finding("warning", f"{name} is off on this server", detail, fix)
-    for role, name in await context.ask(_UNSAFE_FOR):
+    for role, name in await context.ask(server.UNSAFE_ROLES):
         whose = f"ROLE {role}" if role else f"DATABASE {name}"
         where = f" IN DATABASE {name}" if role and name else ""
         title = f"synchronous_commit is off for {role or name}"
@@ -229,7 +169,7 @@ async def _unsafe_postgresql(context: DatabaseContext) -> Results:
 
 
 async def _unsafe_mysql(context: DatabaseContext) -> Results:
-    [(flush, sync, logs)] = await context.ask(_FLUSHES)
+    [(flush, sync, logs)] = await context.ask(server.FLUSHES_MYSQL)
     if int(flush) != 1:
         title = f"innodb_flush_log_at_trx_commit is {flush}"
         yield Finding("warning", title, FORGETS, "SET GLOBAL innodb_flush_log_at_trx_commit = 1;")
@@ -242,25 +182,25 @@ async def _unsafe_mysql(context: DatabaseContext) -> Results:
 async def transactions(context: DatabaseContext) -> Results:
     """Find what keeps dead rows from being cleaned up: old transactions, unread slots, old standbys."""
     if context.outbox.dialect != "postgresql":
-        for thread, seconds in await context.ask(_INNODB, old=OLD):
+        for thread, seconds in await context.ask(server.OLD_SESSIONS_MYSQL, old=OLD):
             title = f"a transaction is open for {seconds:,.0f} s"
             yield Finding("warning", title, f"by connection {thread}: {GROWS}", f"KILL {thread};")
         return
-    for row in await context.ask(_SESSIONS, old=OLD):
+    for row in await context.ask(server.OLD_SESSIONS, old=OLD):
         yield _session(row)
-    [(monitor, role, others)] = await context.ask(_MONITOR)
+    [(monitor, role, others)] = await context.ask(server.MAY_MONITOR)
     if others and not monitor:
         fix = f"GRANT pg_read_all_stats TO {role};"
         yield Unseen(f"how old the transactions of other roles are: {fix} lets it be seen")
-    for gid, owner, seconds in await context.ask(_PREPARED, old=OLD):
+    for gid, owner, seconds in await context.ask(server.OLD_PREPARED, old=OLD):
         literal = _literal(gid)
         title = f"the transaction {literal} is prepared for {seconds:,.0f} s and not ended"
         fix = f"ROLLBACK PREPARED {literal};"
         yield Finding("warning", title, f"by {owner}, who may want to COMMIT PREPARED it: {GROWS}", fix)
-    for row in await context.ask(_SLOTS):
+    for row in await context.ask(server.UNREAD_SLOTS):
         if finding := _slot(row):
             yield finding
-    for name, address, age in await context.ask(_STANDBYS, behind=BEHIND):
+    for name, address, age in await context.ask(server.OLD_STANDBYS, behind=BEHIND):
         title = f"the standby {name or address} keeps {age:,} transactions from being cleaned up"
         detail = f"by hot_standby_feedback, for an old query of its own: {GROWS}"
         fix = "end the query on the standby, or there: ALTER SYSTEM SET hot_standby_feedback = off;"
@@ -294,13 +234,13 @@ def _literal(text: str) -> str:
 async def vacuum(context: DatabaseContext) -> Results:
     """Find that autovacuum is off, for the server or a table, or does not keep up."""
     outbox = context.outbox
-    for (setting,) in await context.ask(_OFF_ON_SERVER):
+    for (setting,) in await context.ask(server.NO_AUTOVACUUM):
         detail = "dead rows are never cleaned up, and claims become slower with every event"
         fix = f"ALTER SYSTEM SET {setting} = on;\nSELECT pg_reload_conf();"
         yield Finding("error", f"{setting} is off on this server", detail, fix)
     tables = outbox.metadata().tables.values()
     names = {table.name: quoted(outbox, table.schema, table.name) for table in tables}
-    for name, options, live, dead, at in await context.ask(_TABLES, names=list(names.values())):
+    for name, options, live, dead, at in await context.ask(server.DEAD_ROWS, names=list(names.values())):
         if any(option in _OFF_FOR_TABLE for option in options or ()):
             detail = "its dead rows are never cleaned up, and claims become slower with every event"
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"

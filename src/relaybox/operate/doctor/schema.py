@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from relaybox.core.commands import Program
+from relaybox.database.catalogue import Column, Index, Table, found_tables, wanted_tables
 from relaybox.database.migrations import NEWEST, Outbox, quoted
-from relaybox.database.schema import MYSQL
-from relaybox.operate.doctor.catalogue import Column, Constraint, Index, Table, found_tables, wanted_tables
+from relaybox.database.repair import Repair
+from relaybox.database.statements import server
 from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, Unseen, check
-
-_FOUND = {
-    "postgresql": "SELECT to_regclass(:table) IS NOT NULL",
-    "sqlite": "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table)",
-}
-_FOUND_MYSQL = """
-SELECT EXISTS (SELECT 1 FROM information_schema.tables
-               WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table)"""
-
-
-_IN_PLACE = "SQLite cannot change it in place: make new tables with another prefix, and copy the rows"
 
 
 async def recorded_version(context: DatabaseContext) -> int:
@@ -33,10 +23,12 @@ async def recorded_version(context: DatabaseContext) -> int:
             params = {"table": table.name}
         case _:
             params = {"table": table.name, "schema": outbox.schema}  # type: ignore[dict-item]
-    [(found,)] = await context.ask(_FOUND.get(outbox.dialect, _FOUND_MYSQL), **params)
+    [(found,)] = await context.ask(
+        server.TABLE_EXISTS.get(outbox.dialect, server.TABLE_EXISTS_MYSQL), **params
+    )
     if not found:
         return 0
-    [(version,)] = await context.ask("SELECT max(version) FROM {migration}")
+    [(version,)] = await context.ask(server.NEWEST_MIGRATION)
     return version or 0
 
 
@@ -52,7 +44,7 @@ async def schema(context: DatabaseContext) -> Results:
         detail = "which is well while releases are changed; a newer one made them"
         yield Finding("info", title, detail, "pip install --upgrade relaybox")
     wanted = wanted_tables(context.outbox)
-    found, hidden = await found_tables(context, wanted.keys())
+    found, hidden = await found_tables(context.ask, context.outbox, wanted.keys())
     if hidden:
         yield Unseen(f"the connected role may not know what {', '.join(sorted(hidden))} look like")
     known = {name: table for name, table in wanted.items() if name not in hidden}
@@ -198,115 +190,3 @@ def _on(index: Index) -> str:
 
 def _listed(options: dict[str, str]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in options.items())
-
-
-class Repair:
-    """The statements that repair the tables of one outbox, one a line, each with its semicolon."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self._mysql = outbox.dialect in MYSQL
-        self._sqlite = outbox.dialect == "sqlite"
-
-    def statements(self, *texts: str) -> str:
-        """Return these statements as they are."""
-        return "\n".join(f"{text.strip()};" for text in texts)
-
-    def add_column(self, table: str, name: str, column: Column) -> str:
-        """Add a column as CREATE TABLE has it."""
-        spec = column.ddl or f"{quoted(self._outbox, name)} {column.type}"
-        return self._alter(table, f"ADD COLUMN {spec}")
-
-    def drop(self, table: str, name: str) -> str:
-        """Drop a column."""
-        return self._alter(table, f"DROP COLUMN {quoted(self._outbox, name)}")
-
-    def change_type(self, table: str, name: str, column: Column) -> str:
-        """Give a column its type and its collation."""
-        collation = f' COLLATE "{column.collation}"' if column.collation else ""
-        using = f"USING {quoted(self._outbox, name)}::{column.type}"
-        return self._change(table, name, column, f"TYPE {column.type}{collation} {using}")
-
-    def set_not_null(self, table: str, name: str, column: Column) -> str:
-        """Refuse null in a column."""
-        return self._change(table, name, column, "SET NOT NULL")
-
-    def drop_not_null(self, table: str, name: str, column: Column) -> str:
-        """Allow null in a column."""
-        if self._mysql and not column.ddl:
-            return self._alter(table, f"MODIFY COLUMN {quoted(self._outbox, name)} {column.type} NULL")
-        return self._change(table, name, column, "DROP NOT NULL")
-
-    def set_default(self, table: str, name: str, column: Column) -> str:
-        """Have the database fill in a column."""
-        if " GENERATED " in column.ddl:
-            identity = column.ddl[column.ddl.index("GENERATED ") :].removesuffix(" NOT NULL")
-            return self._change(table, name, column, f"ADD {identity}")
-        default = column.ddl.partition(" DEFAULT ")[2].removesuffix(" NOT NULL")
-        return self._change(table, name, column, f"SET DEFAULT {default}")
-
-    def add_key(self, table: str, columns: Sequence[str], another: bool) -> str:
-        """Add the primary key; ``another``: drop the one that exists."""
-        if self._sqlite:
-            return _IN_PLACE
-        names = ", ".join(quoted(self._outbox, name) for name in columns)
-        drop = ""
-        if another:
-            constraint = quoted(self._outbox, f"{table}_pkey")
-            drop = "DROP PRIMARY KEY, " if self._mysql else f"DROP CONSTRAINT {constraint}, "
-        return self._alter(table, f"{drop}ADD PRIMARY KEY ({names})")
-
-    def add_check(self, table: str, name: str, check: Constraint) -> str:
-        """Add a constraint."""
-        if self._sqlite:
-            return _IN_PLACE
-        return self._alter(table, f"ADD CONSTRAINT {quoted(self._outbox, name)} CHECK ({check.condition})")
-
-    def validate(self, table: str, name: str) -> str:
-        """Validate a constraint against the rows that were there before it."""
-        return self._alter(table, f"VALIDATE CONSTRAINT {quoted(self._outbox, name)}")
-
-    def create_index(self, index: Index) -> str:
-        """Create an index, on PostgreSQL without blocking writers."""
-        create = index.create
-        if self._outbox.dialect == "postgresql":
-            create = create.replace("CREATE INDEX ", "CREATE INDEX CONCURRENTLY ", 1)
-        return self.statements(create)
-
-    def rebuild_index(self, name: str) -> str:
-        """Build an index again."""
-        return f"REINDEX INDEX CONCURRENTLY {quoted(self._outbox, self._outbox.schema, name)};"
-
-    def replace_index(self, table: str, name: str, index: Index) -> str:
-        """Drop a wrong index, and create the right one."""
-        if self._mysql:
-            drop = f"DROP INDEX {quoted(self._outbox, name)} ON {self._table(table)};"
-        else:
-            how = "" if self._sqlite else "CONCURRENTLY "
-            drop = f"DROP INDEX {how}{quoted(self._outbox, self._outbox.schema, name)};"
-        return f"{drop}\n{self.create_index(index)}"
-
-    def set_options(self, table: str, options: Mapping[str, str]) -> str:
-        """Set storage parameters; existing rows keep their pages until a VACUUM FULL."""
-        if "engine" in options:
-            return self.set_engine(table, options["engine"])
-        settings = ", ".join(f"{name} = {value}" for name, value in options.items())
-        return self._alter(table, f"SET ({settings})")
-
-    def set_engine(self, table: str, engine: str) -> str:
-        """Move a table to another engine."""
-        return self._alter(table, f"ENGINE = {engine}")
-
-    def _change(self, table: str, name: str, column: Column, how: str) -> str:
-        if self._sqlite:
-            return _IN_PLACE
-        if self._mysql:
-            # MODIFY takes the whole column. The index of a UNIQUE exists already.
-            return self._alter(table, f"MODIFY COLUMN {column.ddl.replace(' UNIQUE', '')}")
-        return self._alter(table, f"ALTER COLUMN {quoted(self._outbox, name)} {how}")
-
-    def _alter(self, table: str, how: str) -> str:
-        return f"ALTER TABLE {self._table(table)} {how};"
-
-    def _table(self, name: str) -> str:
-        return quoted(self._outbox, self._outbox.schema, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +19,12 @@ from sqlalchemy.schema import CreateColumn
 from relaybox.database.connect import denied
 from relaybox.database.migrations import Outbox, ddl, quoted, rendered
 from relaybox.database.schema import MYSQL
+from relaybox.database.steps import Row
 from relaybox.errors import NoTables, StoreError
-from relaybox.operate.doctor.check import DatabaseContext
 
 Rows = Sequence[Sequence[Any]]
+Ask = Callable[..., Awaitable[list[Row]]]
+"""Answers a statement, given with its parameters by name, with rows."""
 
 _INDEX = re.compile(r"CREATE INDEX (\S+) ON \S+ \((.*?)\)( WHERE .*)?$", re.DOTALL)
 _TYPE_ENDS = re.compile(
@@ -192,31 +194,28 @@ def _wanted_on_sqlite(outbox: Outbox) -> dict[str, Table]:
 
 
 async def found_tables(
-    context: DatabaseContext, names: Collection[str]
+    ask: Ask, outbox: Outbox, names: Collection[str]
 ) -> tuple[dict[str, Table], Collection[str]]:
     """Return those of these tables that exist, and names of those that the role may not look at."""
-    outbox = context.outbox
     match outbox.dialect:
         case "postgresql":
             whole = [quoted(outbox, outbox.schema, name) for name in names]
-            return _found_on_postgresql(*[await context.ask(one, names=whole) for one in _POSTGRESQL]), ()
+            return _found_on_postgresql(*[await ask(one, names=whole) for one in _POSTGRESQL]), ()
         case "sqlite":
-            tables = _found_on_sqlite(*[await context.ask(query) for query in _SQLITE])
+            tables = _found_on_sqlite(*[await ask(query) for query in _SQLITE])
             return {name: table for name, table in tables.items() if name in names}, ()
-    texts, hidden = await _texts(context, names)
+    texts, hidden = await _texts(ask, outbox, names)
     params = {"schema": outbox.schema, "names": list(names)}
-    return _found_on_mysql(texts, *[await context.ask(one, **params) for one in _MYSQL]), hidden
+    return _found_on_mysql(texts, *[await ask(one, **params) for one in _MYSQL]), hidden
 
 
-async def _texts(context: DatabaseContext, names: Collection[str]) -> tuple[dict[str, str], set[str]]:
+async def _texts(ask: Ask, outbox: Outbox, names: Collection[str]) -> tuple[dict[str, str], set[str]]:
     """Return CREATE TABLE of each table: MariaDB's views show constraints to owners only."""
     texts: dict[str, str] = {}
     hidden: set[str] = set()
     for name in names:
         try:
-            rows = await context.ask(
-                f"SHOW CREATE TABLE {quoted(context.outbox, context.outbox.schema, name)}"
-            )
+            rows = await ask(f"SHOW CREATE TABLE {quoted(outbox, outbox.schema, name)}")
         except NoTables:
             continue
         except StoreError as error:
