@@ -21,11 +21,10 @@ from msgspec import json
 from yarl import URL
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
-from relaybox.sinks.excerpt import clean
 from relaybox.sinks.http.address import shown
 from relaybox.sinks.http.sink import cause, retry_after
 from relaybox.sinks.http.status import classify, phrase_of
-from relaybox.sinks.sink import being_cancelled
+from relaybox.sinks.sink import being_cancelled, clean
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024

@@ -19,10 +19,20 @@ from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreach
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, mask_url
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.sinks.broker import Address, Messages, Template, count, explain, flag, parse_address, text
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.broker import (
+    TLS_OPTIONS,
+    Address,
+    Messages,
+    Template,
+    count,
+    explain,
+    flag,
+    parse_address,
+    text,
+    tls_context,
+)
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of, being_cancelled
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
 
 try:
     from redis import exceptions

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from relaybox.core.event import Delivery
@@ -332,6 +332,20 @@ def describe(error: BaseException) -> str:
         # A handler's own exception may fail at anything, also at this.
         return name
     return f"{name}: {text}" if text else name
+
+
+_SHOWN = 200
+"""Characters that a message shows of a text from outside."""
+
+
+def clean(text: str, secrets: Iterable[str]) -> str:
+    """Return the beginning of a text from outside, as one line without control characters or secrets."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    # White space is folded, so more than what is shown is looked at.
+    printable = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
+    line = " ".join(printable.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def runs(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int]]:

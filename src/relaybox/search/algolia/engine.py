@@ -26,8 +26,7 @@ from relaybox.search.algolia.place import Place, place_of
 from relaybox.search.change import BUILDING
 from relaybox.search.engine import Change
 from relaybox.search.http import Client, Reply
-from relaybox.sinks.excerpt import clean
-from relaybox.sinks.sink import DELIVERED, Answer
+from relaybox.sinks.sink import DELIVERED, Answer, clean
 
 MOST = 1000
 LARGEST_BODY = 10_000_000

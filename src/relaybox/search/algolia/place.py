@@ -17,8 +17,7 @@ from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, mask_url, wrong
 from relaybox.errors import ConfigError
 from relaybox.search.change import SEARCH_OPTIONS
-from relaybox.sinks.broker import flag, parse_address, text
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.sinks.broker import TLS_OPTIONS, flag, parse_address, text, tls_context
 
 _HOSTS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+):[0-9]{1,5}", re.ASCII)
 

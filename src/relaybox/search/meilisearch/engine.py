@@ -23,9 +23,8 @@ from relaybox.errors import ConfigError, MissingExtra
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import Change
 from relaybox.search.meilisearch.piece import Piece, check_copied, is_id, path_of, pieces_of
-from relaybox.sinks.broker import parse_address
+from relaybox.sinks.broker import TLS_OPTIONS, parse_address, tls_context
 from relaybox.sinks.sink import DELIVERED, Answer, answer_of
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
 
 try:
     from relaybox.search.http import Client, Reply

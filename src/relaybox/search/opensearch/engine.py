@@ -36,10 +36,8 @@ from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import Change
 from relaybox.search.http import Client, Reply
 from relaybox.search.opensearch.bulk import GUARD, Line, answer_to, items_of, line_of, parts_of
-from relaybox.sinks.broker import Address, flag, parse_address
-from relaybox.sinks.excerpt import clean
-from relaybox.sinks.sink import Answer, answer_of
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.sinks.broker import TLS_OPTIONS, Address, flag, parse_address, tls_context
+from relaybox.sinks.sink import Answer, answer_of, clean
 
 PORT = 9200
 MOST = 1000

@@ -35,11 +35,11 @@ except ImportError:
     raise MissingExtra("aiohttp", "http") from None
 
 from relaybox.sinks.credentials import parse_url, read_credentials
-from relaybox.sinks.excerpt import clean
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.http.address import Guard, Lookup, Resolver, shown
-from relaybox.sinks.http.deadline import Deadline
 from relaybox.sinks.http.exchange import Exchange, release
 from relaybox.sinks.http.status import classify, phrase_of
+from relaybox.sinks.sink import clean
 
 LONGEST_RETRY_AFTER = 3600.0
 """Seconds: a receiver that asks for more is asked again after this."""

@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.excerpt import clean
+from relaybox.sinks.sink import clean
 
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 OF_A_BATCH = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}

@@ -19,10 +19,20 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.sinks.broker import Address, Message, Messages, Template, explain, flag, parse_address, text
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.broker import (
+    TLS_OPTIONS,
+    Address,
+    Message,
+    Messages,
+    Template,
+    explain,
+    flag,
+    parse_address,
+    text,
+    tls_context,
+)
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import OneByOne, being_cancelled
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
 from relaybox.wire.tracing import NAMES
 
 try:

@@ -28,12 +28,10 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, wrong
-from relaybox.sinks.broker import Messages, Template, count, parse_address, text
-from relaybox.sinks.excerpt import clean
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.broker import TLS_OPTIONS, Messages, Template, count, parse_address, text, tls_context
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.rabbitmq.connection import Link, Publication
-from relaybox.sinks.sink import OneByOne, Places, being_cancelled
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.sinks.sink import OneByOne, Places, being_cancelled, clean
 
 _PERSISTENT = 2
 _SHORT = 255

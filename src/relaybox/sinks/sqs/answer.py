@@ -23,7 +23,7 @@ from botocore.exceptions import (
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.sinks.broker import explain
-from relaybox.sinks.excerpt import clean
+from relaybox.sinks.sink import clean
 from relaybox.sinks.sqs.place import Place
 
 _NO_CREDENTIALS = (

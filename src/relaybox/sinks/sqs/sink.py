@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of
 from relaybox.sinks.sqs.answer import Said, answer_to, explained
 from relaybox.sinks.sqs.client import Client
