@@ -31,7 +31,7 @@ from relaybox.sinks.nats.sink import NatsSink
 from relaybox.sinks.rabbitmq.sink import RabbitMqSink
 from relaybox.sinks.redis import Command, RedisSink
 from relaybox.sinks.sink import Answer
-from relaybox.sinks.sqs import sink as sqs
+from relaybox.sinks.sqs.sink import SqsSink
 from relaybox.testing.sink_contract import SinkContract, Trouble
 from tests.contract.test_sinks import Script, opened, serving, shop
 from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401
@@ -286,6 +286,6 @@ class TestSqs(SinkContract):
             front = Front(amazon.endpoint, session)
             async with (
                 serving("/", front.take) as endpoint,
-                opened(sqs.open_sink(shop(sink_at(endpoint, queue.name))), front),
+                opened(SqsSink(shop(sink_at(endpoint, queue.name))), front),
             ):
                 yield front

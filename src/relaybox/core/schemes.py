@@ -13,8 +13,8 @@ class SinkKind(NamedTuple):
     extra: str = ""
 
 
-_RABBITMQ = SinkKind("relaybox.sinks.rabbitmq.sink:open_sink", "aio_pika", "rabbitmq")
-_REDIS = SinkKind("relaybox.sinks.redis:open_sink", "redis", "redis")
+_RABBITMQ = SinkKind("relaybox.sinks.rabbitmq.sink:RabbitMqSink", "aio_pika", "rabbitmq")
+_REDIS = SinkKind("relaybox.sinks.redis:RedisSink", "redis", "redis")
 _HTTP = SinkKind("relaybox.sinks.http.sink:HttpSink", "aiohttp", "http")
 _MEILISEARCH = SinkKind("relaybox.search.meilisearch.engine:open_engine", "aiohttp", "meilisearch")
 
@@ -29,13 +29,13 @@ SEARCH_ENGINES = {
 SINKS = {
     "http": _HTTP,
     "https": _HTTP,
-    "kafka": SinkKind("relaybox.sinks.kafka.sink:open_sink", "confluent_kafka", "kafka"),
+    "kafka": SinkKind("relaybox.sinks.kafka.sink:KafkaSink", "confluent_kafka", "kafka"),
     "amqp": _RABBITMQ,
     "amqps": _RABBITMQ,
-    "nats": SinkKind("relaybox.sinks.nats.sink:open_sink", "nats", "nats"),
+    "nats": SinkKind("relaybox.sinks.nats.sink:NatsSink", "nats", "nats"),
     "redis": _REDIS,
     "rediss": _REDIS,
-    "sqs": SinkKind("relaybox.sinks.sqs.sink:open_sink", "aiobotocore", "sqs"),
+    "sqs": SinkKind("relaybox.sinks.sqs.sink:SqsSink", "aiobotocore", "sqs"),
     "celery": SinkKind("relaybox.sinks.celery:CelerySink", "celery", "celery"),
     "console": SinkKind("relaybox.sinks.console:ConsoleSink"),
     "memory": SinkKind("relaybox.sinks.memory:MemorySink"),

@@ -22,8 +22,8 @@ from yarl import URL
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.http.address import shown
-from relaybox.sinks.http.sink import cause, retry_after
-from relaybox.sinks.http.status import classify, phrase_of
+from relaybox.sinks.http.sink import not_connected
+from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
 
 JSON = "application/json"
@@ -208,12 +208,8 @@ class Client:
                 return Unavailable(f"the request to {where} was given up: the sink is closed")
             case TimeoutError():
                 return Unavailable(f"no answer from {where} within {self._timeout:g}s")
-            case aiohttp.ClientConnectorDNSError():
-                return Unreachable(f"DNS knows no address of {where}: {cause(error)}")
-            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-                return Unreachable(f"TLS with {where} failed: {cause(error)}")
             case aiohttp.ClientConnectorError():
-                return Unreachable(f"cannot connect to {where}: {cause(error)}")
+                return not_connected(error, where)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
                 return Unavailable(f"{where} closed the connection before its answer was complete")
         said = clean(str(error), self._secrets)

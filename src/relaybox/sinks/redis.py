@@ -14,11 +14,14 @@ from contextlib import asynccontextmanager
 from datetime import UTC
 from typing import Any, NamedTuple
 
+from redis import exceptions
+from redis.asyncio import Connection, SSLConnection
+
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, mask_url
-from relaybox.errors import ConfigError, MissingExtra
+from relaybox.errors import ConfigError
 from relaybox.sinks.broker import (
     TLS_OPTIONS,
     Address,
@@ -33,12 +36,6 @@ from relaybox.sinks.broker import (
 )
 from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of, being_cancelled
-
-try:
-    from redis import exceptions
-    from redis.asyncio import Connection, SSLConnection
-except ImportError:
-    raise MissingExtra("redis", "redis") from None
 
 PORT = 6379
 DEFAULT_STREAM = "{aggregate_type}-events"
@@ -69,11 +66,6 @@ _SERVERS_TROUBLE = (
 _CODES_OF_TROUBLE = ("WRONGTYPE", "MISCONF", "NOREPLICAS", "BUSY", "unknown command")
 
 
-def open_sink(destination: Destination) -> RedisSink:
-    """The sink of a destination whose URL begins with ``redis://`` or ``rediss://``."""
-    return RedisSink(destination)
-
-
 class RedisSink(InBatches):
     """Adds deliveries to streams.
 
@@ -82,7 +74,7 @@ class RedisSink(InBatches):
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(min(destination.concurrency, CONNECTIONS), BATCH)
-        encrypted = destination.sink.lower().startswith("rediss:")
+        encrypted = destination.scheme == "rediss"
         known = {**OPTIONS, **(TLS_OPTIONS if encrypted else {})}
         self._address = parse_address(destination, PORT, known)
         options = self._address.options

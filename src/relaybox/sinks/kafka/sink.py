@@ -50,11 +50,6 @@ ALLOWED = "a topic of Kafka has 1 to 249 letters, digits, '.', '_' or '-'"
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 
-def open_sink(destination: Destination) -> KafkaSink:
-    """The sink of a destination whose URL begins with ``kafka://``."""
-    return KafkaSink(destination)
-
-
 class KafkaSink:
     """Produces to the brokers that the URL names. Raises ``ConfigError`` where a setting is wrong."""
 

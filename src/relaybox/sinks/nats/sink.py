@@ -13,12 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import nats.errors
+import nats.js.errors
 from msgspec import DecodeError, Struct, json
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
-from relaybox.errors import ConfigError, MissingExtra
+from relaybox.errors import ConfigError
 from relaybox.sinks.broker import (
     TLS_OPTIONS,
     Address,
@@ -32,16 +34,9 @@ from relaybox.sinks.broker import (
     tls_context,
 )
 from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.nats.connection import Broken, Connection, Refused
 from relaybox.sinks.sink import OneByOne, being_cancelled
 from relaybox.wire.tracing import NAMES
-
-try:
-    import nats.errors
-    import nats.js.errors
-except ImportError:
-    raise MissingExtra("nats", "nats") from None
-
-from relaybox.sinks.nats.connection import Broken, Connection, Refused
 
 PORT = 4222
 DEFAULT_SUBJECT = "{aggregate_type}.{event_type}"
@@ -61,11 +56,6 @@ _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
 _BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", *NAMES))
-
-
-def open_sink(destination: Destination) -> NatsSink:
-    """The sink of a destination whose URL begins with ``nats://``."""
-    return NatsSink(destination)
 
 
 class NatsSink(OneByOne):

@@ -61,17 +61,12 @@ _OPTIONS: dict[str, Parse[Any]] = {
 }
 
 
-def open_sink(destination: Destination) -> RabbitMqSink:
-    """The sink of a destination ``amqp://`` or ``amqps://``; raises ``ConfigError``."""
-    return RabbitMqSink(destination)
-
-
 class RabbitMqSink(OneByOne):
     """Publishes deliveries on one connection, which is made when it is needed, and again after it broke."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency)
-        secure = destination.sink.lower().startswith("amqps:")
+        secure = destination.scheme == "amqps"
         self._address = parse_address(destination, 5671 if secure else 5672, _OPTIONS)
         options = self._address.options
         self._exchange = Template(options.get("exchange", ""), destination, "exchange")

@@ -30,11 +30,6 @@ _NOBODY = "relaybox-check"
 Answers: TypeAlias = dict[int, Answer]
 
 
-def open_sink(destination: Destination) -> SqsSink:
-    """The sink of an ``sqs://`` destination; raises ``ConfigError``."""
-    return SqsSink(destination)
-
-
 class SqsSink(InBatches):
     """Sends to a queue or a topic, or to many of them by the fields of the events."""
 
