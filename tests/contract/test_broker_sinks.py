@@ -24,7 +24,7 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.sinks.celery import CelerySink
-from relaybox.sinks.kafka import line as kafka_line
+from relaybox.sinks.kafka import producer as kafka_producer
 from relaybox.sinks.kafka.sink import KafkaSink
 from relaybox.sinks.nats.connection import Broken, Connection
 from relaybox.sinks.nats.sink import NatsSink
@@ -139,7 +139,7 @@ class TestKafka(SinkContract):
     async def harness(self, kafka_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Script]:
         script = Script()
         producer = type("Scripted", (ScriptedProducer,), {"script": script})
-        monkeypatch.setattr(kafka_line, "Producer", producer)
+        monkeypatch.setattr(kafka_producer, "Producer", producer)
         # A broker that is busy may take longer to make a topic than the sink waits for it.
         topic = make_topic(kafka_url.removeprefix("kafka://"))
         async with opened(KafkaSink(shop(f"{kafka_url}/{topic}")), script):
