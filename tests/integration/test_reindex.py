@@ -22,9 +22,9 @@ from relaybox.errors import StoreError
 from relaybox.search._reconcile import reconcile
 from relaybox.search._reindex import Reindexed, aabort, areindex
 from relaybox.search.desk import open_desk
-from relaybox.search.failure import ReindexFailed
 from relaybox.search.leftovers import Leftovers
 from relaybox.search.meilisearch.engine import MeilisearchEngine
+from relaybox.search.operation import ReindexFailed
 from tests.databases import KINDS
 from tests.integration.library import DOCUMENT, SOURCE, Library, key_in_url
 from tests.integration.project import Project

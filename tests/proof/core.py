@@ -19,7 +19,7 @@ CORE = (
     "operate/pace.py", "receive/inbox.py", "receive/key.py", "receive/mark.py", "receive/once.py",
     "receive/once_handler.py", "receive/write.py",
     "search/algolia", "search/meilisearch", "search/opensearch", "search/change.py", "search/engine.py",
-    "search/http.py", "search/indexes.py", "search/sink.py", "search/units.py",
+    "search/http.py", "search/indexes.py", "search/sink.py",
 )  # fmt: skip
 """Directories, with everything in them, and modules of the package."""
 

@@ -17,7 +17,7 @@ from relaybox import Destination
 from relaybox.core.event import Event
 from relaybox.errors import ConfigError, InvalidField
 from relaybox.search import Source, load_source
-from relaybox.search.acceptance import check_target, rereads
+from relaybox.search.change import check_target, rereads
 from relaybox.search.compare import HashedIds, differing, version_of
 from relaybox.search.operation import is_dead
 from relaybox.search.rows import as_id, as_key, from_key

@@ -96,7 +96,7 @@ def reindex(
 def _once(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
     from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import areindex
-    from relaybox.search.failure import ReindexFailed
+    from relaybox.search.operation import ReindexFailed
 
     try:
         done = run_interruptible(lambda: areindex(outbox, destination, source, **words))
@@ -139,7 +139,7 @@ async def _again(
 def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, as_json: bool) -> None:
     from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import aabort
-    from relaybox.search.failure import ReindexFailed
+    from relaybox.search.operation import ReindexFailed
 
     words: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
     try:
@@ -159,7 +159,7 @@ def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any
     """Return the index and the number of its documents; fail as the real rebuild would."""
     from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import alook
-    from relaybox.search.failure import ReindexFailed
+    from relaybox.search.operation import ReindexFailed
 
     try:
         return run_interruptible(lambda: alook(outbox, destination, source, **words))

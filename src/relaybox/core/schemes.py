@@ -16,13 +16,13 @@ class SinkKind(NamedTuple):
 _RABBITMQ = SinkKind("relaybox.sinks.rabbitmq.sink:RabbitMqSink", "aio_pika", "rabbitmq")
 _REDIS = SinkKind("relaybox.sinks.redis:RedisSink", "redis", "redis")
 _HTTP = SinkKind("relaybox.sinks.http.sink:HttpSink", "aiohttp", "http")
-_MEILISEARCH = SinkKind("relaybox.search.meilisearch.engine:open_engine", "aiohttp", "meilisearch")
+_MEILISEARCH = SinkKind("relaybox.search.meilisearch.engine:MeilisearchEngine", "aiohttp", "meilisearch")
 
 SEARCH_ENGINES = {
     "meilisearch": _MEILISEARCH,
     "meilisearchs": _MEILISEARCH,
     "algolia": SinkKind("relaybox.search.algolia.engine:open_engine", "aiohttp", "algolia"),
-    "opensearch": SinkKind("relaybox.search.opensearch.engine:open_engine", "aiohttp", "opensearch"),
+    "opensearch": SinkKind("relaybox.search.opensearch.engine:OpenSearchEngine", "aiohttp", "opensearch"),
 }
 """What they open is an engine, around which there is one sink for all of them."""
 

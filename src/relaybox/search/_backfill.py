@@ -22,9 +22,9 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
 from relaybox.operate.pace import LOOK, Pace, never
-from relaybox.search.acceptance import check_target, rereads
 from relaybox.search.backfilled import Backfilled, Refused
 from relaybox.search.backfilled import Progress as Progress
+from relaybox.search.change import check_target, rereads
 from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
 from relaybox.search.rehearsal import rehearse
 from relaybox.search.rows import Item, Rows, name_of, open_rows

@@ -17,7 +17,7 @@ from relaybox.operate.actions import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search.comparison import Comparison
 from relaybox.search.desk import Desk, open_desk
-from relaybox.search.failure import EngineFailed, told_of
+from relaybox.search.engine import EngineFailed, translated_errors
 from relaybox.search.reconciled import Reconciled, told
 from relaybox.search.repairs import Repairs
 from relaybox.search.rows import Rows, open_rows
@@ -56,7 +56,7 @@ async def areconcile(
         repairs = Repairs(rows, target, pace, {"relaybox-index": index} if index else {})
         emits = repair and not dry_run
         comparison = Comparison(desk, rows, target, repairs if emits else None, examples, progress, stop)
-        with told_of(target.engine):
+        with translated_errors(target.engine):
             await _check_index(target)
             result = await comparison.run(allow_empty=allow_empty or not repair)
         if emits:

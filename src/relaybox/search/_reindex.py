@@ -13,10 +13,9 @@ from relaybox.search._reconcile import opened
 from relaybox.search.build import Build, How, check_present
 from relaybox.search.change import BUILDING, index_of
 from relaybox.search.desk import Desk, open_desk
-from relaybox.search.failure import TROUBLE, ReindexFailed, told_of
+from relaybox.search.engine import open_engine, translated_errors
 from relaybox.search.leftovers import Leftovers
-from relaybox.search.open import open_engine
-from relaybox.search.operation import LOOKED_AT, alone, is_dead, others
+from relaybox.search.operation import LOOKED_AT, ReindexFailed, alone, is_dead, others
 from relaybox.search.source import as_source
 from relaybox.search.target import destination_of
 from relaybox.search.watch import POLL, Tell
@@ -67,11 +66,9 @@ async def areindex(
     async with opened(outbox, destination, made, index, actor) as (desk, rows, target):
         about = {"index": target.index, "source": made.name, "rate": rate}
         build = Build(outbox, made, desk, rows, target, How(actor, rate, batch, patience, like), tell)
-        try:
+        with translated_errors(target.engine, ReindexFailed):
             async with alone(desk, actor, destination, about) as running:
                 documents = await build.run(running)
-        except TROUBLE as error:
-            raise ReindexFailed(f"the search engine at {target.engine.where}: {error}") from error
         result = Reindexed(destination, target.index, documents, running.repaired, time.monotonic() - began)
         await desk.admin.note("reindex", {**about, "destination": destination, "documents": documents})
     return result
@@ -92,10 +89,8 @@ async def alook(
     Raises ``ReindexFailed`` where it could not even begin: the engine is away, or there is no such index.
     """
     async with opened(outbox, destination, as_source(source), index, "application") as (_, rows, target):
-        try:
+        with translated_errors(target.engine, ReindexFailed):
             await check_present(target.engine, target.index, like or target.index)
-        except TROUBLE as error:
-            raise ReindexFailed(f"the search engine at {target.engine.where}: {error}") from error
         return target.index, await rows.count()
 
 
@@ -123,7 +118,7 @@ async def aabort(
                 await _ended(desk, destination)
             for live in {index} if index else await _indexes(desk, configured):
                 left = Leftovers(desk, configured, engine, f"{live}{BUILDING}", tell)
-                with told_of(engine):
+                with translated_errors(engine):
                     await (left.look() if dry_run else left.clear())
     finally:
         await engine.close()

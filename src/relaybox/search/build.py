@@ -23,11 +23,10 @@ from relaybox.search.backfilled import Progress
 from relaybox.search.change import BUILDING
 from relaybox.search.comparison import Comparison
 from relaybox.search.desk import Desk
-from relaybox.search.engine import Engine
-from relaybox.search.failure import TROUBLE, ReindexFailed
+from relaybox.search.engine import TROUBLE, Engine
 from relaybox.search.indexes import LOOK
 from relaybox.search.leftovers import Leftovers
-from relaybox.search.operation import BEAT, Running, beat, guarded
+from relaybox.search.operation import BEAT, ReindexFailed, Running, beat, guarded
 from relaybox.search.reconciled import Difference, Reconciled
 from relaybox.search.repairs import Repairs
 from relaybox.search.rows import Rows

@@ -9,8 +9,8 @@ from relaybox.core.settings import Destination
 from relaybox.operate.actions import Named
 from relaybox.search.desk import Desk
 from relaybox.search.engine import Engine
-from relaybox.search.failure import ReindexFailed
 from relaybox.search.indexes import LOOK
+from relaybox.search.operation import ReindexFailed
 from relaybox.search.watch import POLL, Tell
 
 AT_ONCE = 500

@@ -17,7 +17,6 @@ from relaybox.core.commands import command
 from relaybox.errors import RelayboxError, StoreError
 from relaybox.relay.process import died, this_process
 from relaybox.search.desk import Desk
-from relaybox.search.failure import ReindexFailed
 from relaybox.stores.journal import STALLED, Operation, OperationState
 
 BEAT = 1.0
@@ -28,6 +27,10 @@ LOOKED_AT = 1_000
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class ReindexFailed(RelayboxError):
+    """The index was not rebuilt; the old one goes on serving. The text says why."""
 
 
 @dataclass(slots=True)

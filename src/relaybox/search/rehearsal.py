@@ -11,8 +11,8 @@ from relaybox.database.dialects import Dialect
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import PayloadError
 from relaybox.search import target as targets
-from relaybox.search.acceptance import changes_of
 from relaybox.search.backfilled import Backfilled, Refused
+from relaybox.search.change import changes_of
 from relaybox.search.checkpoint import Place
 from relaybox.search.rows import Item, Rows
 

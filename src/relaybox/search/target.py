@@ -15,10 +15,8 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination
-from relaybox.search.acceptance import check_target
-from relaybox.search.change import Changes, index_of, search_address
-from relaybox.search.engine import Engine
-from relaybox.search.open import open_engine
+from relaybox.search.change import Changes, check_target, index_of, search_address
+from relaybox.search.engine import Engine, open_engine
 from relaybox.search.rows import Rows
 from relaybox.wire.codec import Limits, encode_payload
 

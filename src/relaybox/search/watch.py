@@ -12,8 +12,9 @@ from relaybox.core.commands import command
 from relaybox.errors import StoreError
 from relaybox.operate.why import is_alive
 from relaybox.search.desk import Desk
-from relaybox.search.failure import TROUBLE, ReindexFailed
+from relaybox.search.engine import TROUBLE
 from relaybox.search.indexes import given_up
+from relaybox.search.operation import ReindexFailed
 from relaybox.search.target import Target
 from relaybox.stores.ledger import Entry, Filter
 

@@ -19,19 +19,14 @@ from msgspec import Struct, json
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
-from relaybox.errors import ConfigError, MissingExtra
+from relaybox.errors import ConfigError
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import Change
+from relaybox.search.http import Client, Reply
 from relaybox.search.meilisearch.piece import Piece, check_copied, is_id, path_of, pieces_of
+from relaybox.search.meilisearch.tasks import Error, Task, Tasks, enqueued, error_of
 from relaybox.sinks.broker import TLS_OPTIONS, parse_address, tls_context
 from relaybox.sinks.sink import DELIVERED, Answer, answer_of
-
-try:
-    from relaybox.search.http import Client, Reply
-except ImportError:
-    raise MissingExtra("aiohttp", "meilisearch") from None
-
-from relaybox.search.meilisearch.tasks import Error, Task, Tasks, enqueued, error_of
 
 PORT = 7700
 PAGE = 1000
@@ -45,11 +40,6 @@ SWAPS = 2
 
 _NDJSON = "application/x-ndjson"
 _NAMED = re.compile(r"(?:identifier|with the id:) `\"?([^`\"]+)\"?`")
-
-
-def open_engine(destination: Destination) -> MeilisearchEngine:
-    """The engine of a destination whose URL begins with ``meilisearch://`` or ``meilisearchs://``."""
-    return MeilisearchEngine(destination)
 
 
 class _Index(Struct, rename="camel"):
@@ -66,7 +56,7 @@ class MeilisearchEngine:
     most = 1000
 
     def __init__(self, destination: Destination) -> None:
-        encrypted = destination.sink.lower().startswith("meilisearchs:")
+        encrypted = destination.scheme == "meilisearchs"
         known = {**SEARCH_OPTIONS, **(TLS_OPTIONS if encrypted else {})}
         address = parse_address(destination, PORT, known)
         if len(address.hosts) > 1:

@@ -82,11 +82,6 @@ class _Index(Struct, gc=False):
     settings: _IndexSettings = field(default_factory=_IndexSettings)
 
 
-def open_engine(destination: Destination) -> OpenSearchEngine:
-    """The engine of a destination whose URL begins with ``opensearch://``."""
-    return OpenSearchEngine(destination)
-
-
 class OpenSearchEngine:
     """A cluster. Raises ``ConfigError`` where the URL or an option is wrong, or a file cannot be read."""
 
