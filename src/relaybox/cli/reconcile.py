@@ -20,7 +20,7 @@ from relaybox.cli.output import plain, print_json
 from relaybox.core.commands import command
 
 if TYPE_CHECKING:
-    from relaybox.search.reconciled import Difference, Reconciled
+    from relaybox.search.results import Difference, Reconciled
 
 EXIT_STATUS = """Exit status: 0 the index has what the database has; 1 something is missing, stale or orphaned
 (also where --repair has emitted events for it), or nothing could be compared because all of it is under way,
@@ -106,8 +106,6 @@ def reconcile(
 
 def document(result: Reconciled) -> dict[str, Any]:
     """Return the result for ``--json``."""
-    from relaybox.search.reconciled import told
-
     examples = [
         {
             "kind": one.kind,
@@ -119,14 +117,12 @@ def document(result: Reconciled) -> dict[str, Any]:
         }
         for one in result.examples
     ]
-    return {**told(result), "examples": examples}
+    return {**result.figures(), "examples": examples}
 
 
 def show(result: Reconciled) -> None:
     """Print the result."""
-    from relaybox.search.reconciled import told
-
-    figures = told(result)
+    figures = result.figures()
     for name, meaning in MEANINGS.items():
         if name in ALWAYS or figures[name]:
             typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")

@@ -23,7 +23,7 @@ from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
-    from relaybox.search._reindex import Reindexed
+    from relaybox.search.results import Reindexed
     from relaybox.search.source import Source
 
 EXIT_STATUS = """Exit status: 0 the new index serves; 1 it does not, and the old one goes on serving: one line
@@ -96,7 +96,7 @@ def reindex(
 def _once(outbox: Outbox, destination: str, source: Source, words: dict[str, Any], as_json: bool) -> None:
     from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import areindex
-    from relaybox.search.operation import ReindexFailed
+    from relaybox.search.reindex_operation import ReindexFailed
 
     try:
         done = run_interruptible(lambda: areindex(outbox, destination, source, **words))
@@ -139,7 +139,7 @@ async def _again(
 def _abort(outbox: Outbox, destination: str, index: str | None, dry_run: bool, as_json: bool) -> None:
     from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import aabort
-    from relaybox.search.operation import ReindexFailed
+    from relaybox.search.reindex_operation import ReindexFailed
 
     words: dict[str, Any] = {"index": index, "dry_run": dry_run, "actor": actor(), "tell": _teller(as_json)}
     try:
@@ -159,7 +159,7 @@ def _look(outbox: Outbox, destination: str, source: Source, words: dict[str, Any
     """Return the index and the number of its documents; fail as the real rebuild would."""
     from relaybox.cli.signals import run_interruptible
     from relaybox.search._reindex import alook
-    from relaybox.search.operation import ReindexFailed
+    from relaybox.search.reindex_operation import ReindexFailed
 
     try:
         return run_interruptible(lambda: alook(outbox, destination, source, **words))

@@ -20,15 +20,15 @@ from relaybox.database.dialects import Dialect
 from relaybox.database.drivers.driver import Writing
 from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
-from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
+from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
 from relaybox.operate.pace import LOOK, Pace, never
-from relaybox.search.backfilled import Backfilled, Refused
-from relaybox.search.backfilled import Progress as Progress
 from relaybox.search.change import check_target, rereads
 from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
-from relaybox.search.rehearsal import rehearse
+from relaybox.search.dry_run import rehearse
+from relaybox.search.results import Backfilled, Progress, Refused
 from relaybox.search.rows import Item, Rows, name_of, open_rows
 from relaybox.search.source import Source, as_source
+from relaybox.search.workspace import destination_of
 from relaybox.stores.journal import OperationState
 from relaybox.stores.open import open_store
 
@@ -79,7 +79,7 @@ async def abackfill(
     A document that cannot be an event is passed over, and named in what comes back. Raises ``ConfigError``
     where the source or the destination is wrong, or another process is at the same backfill.
     """
-    source, target = as_source(source), _known(outbox, destination)
+    source, target = as_source(source), destination_of(outbox, destination)
     if batch < 1:
         raise ConfigError(f"batch = {batch}: use 1 or more")
     pace = Pace(rate, stop)
@@ -341,13 +341,6 @@ async def _count(rows: Rows) -> int | None:
     except StoreError as error:
         log.warning("the documents cannot be counted: %s", error)
         return None
-
-
-def _known(outbox: Outbox, name: str) -> Destination:
-    known = {one.name: one for one in outbox.settings.destinations}
-    if name not in known:
-        raise UnknownDestination(name, known)
-    return known[name]
 
 
 def _headers(index: str | None) -> dict[str, str]:

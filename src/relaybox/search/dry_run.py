@@ -10,11 +10,11 @@ from relaybox.core.settings import Destination
 from relaybox.database.dialects import Dialect
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import PayloadError
-from relaybox.search import target as targets
-from relaybox.search.backfilled import Backfilled, Refused
 from relaybox.search.change import changes_of
 from relaybox.search.checkpoint import Place
+from relaybox.search.results import Backfilled, Refused
 from relaybox.search.rows import Item, Rows
+from relaybox.search.workspace import Unwritable, wanted
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -72,8 +72,8 @@ async def _refused(
                 builder.build(call_of(item), dialect)
                 if changes is None:
                     continue
-                made = await targets.wanted(changes, rows, destination, item.id, item.payload)
-                if not isinstance(made, targets.Refused):
+                made = await wanted(changes, rows, destination, item.id, item.payload)
+                if not isinstance(made, Unwritable):
                     continue
                 refused = Refused(item.id, made.reason, at_destination=True)
             except PayloadError as error:
