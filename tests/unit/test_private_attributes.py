@@ -10,8 +10,10 @@ import nats.aio.client
 import nats.aio.transport
 import pytest
 import redis.asyncio
+import sqlalchemy as sa
 from aiohttp.client_proto import ResponseHandler
 
+from relaybox.search.select_rows import REFUSED_CLAUSES
 from relaybox.sinks.rabbitmq.connection import Connection
 
 
@@ -76,3 +78,9 @@ def test_what_is_below_a_session_of_aiohttp_is_called_as_before(
     assert callable(found), message
     assert {*given} <= {*inspect.signature(found).parameters}, message
     assert hasattr(ResponseHandler, "should_close"), message
+
+
+@pytest.mark.parametrize("name", [*REFUSED_CLAUSES, "_with_options"])
+def test_a_select_of_sqlalchemy_shows_its_clauses(name: str) -> None:
+    message = what_to_do("SQLAlchemy: Select.", name, "search/select_rows.py")
+    assert hasattr(sa.select(sa.literal(1)), name), message

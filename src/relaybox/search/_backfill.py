@@ -23,7 +23,7 @@ from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
 from relaybox.operate.pace import LOOK, Pace, never
 from relaybox.search.change import check_target, rereads
-from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
+from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Position
 from relaybox.search.dry_run import rehearse
 from relaybox.search.results import Backfilled, Progress, Refused
 from relaybox.search.rows import Item, Rows, name_of, open_rows
@@ -94,8 +94,8 @@ async def abackfill(
                 return await rehearse(outbox, rows, target, make, earlier if resume else None, batch)
             _warn(rows, source, target)
             total = await _count(rows)
-            place = await checkpoint.take(total, resume=resume)
-            work = _Work(outbox, rows, checkpoint, place, target, index, total, progress or _ignore)
+            position = await checkpoint.take(total, resume=resume)
+            work = _Work(outbox, rows, checkpoint, position, target, index, total, progress or _ignore)
             return await work.run(pace, batch, max_pending)
         finally:
             await store.close()
@@ -114,7 +114,7 @@ class _Work:
         outbox: Outbox,
         rows: Rows,
         checkpoint: Checkpoint,
-        place: Place,
+        position: Position,
         target: Destination,
         index: str | None,
         total: int | None,
@@ -123,9 +123,9 @@ class _Work:
         self._builder = RowBuilder(outbox.settings)
         self._rows = rows
         self._checkpoint = checkpoint
-        self._began_at = place.key
-        self._place = place
-        self._next = place
+        self._began_at = position.key
+        self._position = position
+        self._next = position
         self._target = target
         self._headers = _headers(index)
         self._total = total
@@ -139,13 +139,13 @@ class _Work:
 
     async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
         """Go through all pages, and put on record how it ended."""
-        if self._place.resumed:
-            log.info("goes on after %r, with %s done", self._place.key, self._place.done)
-        if self._place.resumed and self._place.key and not self._rows.guarded:
+        if self._position.resumed:
+            log.info("goes on after %r, with %s done", self._position.key, self._position.done)
+        if self._position.resumed and self._position.key and not self._rows.guarded:
             log.warning(
                 "passes over the first %s documents, which were emitted before: right only if the iterable"
                 " gives the same ones in the same order; --restart (resume=False) begins anew",
-                f"{self._place.key:,}",
+                f"{self._position.key:,}",
             )
         try:
             async with self._alive():
@@ -182,7 +182,7 @@ class _Work:
                 raise self._lost
             try:
                 if attempt:
-                    self._place = await self._checkpoint.look(self._place)
+                    self._position = await self._checkpoint.look(self._position)
                 return await self._try(size)
             except StoreError as error:
                 if attempt == TRIES - 1:
@@ -194,14 +194,14 @@ class _Work:
     async def _try(self, size: int) -> bool:
         while True:
             try:
-                page = await self._rows.emit_after(self._place.key, size, self._calls, self._also)
+                page = await self._rows.emit_after(self._position.key, size, self._calls, self._also)
                 break
             except EmitError:
                 # Nothing of the page was written.
                 if not self._find_bad():
                     raise
         if page:
-            self._place = self._next
+            self._position = self._next
             self._note_refused(page)
         return bool(page)
 
@@ -212,15 +212,15 @@ class _Work:
         if not self._rows.guarded and kept:
             ids = [item.id for item in kept]
             changed = yield from self._checkpoint.changed(
-                statements, self._place, self._rows.aggregate_type, ids
+                statements, self._position, self._rows.aggregate_type, ids
             )
             kept = [item for item in kept if item.id not in changed]
-        place = self._place
+        position = self._position
         self._next = replace(
-            place,
-            details={**place.details, "key": items[-1].key},
-            done=place.done + len(kept),
-            skipped=place.skipped + len(items) - len(kept),
+            position,
+            details={**position.details, "key": items[-1].key},
+            done=position.done + len(kept),
+            skipped=position.skipped + len(items) - len(kept),
         )
         yield from self._checkpoint.advance(statements, self._next)
         return kept
@@ -274,7 +274,7 @@ class _Work:
             return 0
 
     def _tell(self, waiting: int | None = None) -> None:
-        self._progress(Progress(self._place.done, self._place.skipped, self._total, waiting))
+        self._progress(Progress(self._position.done, self._position.skipped, self._total, waiting))
 
     @asynccontextmanager
     async def _alive(self) -> AsyncIterator[None]:
@@ -291,7 +291,7 @@ class _Work:
         while True:
             await asyncio.sleep(BEAT)
             try:
-                await self._checkpoint.look(self._place)
+                await self._checkpoint.look(self._position)
             except Lost as lost:
                 self._lost = lost
                 return
@@ -300,20 +300,20 @@ class _Work:
 
     async def _end(self, state: OperationState, error: str | None) -> None:
         try:
-            await self._checkpoint.end(self._place, state, error)
+            await self._checkpoint.end(self._position, state, error)
         except StoreError as trouble:
             # It will show as stalled, and can be gone on with all the same.
             log.warning("the backfill cannot say how it ended: %s", trouble)
 
     def _result(self, stopped: bool) -> Backfilled:
-        place = self._place
+        position = self._position
         return Backfilled(
-            place.done,
+            position.done,
             self._total,
-            place.skipped,
+            position.skipped,
             self._began_at,
             stopped,
-            place.id,
+            position.id,
             tuple(self._refused),
             self._refusals,
             by_id=self._rows.guarded,

@@ -220,7 +220,9 @@ def _columns(row: Any) -> Mapping[str, Any]:
     return {str(name): value for name, value in row._mapping.items()}
 
 
-_REFUSED = {
+# Private attributes of SQLAlchemy, tried with 2.1.8, from here to the end of the module: nothing public tells
+# which clauses a select has. tests/unit/test_private_attributes.py says what to do when they change.
+REFUSED_CLAUSES = {
     "_order_by_clauses": ("ORDER BY", "documents are read in the order of their ids"),
     "_limit_clause": ("LIMIT", "say with a WHERE which rows are meant"),
     "_offset_clause": ("OFFSET", "say with a WHERE which rows are meant"),
@@ -309,7 +311,7 @@ def shape_of(source: Source, statement: Any) -> Shape:
 
 
 def _check_clauses(source: Source, statement: sa.Select[Any]) -> None:
-    for attribute, (clause, why) in _REFUSED.items():
+    for attribute, (clause, why) in REFUSED_CLAUSES.items():
         found = getattr(statement, attribute, None)
         if found is not None and found is not False and found != ():
             raise ConfigError(f"{source.told}: the select has {clause}; leave it out: {why}")
