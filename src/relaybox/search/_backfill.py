@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,8 @@ async def abackfill(
             _warn(rows, source, target)
             total = await _count(rows)
             position = await checkpoint.take(total, resume=resume)
-            work = _Work(outbox, rows, checkpoint, position, target, index, total, progress or _ignore)
+            builder, notify = RowBuilder(outbox.settings), progress or _ignore
+            work = _Work(builder, rows, checkpoint, position, target, _headers(index), total, notify)
             return await work.run(pace, batch, max_pending)
         finally:
             await store.close()
@@ -106,46 +107,38 @@ def backfill(outbox: Outbox, destination: str, source: Source, **options: Any) -
     return run(abackfill(outbox, destination, source, **options))
 
 
+@dataclass
 class _Work:
     """A backfill that is under way."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        rows: Rows,
-        checkpoint: Checkpoint,
-        position: Position,
-        target: Destination,
-        index: str | None,
-        total: int | None,
-        progress: Callable[[Progress], None],
-    ) -> None:
-        self._builder = RowBuilder(outbox.settings)
-        self._rows = rows
-        self._checkpoint = checkpoint
-        self._began_at = position.key
-        self._position = position
-        self._next = position
-        self._target = target
-        self._headers = _headers(index)
-        self._total = total
-        self._progress = progress
-        self._page: Sequence[Item] = ()
-        self._dialect: Dialect | None = None
-        self._bad: dict[str, str] = {}
-        self._refused: list[Refused] = []
-        self._refusals = 0
-        self._lost: Lost | None = None
+    builder: RowBuilder
+    rows: Rows
+    checkpoint: Checkpoint
+    position: Position
+    target: Destination
+    headers: dict[str, str]
+    total: int | None
+    progress: Callable[[Progress], None]
+    page: Sequence[Item] = ()
+    dialect: Dialect | None = None
+    bad: dict[str, str] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+    refusals: int = 0
+    lost: Lost | None = None
+
+    def __post_init__(self) -> None:
+        self.began_at = self.position.key
+        self.next = self.position
 
     async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
         """Go through all pages, and put on record how it ended."""
-        if self._position.resumed:
-            log.info("goes on after %r, with %s done", self._position.key, self._position.done)
-        if self._position.resumed and self._position.key and not self._rows.guarded:
+        if self.position.resumed:
+            log.info("goes on after %r, with %s done", self.position.key, self.position.done)
+        if self.position.resumed and self.position.key and not self.rows.guarded:
             log.warning(
                 "passes over the first %s documents, which were emitted before: right only if the iterable"
                 " gives the same ones in the same order; --restart (resume=False) begins anew",
-                f"{self._position.key:,}",
+                f"{self.position.key:,}",
             )
         try:
             async with self._alive():
@@ -178,11 +171,11 @@ class _Work:
     async def _emit(self, size: int) -> bool:
         """One page; whether there was one. After an error it is the database that says how far it is."""
         for attempt in range(TRIES):
-            if self._lost is not None:
-                raise self._lost
+            if self.lost is not None:
+                raise self.lost
             try:
                 if attempt:
-                    self._position = await self._checkpoint.look(self._position)
+                    self.position = await self.checkpoint.look(self.position)
                 return await self._try(size)
             except StoreError as error:
                 if attempt == TRIES - 1:
@@ -194,64 +187,62 @@ class _Work:
     async def _try(self, size: int) -> bool:
         while True:
             try:
-                page = await self._rows.emit_after(self._position.key, size, self._calls, self._also)
+                page = await self.rows.emit_after(self.position.key, size, self._calls, self._also)
                 break
             except EmitError:
                 # Nothing of the page was written.
                 if not self._find_bad():
                     raise
         if page:
-            self._position = self._next
+            self.position = self.next
             self._note_refused(page)
         return bool(page)
 
     def _also(self, statements: Statements, items: Sequence[Item]) -> Writing[Sequence[Item]]:
         """In the page's transaction: which of its documents get events, and how far it is then."""
-        self._dialect = statements.dialect
-        kept = [item for item in items if item.id not in self._bad]
-        if not self._rows.guarded and kept:
+        self.dialect = statements.dialect
+        kept = [item for item in items if item.id not in self.bad]
+        if not self.rows.guarded and kept:
             ids = [item.id for item in kept]
-            changed = yield from self._checkpoint.changed(
-                statements, self._position, self._rows.aggregate_type, ids
+            changed = yield from self.checkpoint.changed(
+                statements, self.position, self.rows.aggregate_type, ids
             )
             kept = [item for item in kept if item.id not in changed]
-        position = self._position
-        self._next = replace(
+        position = self.position
+        self.next = replace(
             position,
             details={**position.details, "key": items[-1].key},
             done=position.done + len(kept),
             skipped=position.skipped + len(items) - len(kept),
         )
-        yield from self._checkpoint.advance(statements, self._next)
+        yield from self.checkpoint.advance(statements, self.next)
         return kept
 
     def _calls(self, items: Sequence[Item]) -> Sequence[Call]:
-        self._page = items
-        return [call_of(self._rows, item, self._target.name, self._headers) for item in items]
+        self.page = items
+        return [call_of(self.rows, item, self.target.name, self.headers) for item in items]
 
     def _find_bad(self) -> bool:
         """Look which documents of the page are refused; whether any is that was not known to be."""
-        if self._dialect is None:
+        if self.dialect is None:
             # The first page could not even be read.
             return False
         found = False
-        for item in self._page:
+        for item in self.page:
             try:
-                self._builder.build(
-                    call_of(self._rows, item, self._target.name, self._headers), self._dialect
-                )
+                self.builder.build(call_of(self.rows, item, self.target.name, self.headers), self.dialect)
             except PayloadError as error:
-                self._bad[item.id] = str(error)
+                self.bad[item.id] = str(error)
                 found = True
         return found
 
     def _note_refused(self, page: Sequence[Item]) -> None:
         for item in page:
-            if (reason := self._bad.pop(item.id, None)) is not None:
-                self._refusals += 1
-                if len(self._refused) < LISTED:
-                    self._refused.append(Refused(item.id, reason))
-        self._bad.clear()
+            if (reason := self.bad.pop(item.id, None)) is not None:
+                self.refusals += 1
+                if len(self.refused) < LISTED:
+                    self.refused.append(Refused(item.id, reason))
+        self.bad.clear()
 
     async def _room(self, pace: Pace, max_pending: int | None) -> bool:
         """Wait until few enough deliveries wait at the destination; whether to go on."""
@@ -260,21 +251,21 @@ class _Work:
         while (waiting := await self._waiting(max_pending + 1)) > max_pending:
             self._tell(waiting)
             await asyncio.sleep(LOOK)
-            if self._lost is not None:
-                raise self._lost
+            if self.lost is not None:
+                raise self.lost
             if not await pace.turn(0):
                 return False
         return True
 
     async def _waiting(self, limit: int) -> int:
         try:
-            return await self._checkpoint.pending(self._target.name, limit)
+            return await self.checkpoint.pending(self.target.name, limit)
         except StoreError as error:
             log.warning("the database does not say how much is pending: %s", error)
             return 0
 
     def _tell(self, waiting: int | None = None) -> None:
-        self._progress(Progress(self._position.done, self._position.skipped, self._total, waiting))
+        self.progress(Progress(self.position.done, self.position.skipped, self.total, waiting))
 
     @asynccontextmanager
     async def _alive(self) -> AsyncIterator[None]:
@@ -291,32 +282,32 @@ class _Work:
         while True:
             await asyncio.sleep(BEAT)
             try:
-                await self._checkpoint.look(self._position)
+                await self.checkpoint.look(self.position)
             except Lost as lost:
-                self._lost = lost
+                self.lost = lost
                 return
             except StoreError as error:
                 log.warning("the backfill cannot give a sign of life: %s", error)
 
     async def _end(self, state: OperationState, error: str | None) -> None:
         try:
-            await self._checkpoint.end(self._position, state, error)
+            await self.checkpoint.end(self.position, state, error)
         except StoreError as trouble:
             # It will show as stalled, and can be gone on with all the same.
             log.warning("the backfill cannot say how it ended: %s", trouble)
 
     def _result(self, stopped: bool) -> Backfilled:
-        position = self._position
+        position = self.position
         return Backfilled(
             position.done,
-            self._total,
+            self.total,
             position.skipped,
-            self._began_at,
+            self.began_at,
             stopped,
             position.id,
-            tuple(self._refused),
-            self._refusals,
-            by_id=self._rows.guarded,
+            tuple(self.refused),
+            self.refusals,
+            by_id=self.rows.guarded,
         )
 
 

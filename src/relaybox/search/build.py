@@ -258,34 +258,32 @@ class Build:
         log.warning("%r may be left behind (%s): %s clears it away", self._target.index, reason, fix)
 
 
+@dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What builds leave behind that were not ended: an index ``index``, and its events."""
+    """What builds leave behind that were not ended: the index ``index``, and its events."""
 
-    def __init__(
-        self, records: OutboxRecords, destination: Destination, engine: Engine, index: str, tell: Tell
-    ) -> None:
-        self._records = records
-        self._destination = destination
-        self._engine = engine
-        self._index = index
-        self._tell = tell
+    records: OutboxRecords
+    destination: Destination
+    engine: Engine
+    index: str
+    tell: Tell
 
     async def look(self) -> None:
         """Tell what would be taken away."""
-        if self._index in await self._engine.present([self._index]):
-            self._tell(f"would drop {self._index}")
-        rows = await self._records.undelivered.open_for(self._destination.name, self._index, DISCARDED + 1)
+        if self.index in await self.engine.present([self.index]):
+            self.tell(f"would drop {self.index}")
+        rows = await self.records.undelivered.open_for(self.destination.name, self.index, DISCARDED + 1)
         if rows:
             many = f"{len(rows):,}" if len(rows) <= DISCARDED else f"more than {DISCARDED:,}"
-            self._tell(f"would discard {many} events for {self._index}")
+            self.tell(f"would discard {many} events for {self.index}")
 
     async def clear(self) -> None:
         """Take all of it away. Whoever has seen the index may write to it once more, and so create it."""
-        left = self._index in await self._engine.present([self._index])
+        left = self.index in await self.engine.present([self.index])
         if left:
-            self._tell(f"dropping {self._index}, which was left behind")
+            self.tell(f"dropping {self.index}, which was left behind")
         # One that nobody is to write to may be there all the same.
-        await self._engine.drop(self._index)
+        await self.engine.drop(self.index)
         if await self.discard() or left:
             await self.sweep()
 
@@ -293,24 +291,24 @@ class Leftovers:
         """Wait until nobody writes to an index that is no more, and drop what was created by that."""
         dropped_at = time.monotonic()
         await asyncio.sleep(2 * LOOK)
-        give_up = dropped_at + 2 * LOOK + self._destination.timeout
+        give_up = dropped_at + 2 * LOOK + self.destination.timeout
         while time.monotonic() < give_up:
             ago = time.monotonic() - dropped_at - LOOK
-            if not await self._records.undelivered.sent_before(self._destination.name, ago):
+            if not await self.records.undelivered.sent_before(self.destination.name, ago):
                 break
             await asyncio.sleep(POLL)
-        await self._engine.drop(self._index)
+        await self.engine.drop(self.index)
 
     async def discard(self) -> int:
         """Give up the events of a build; those that are being sent are waited for."""
-        name, discarded = self._destination.name, 0
-        give_up = time.monotonic() + SENDING + self._destination.timeout
-        while rows := await self._records.undelivered.open_for(name, self._index, DISCARDED):
-            done = await self._records.admin.discard(Named([row.id for row in rows], exact=True))
+        name, discarded = self.destination.name, 0
+        give_up = time.monotonic() + SENDING + self.destination.timeout
+        while rows := await self.records.undelivered.open_for(name, self.index, DISCARDED):
+            done = await self.records.admin.discard(Named([row.id for row in rows], exact=True))
             discarded += done.affected
             if not done.affected:
                 if time.monotonic() > give_up:
-                    raise ReindexFailed(f"events of an earlier build of {self._index!r} are still being sent")
+                    raise ReindexFailed(f"events of an earlier build of {self.index!r} are still being sent")
                 await asyncio.sleep(POLL)
         return discarded
 
