@@ -39,6 +39,11 @@ class Address(NamedTuple):
     options: dict[str, Any]
 
     @property
+    def netlocs(self) -> list[str]:
+        """Return ``host:port`` of each host, as a URL has it."""
+        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """What no message may show."""
         return tuple(text for text in (self.password,) if text)

@@ -62,8 +62,7 @@ class MeilisearchEngine:
         if len(address.hosts) > 1:
             setting = f"destination {destination.name!r}: sink = {mask_url(destination.sink)!r}"
             raise ConfigError(f"{setting} names more than one host; keep one")
-        [(host, port)] = address.hosts
-        base = f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        base = f"{'https' if encrypted else 'http'}://{address.netlocs[0]}"
         key = address.password or address.user
         secrets = (key,) if key else ()
         self._timeout = destination.timeout

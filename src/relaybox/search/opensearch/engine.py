@@ -95,7 +95,7 @@ class OpenSearchEngine:
         headers = _login(address, destination)
         self._secrets = (*address.secrets, *(login.removeprefix("Basic ") for login in headers.values()))
         self._client = Client(
-            [f"{scheme}://{_bracketed(host)}:{port}" for host, port in address.hosts],
+            [f"{scheme}://{netloc}" for netloc in address.netlocs],
             timeout=destination.timeout,
             headers=headers,
             secrets=self._secrets,
@@ -369,10 +369,6 @@ def _removal(live: str, old: str, aliases: Mapping[str, Any]) -> list[dict[str, 
         return [{"remove_index": {"index": old}}]
     removed = [{"remove": {"index": old, "alias": alias}} for alias in aliases]
     return [*removed, {"add": {"index": old, "alias": f"{live}{REPLACED}"}}]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _login(address: Address, destination: Destination) -> dict[str, str]:

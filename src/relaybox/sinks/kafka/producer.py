@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.kafka.settings import KafkaSettings, hosts
+from relaybox.sinks.kafka.settings import KafkaSettings
 from relaybox.sinks.sink import clean
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class KafkaProducer:
         self.broken: Retry | Unavailable | None = None
         self.reports: list[tuple[Sent, KafkaError | None]] = []
         self._address: Address = settings.address
+        self._where = ",".join(self._address.netlocs)
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -161,7 +162,7 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """Give up everything, and wait for the library's threads, though not for long."""
-        self.give_up(Retry(f"the delivery to {hosts(self._address)} was given up: the sink is closed"))
+        self.give_up(Retry(f"the delivery to {self._where} was given up: the sink is closed"))
         if self._ending is not None:
             await asyncio.to_thread(self._ending.join, LONGEST_END)
 
@@ -272,20 +273,20 @@ class KafkaProducer:
                 self._said_before = len(self.reports)
 
     def _stopped(self, error: KafkaError) -> Unavailable:
-        return Unavailable(f"the producer of {hosts(self._address)} gave up: {text_of(error, self._address)}")
+        return Unavailable(f"the producer of {self._where} gave up: {text_of(error, self._address)}")
 
     def _away(self) -> Unavailable:
         if self._trouble is None:
-            return Unreachable(f"no broker of {hosts(self._address)} is there")
+            return Unreachable(f"no broker of {self._where} is there")
         kind = Unavailable if self._trouble.code() in REFUSED else Unreachable
-        return kind(f"no broker of {hosts(self._address)} is there: {text_of(self._trouble, self._address)}")
+        return kind(f"no broker of {self._where} is there: {text_of(self._trouble, self._address)}")
 
     def _late(self, error: KafkaError | None = None) -> Unavailable:
         if self._down():
             return self._away()
         last = self._trouble or error
         more = "" if last is None else f": {text_of(last, self._address)}"
-        return Unavailable(f"no answer from {hosts(self._address)} within {self._timeout:g}s{more}")
+        return Unavailable(f"no answer from {self._where} within {self._timeout:g}s{more}")
 
 
 def _list_topics(producer: Producer, topic: str | None, seconds: float) -> Any:

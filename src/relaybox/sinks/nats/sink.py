@@ -295,7 +295,7 @@ def _settings(address: Address, destination: Destination) -> tuple[dict[str, Any
     """What the client connects with, and whether the connection has to be encrypted."""
     options = address.options
     settings: dict[str, Any] = {
-        "servers": [f"nats://{_bracketed(host)}:{port}" for host, port in address.hosts],
+        "servers": [f"nats://{netloc}" for netloc in address.netlocs],
         # One host that says nothing must not take the time of the others.
         "connect_timeout": destination.timeout / len(address.hosts),
         "name": f"relaybox {destination.name}",
@@ -311,10 +311,6 @@ def _settings(address: Address, destination: Destination) -> tuple[dict[str, Any
         settings["tls"] = tls_context(options, destination)
         settings["tls_handshake_first"] = options.get("tls_first", False)
     return settings, encrypted
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _creds(file: str, destination: Destination) -> str:
