@@ -22,7 +22,7 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
 from relaybox.operate.pace import LOOK, Pace, never
-from relaybox.search.change import check_target, rereads
+from relaybox.search.change import INDEX_HEADER, check_target, rereads
 from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Position
 from relaybox.search.dry_run import rehearse
 from relaybox.search.results import Backfilled, Progress, Refused
@@ -34,9 +34,6 @@ from relaybox.stores.open import open_store
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
-
-INDEX = "relaybox-index"
-"""The header of an event that is for one index only."""
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -335,7 +332,7 @@ async def _count(rows: Rows) -> int | None:
 
 
 def _headers(index: str | None) -> dict[str, str]:
-    return {MARK: "true"} if index is None else {MARK: "true", INDEX: index}
+    return {MARK: "true"} if index is None else {MARK: "true", INDEX_HEADER: index}
 
 
 def _warn(rows: Rows, source: Source, target: Destination) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relaybox.core.event_loop import run
 from relaybox.operate.actions import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
+from relaybox.search.change import INDEX_HEADER
 from relaybox.search.comparison import Comparison, Repairs
 from relaybox.search.engine import EngineFailed, translated_errors
 from relaybox.search.results import Reconciled
@@ -49,7 +50,7 @@ async def areconcile(
     """
     pace = Pace(rate, stop)
     async with open_workspace(outbox, destination, as_source(source), index, actor) as workspace:
-        repairs = Repairs(workspace, pace, {"relaybox-index": index} if index else {})
+        repairs = Repairs(workspace, pace, {INDEX_HEADER: index} if index else {})
         emits = repair and not dry_run
         comparison = Comparison(workspace, repairs if emits else None, examples, progress, stop)
         with translated_errors(workspace.target.engine):

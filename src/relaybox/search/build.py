@@ -21,7 +21,7 @@ from relaybox.operate.actions import Named, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search._backfill import abackfill
 from relaybox.search.build_watch import NAMED, POLL, BuildWatch, Tell
-from relaybox.search.change import BUILDING
+from relaybox.search.change import BUILDING, INDEX_HEADER
 from relaybox.search.comparison import Comparison, Repairs
 from relaybox.search.engine import TROUBLE, Engine
 from relaybox.search.indexes import LOOK
@@ -191,7 +191,7 @@ class Build:
             await self._arrive(watch)
 
     async def _compare(self) -> Reconciled:
-        headers = {"relaybox-index": self._target.index}
+        headers = {INDEX_HEADER: self._target.index}
         repairs = Repairs(self._workspace, Pace(self._how.rate, never), headers)
         return await Comparison(self._workspace, repairs, NAMED, no_progress, never).run()
 

@@ -39,12 +39,14 @@ log = logging.getLogger("relaybox.search")
 
 DEFAULT_ACTIONS: Mapping[str, Action] = {"*.created": "index", "*.updated": "index", "*.deleted": "delete"}
 DEFAULT_INDEX = "{aggregate_type}"
+INDEX_HEADER = "relaybox-index"
+"""The header of an event that is for one index only."""
 BUILDING = "__building"
 """What the name of an index that is being rebuilt ends with."""
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _VERSION = re.compile(r"\.v[0-9]+\Z")
-_LIMITS = Limits(max_bytes=1 << 40)
+LIMITS = Limits(max_bytes=1 << 40)
 
 
 def _actions(value: Mapping[str, Any], setting: str) -> Mapping[str, Action]:
@@ -244,7 +246,7 @@ def _plain(made: Any) -> dict[str, Any] | None:
     """What a function made of an event, as JSON knows it; raises ``Reject`` where it is no document."""
     if made is None:
         return None
-    payload, data, encoding = encode_payload(made, _LIMITS)
+    payload, data, encoding = encode_payload(made, LIMITS)
     plain = decode(payload, data, encoding)
     if not isinstance(plain, dict):
         raise Reject(f"the document function returned {_kind(plain)}; return a mapping, or None to delete it")

@@ -166,8 +166,7 @@ class Checkpoint:
         name = self._identity["destination"]
         yield [self._own("ensure_destination", destination=name)]
         yield [self._notes("lock_destination", destination=name)]
-        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
-        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        last = yield from self._last()
         if last is not None:
             # Once more, and locked: a page of whoever is at it may be about to commit.
             [held] = yield [self._notes("held", id=last[0])]
@@ -185,11 +184,15 @@ class Checkpoint:
         return (yield from self._begin(total))
 
     def _earlier(self) -> Steps[Position | None]:
-        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
-        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        last = yield from self._last()
         if last is not None and self._is_alive(last):
             raise ConfigError(self._busy(last))
         return None if last is None or last[1] == "done" else self._position(last)
+
+    def _last(self) -> Steps[Sequence[Any] | None]:
+        """The newest backfill of the same source, destination and index."""
+        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
+        return next((row for row in rows if self._is_same(_document(row[2]))), None)
 
     def _begin(self, total: int | None) -> Steps[Position]:
         details = {**self._identity, "key": None, "process": self._process}

@@ -19,7 +19,7 @@ from msgspec import DecodeError, Struct, json
 from relaybox.core.event import TEST_TYPE, Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
-from relaybox.search.change import BUILDING, Changes, index_of, search_address
+from relaybox.search.change import BUILDING, INDEX_HEADER, Changes, index_of, search_address
 from relaybox.search.engine import Change, Engine, open_engine
 from relaybox.search.indexes import Indexes, Spoilt, is_last
 from relaybox.sinks.sink import (
@@ -237,16 +237,17 @@ def _next(unit: Unit) -> list[Unit]:
     return [follower for follower in unit.followers if not follower.waits_for]
 
 
-class _Named(Struct, gc=False, rename={"index": "relaybox-index"}):
+class _Named(Struct, gc=False, rename={"index": INDEX_HEADER}):
     index: str | None = None
 
 
 _decode = json.Decoder(_Named).decode
+_QUOTED = f'"{INDEX_HEADER}"'
 
 
 def _named_index(delivery: Delivery) -> str | None:
-    """The index that the event is for alone, by its header ``relaybox-index``."""
-    if '"relaybox-index"' not in delivery.headers:
+    """The index that the event is for alone, by its header."""
+    if _QUOTED not in delivery.headers:
         return None
     try:
         return _decode(delivery.headers).index

@@ -16,20 +16,19 @@ from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination
 from relaybox.operate.admin import Admin
-from relaybox.search.change import Changes, check_target, index_of, search_address
+from relaybox.search.change import LIMITS, Changes, check_target, index_of, search_address
 from relaybox.search.engine import Engine, open_engine
 from relaybox.search.rows import Rows, open_rows
 from relaybox.search.source import Source
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.stores.sql.undelivered import Undelivered
-from relaybox.wire.codec import Limits, encode_payload
+from relaybox.wire.codec import encode_payload
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
 NIL = UUID(int=0)
-LIMITS = Limits(max_bytes=1 << 40)
 OF_THE_SOURCE = {"aggregate_type", "destination"}
 """What the name of an index may be made of that is the same for all documents of a source."""
 
@@ -101,7 +100,7 @@ class OutboxRecords(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """All three, open."""
+    """The outbox's records, the rows of a source and the index of a destination, all open."""
 
     records: OutboxRecords
     rows: Rows
