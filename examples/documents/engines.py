@@ -13,7 +13,7 @@ from relaybox import Destination
 from relaybox.core.outcome import Unavailable
 from relaybox.demo.processes import Broken
 from relaybox.errors import ConfigError
-from relaybox.search.open import open_engine
+from relaybox.search.engine import open_engine
 
 ROOT = Path(__file__).parents[2]
 INDEX = "documents"

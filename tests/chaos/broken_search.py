@@ -13,8 +13,8 @@ from relaybox.core.event import Delivery
 from relaybox.search import sink as search
 from relaybox.search.change import Action, Changes
 from relaybox.search.meilisearch.tasks import Task, Tasks
-from relaybox.search.units import Targets, Unit
-from relaybox.search.units import units_of as _units_of
+from relaybox.search.sink import Targets, Unit
+from relaybox.search.sink import units_of as _units_of
 
 _action_of = Changes.action_of
 

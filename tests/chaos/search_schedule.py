@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from relaybox.search.reconciled import Reconciled
+from relaybox.search.results import Reconciled
 from tests.chaos.schedule import Result
 from tests.commit import ROOT
 from tests.integration.archive import Archive, Relays

@@ -13,8 +13,8 @@ import pytest
 from relaybox.core.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
+from relaybox.search.algolia.application import application_of
 from relaybox.search.algolia.engine import open_engine
-from relaybox.search.algolia.place import place_of
 from relaybox.search.engine import Change
 from relaybox.sinks.sink import Answer
 from tests.contract.engines import Place, kinds, reason, rejected
@@ -435,12 +435,12 @@ async def test_check(place: Place) -> None:
 
 
 def test_the_hosts_of_an_application() -> None:
-    place = place_of(Destination("search", "algolia://ABCDEF1234/documents", auth="key"))
+    application = application_of(Destination("search", "algolia://ABCDEF1234/documents", auth="key"))
     others = tuple(f"https://ABCDEF1234-{number}.algolianet.com" for number in (1, 2, 3))
-    assert place.writing == ("https://ABCDEF1234.algolia.net", *others)
-    assert place.reading == ("https://ABCDEF1234-dsn.algolia.net", *others)
-    assert place.application == "ABCDEF1234"
-    assert place.ssl is not None
+    assert application.writing == ("https://ABCDEF1234.algolia.net", *others)
+    assert application.reading == ("https://ABCDEF1234-dsn.algolia.net", *others)
+    assert application.id == "ABCDEF1234"
+    assert application.ssl is not None
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.sinks.celery import CelerySink
-from relaybox.sinks.kafka import line as kafka_line
+from relaybox.sinks.kafka import producer as kafka_producer
 from relaybox.sinks.kafka.sink import KafkaSink
 from relaybox.sinks.nats.connection import Broken, Connection
 from relaybox.sinks.nats.sink import NatsSink
 from relaybox.sinks.rabbitmq.sink import RabbitMqSink
 from relaybox.sinks.redis import Command, RedisSink
 from relaybox.sinks.sink import Answer
-from relaybox.sinks.sqs import sink as sqs
+from relaybox.sinks.sqs.sink import SqsSink
 from relaybox.testing.sink_contract import SinkContract, Trouble
 from tests.contract.test_sinks import Script, opened, serving, shop
 from tests.integration.amazon import Amazon, amazon, sink_at  # noqa: F401
@@ -139,7 +139,7 @@ class TestKafka(SinkContract):
     async def harness(self, kafka_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Script]:
         script = Script()
         producer = type("Scripted", (ScriptedProducer,), {"script": script})
-        monkeypatch.setattr(kafka_line, "Producer", producer)
+        monkeypatch.setattr(kafka_producer, "Producer", producer)
         # A broker that is busy may take longer to make a topic than the sink waits for it.
         topic = make_topic(kafka_url.removeprefix("kafka://"))
         async with opened(KafkaSink(shop(f"{kafka_url}/{topic}")), script):
@@ -286,6 +286,6 @@ class TestSqs(SinkContract):
             front = Front(amazon.endpoint, session)
             async with (
                 serving("/", front.take) as endpoint,
-                opened(sqs.open_sink(shop(sink_at(endpoint, queue.name))), front),
+                opened(SqsSink(shop(sink_at(endpoint, queue.name))), front),
             ):
                 yield front

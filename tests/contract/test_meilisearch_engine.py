@@ -16,9 +16,9 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.search.engine import Change
-from relaybox.search.meilisearch import piece as meilisearch_piece
+from relaybox.search.meilisearch import requests as meilisearch_requests
 from relaybox.search.meilisearch import tasks as meilisearch_tasks
-from relaybox.search.meilisearch.engine import MeilisearchEngine, open_engine
+from relaybox.search.meilisearch.engine import MeilisearchEngine
 from relaybox.search.meilisearch.tasks import Task
 from relaybox.sinks.sink import Answer
 from tests.conftest import available
@@ -65,7 +65,7 @@ async def opened(
 ) -> AsyncIterator[MeilisearchEngine]:
     """An engine for the server, with its key unless ``auth`` says otherwise."""
     url, key = destination_url(server, "documents"), server.key if auth == "" else auth
-    engine = open_engine(Destination("search", url, auth=key, timeout=within, options=options))
+    engine = MeilisearchEngine(Destination("search", url, auth=key, timeout=within, options=options))
     try:
         yield engine
     finally:
@@ -156,7 +156,7 @@ async def test_too_large_a_payload_goes_in_parts(server: Server, place: Place) -
 async def test_a_very_large_request_is_not_even_tried(
     server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meilisearch_piece, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(meilisearch_requests, "LARGEST_BODY", 1000)
     before = server.asked()
     changes = [*(put(f"d{n}", body="x" * 300) for n in range(8)), put("large", body="x" * 2000)]
     assert await place.kinds(changes) == [Delivered] * 9
@@ -482,7 +482,7 @@ async def test_an_embedders_key_is_not_copied(place: Place, monkeypatch: pytest.
 
 def test_one_host_is_enough() -> None:
     with pytest.raises(ConfigError, match="more than one host"):
-        open_engine(Destination("search", "meilisearch://one,two/documents"))
+        MeilisearchEngine(Destination("search", "meilisearch://one,two/documents"))
 
 
 @pytest.mark.parametrize(
@@ -494,12 +494,12 @@ def test_one_host_is_enough() -> None:
     ],
 )
 def test_where_names_host_and_port(url: str, where: str) -> None:
-    assert open_engine(Destination("search", url)).where == where
+    assert MeilisearchEngine(Destination("search", url)).where == where
 
 
 async def test_a_server_without_tls_is_not_reached_with_it(started: Server) -> None:
     url = f"meilisearchs://{started.url.partition('://')[2]}/documents"
-    engine = open_engine(Destination("search", url, auth=started.key))
+    engine = MeilisearchEngine(Destination("search", url, auth=started.key))
     with pytest.raises(Unreachable, match="TLS"):
         await engine.check()
     await engine.close()

@@ -17,7 +17,7 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.search.engine import Change
 from relaybox.search.opensearch import bulk as opensearch_bulk
-from relaybox.search.opensearch.engine import PAGE, OpenSearchEngine, open_engine
+from relaybox.search.opensearch.engine import PAGE, OpenSearchEngine
 from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected
 from tests.servers import opensearch, restart
@@ -47,7 +47,7 @@ def delete(key: str, version: int = 1) -> Change:
 
 @asynccontextmanager
 async def opened(url: str, patience: str = "10s", **options: Any) -> AsyncIterator[OpenSearchEngine]:
-    engine = open_engine(Destination("search", url, timeout=patience, options=options))
+    engine = OpenSearchEngine(Destination("search", url, timeout=patience, options=options))
     try:
         yield engine
     finally:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
 from relaybox.search import Source, reconcile
-from relaybox.search.reconciled import Reconciled
+from relaybox.search.results import Reconciled
 from tests.chaos.drivers import engine
 from tests.integration.project import COMMAND, Project
 

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from relaybox import Destination, Outbox, Route
 from relaybox.cli import app
 from relaybox.core.outcome import Delivered
-from relaybox.search.engine import Change, Engine
-from relaybox.search.open import open_engine
+from relaybox.search.engine import Change, Engine, open_engine
 from relaybox.search.source import Source
 from tests.databases import engine
 from tests.servers import meilisearch

@@ -11,8 +11,8 @@ import pytest
 
 from relaybox.core.outcome import Reject, Throttled, Unavailable
 from relaybox.core.settings import Destination
+from relaybox.search.algolia.application import application_of
 from relaybox.search.algolia.engine import AlgoliaEngine, open_engine
-from relaybox.search.algolia.place import place_of
 from relaybox.search.engine import Change
 from relaybox.sinks.sink import Answer
 from tests.integration.receivers import Receiver, answer, answering, listening, read_request
@@ -105,7 +105,7 @@ async def test_a_name_that_would_mean_something_else_is_no_index(name: str) -> N
 
 async def test_which_indexes_exist_is_not_asked_of_a_copy_that_may_be_behind() -> None:
     async with answering(answer("200 OK", b'{"userData": {"relaybox-index": "m"}}')) as receiver:
-        place = place_of(destination(receiver))
-        engine = AlgoliaEngine(place._replace(reading=("http://127.0.0.1:1",)), 10.0)
+        application = application_of(destination(receiver))
+        engine = AlgoliaEngine(application._replace(reading=("http://127.0.0.1:1",)), 10.0)
         assert await engine.present(["documents"]) == {"documents": "m"}
         await engine.close()

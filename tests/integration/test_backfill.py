@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from relaybox.errors import ConfigError, StoreError
 from relaybox.search import Source, abackfill
-from relaybox.search.backfilled import Backfilled
 from relaybox.search.checkpoint import Lost
+from relaybox.search.results import Backfilled
 from relaybox.search.rows import open_rows
 from relaybox.search.select_rows import SelectRows
 from tests.databases import KINDS, SERVERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
-import importlib
 import json
 import socket
 import ssl
@@ -25,7 +24,9 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Gone, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.sinks.http.sink import HttpSink, retry_after
+from relaybox.sinks.http.sink import HttpSink
+from relaybox.sinks.http.status import retry_after
+from relaybox.sinks.open import open_sink
 from relaybox.sinks.sink import Answer
 from relaybox.testing.sink_contract import deliveries, make_delivery
 from relaybox.wire.signature import verify
@@ -491,7 +492,7 @@ def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.delitem(sys.modules, "relaybox.sinks.http.sink")
     with pytest.raises(MissingExtra, match=r"aiohttp is not installed: pip install 'relaybox\[http\]'"):
-        importlib.import_module("relaybox.sinks.http.sink")
+        open_sink(Destination("runner", "http://example.org/"), {})
 
 
 async def test_a_sink_that_is_closed_while_it_sends_answers() -> None:

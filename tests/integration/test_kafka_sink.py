@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from relaybox import Call
 from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable, Unreachable
 from relaybox.core.settings import Destination
-from relaybox.sinks.kafka import line as kafka_line
+from relaybox.sinks.kafka import producer as kafka_producer
 from relaybox.sinks.kafka import settings as kafka_settings
 from relaybox.sinks.kafka.sink import KafkaSink
 from relaybox.testing.sink_contract import make_delivery
@@ -219,7 +219,7 @@ async def test_a_broker_that_goes_away_in_the_middle_is_unreachable_each_time(lo
 async def test_a_connection_that_is_lost_in_the_midst_of_reports_counts_as_lost(
     log: KafkaPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_line, "Producer", Losing)
+    monkeypatch.setattr(kafka_producer, "Producer", Losing)
     async with sink_to(log.url) as sink:
         assert await sink.send([make_delivery() for _ in range(3)]) == [Delivered()] * 3
         [answer] = await sink.send([make_delivery()])
@@ -316,7 +316,7 @@ class Failing(Producer):  # type: ignore[misc]
 async def test_after_a_fatal_error_there_is_another_producer(
     log: KafkaPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_line, "Producer", Failing)
+    monkeypatch.setattr(kafka_producer, "Producer", Failing)
     monkeypatch.setattr(Failing, "made", 0)
     async with sink_to(log.url) as sink:
         answers = [*await sink.send([make_delivery(), make_delivery()]), *await sink.send([make_delivery()])]

@@ -13,7 +13,7 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.search.engine import Change
-from relaybox.search.opensearch.engine import open_engine
+from relaybox.search.opensearch.engine import OpenSearchEngine
 from relaybox.sinks.sink import Answer
 from tests.integration.receivers import Receiver, answer, answering
 from tests.waiting import PATIENCE
@@ -36,7 +36,7 @@ FOUND = said("200 OK", PRESENT)
 
 async def write(receiver: Receiver) -> Sequence[Answer]:
     url = f"opensearch://shop:hunter2@127.0.0.1:{receiver.port}"
-    engine = open_engine(Destination("search", url, timeout=PATIENCE))
+    engine = OpenSearchEngine(Destination("search", url, timeout=PATIENCE))
     try:
         return await engine.write("documents", CHANGES)
     finally:
@@ -120,7 +120,7 @@ async def test_an_answer_that_does_not_tell_of_each_change_is_unavailable(body: 
 
 async def test_somebody_else_at_the_address_is_no_opensearch() -> None:
     async with answering(answer("200 OK", b'{"hello": "world"}')) as receiver:
-        engine = open_engine(Destination("search", f"opensearch://127.0.0.1:{receiver.port}"))
+        engine = OpenSearchEngine(Destination("search", f"opensearch://127.0.0.1:{receiver.port}"))
         with pytest.raises(Unavailable, match="is no OpenSearch"):
             await engine.check()
         await engine.close()
@@ -128,7 +128,7 @@ async def test_somebody_else_at_the_address_is_no_opensearch() -> None:
 
 def test_a_password_without_a_user_is_refused() -> None:
     with pytest.raises(ConfigError, match="no user; name the user in the URL"):
-        open_engine(Destination("search", "opensearch://localhost/documents", auth="hunter2"))
+        OpenSearchEngine(Destination("search", "opensearch://localhost/documents", auth="hunter2"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from relaybox import Event
 from relaybox.cli import app
 from relaybox.errors import ConfigError, UnknownDestination
 from relaybox.search._reconcile import reconcile
-from relaybox.search.failure import EngineFailed
+from relaybox.search.engine import EngineFailed
 from relaybox.search.meilisearch.engine import MeilisearchEngine
 from relaybox.search.source import Source
 from relaybox.stores.sql.undelivered import Undelivered

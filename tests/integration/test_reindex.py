@@ -20,11 +20,12 @@ import sqlalchemy as sa
 from relaybox.core.outcome import Unavailable
 from relaybox.errors import StoreError
 from relaybox.search._reconcile import reconcile
-from relaybox.search._reindex import Reindexed, aabort, areindex
-from relaybox.search.desk import open_desk
-from relaybox.search.failure import ReindexFailed
-from relaybox.search.leftovers import Leftovers
+from relaybox.search._reindex import aabort, areindex
+from relaybox.search.build import Leftovers
 from relaybox.search.meilisearch.engine import MeilisearchEngine
+from relaybox.search.reindex_operation import ReindexFailed
+from relaybox.search.results import Reindexed
+from relaybox.search.workspace import open_records
 from tests.databases import KINDS
 from tests.integration.library import DOCUMENT, SOURCE, Library, key_in_url
 from tests.integration.project import Project
@@ -641,14 +642,14 @@ def test_one_that_is_hidden_is_cleared_away(library: Library, monkeypatch: pytes
 def test_a_backfill_that_is_cancelled_ends_it(library: Library) -> None:
     async def main() -> None:
         rebuilding = asyncio.ensure_future(areindex(library.outbox, "search", SOURCE, rate=1, batch=1))
-        async with open_desk(library.outbox, "operator") as desk:
+        async with open_records(library.outbox, "operator") as records:
 
             async def begun() -> list[Any]:
-                known = await desk.admin.journal.operations(10)
+                known = await records.admin.journal.operations(10)
                 return [one for one in known if one.action == "backfill" and one.done]
 
             [backfill] = await await_for(begun)
-            await desk.admin.cancel(backfill.id)
+            await records.admin.cancel(backfill.id)
         with pytest.raises(ReindexFailed, match="its backfill was cancelled"):
             await rebuilding
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relaybox import Destination
-from relaybox.search.open import open_engine
+from relaybox.search.engine import open_engine
 from tests.conftest import available
 from tests.integration.archive import Archive
 from tests.integration.search_engines import ENGINES, Subject, engine

@@ -14,9 +14,8 @@ import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Route
 from relaybox.core.outcome import Delivered, Reject, Unavailable, Unreachable
-from relaybox.search.engine import Change, Engine
+from relaybox.search.engine import Change, Engine, open_engine
 from relaybox.search.indexes import LOOK
-from relaybox.search.open import open_engine
 from tests.conftest import available
 from tests.integration.shop import Shop
 from tests.integration.sinking import sink_to

@@ -260,4 +260,4 @@ def test_a_url_that_is_wrong_is_an_error_that_shows_no_secret(
 def test_a_url_says_where(sink: str, region: str, endpoint: str | None) -> None:
     opened = open_sink(Destination("shop", sink), {})
     assert isinstance(opened, SqsSink)
-    assert (opened._place.region, opened._place.endpoint) == (region, endpoint)
+    assert (opened._queue.region, opened._queue.endpoint) == (region, endpoint)

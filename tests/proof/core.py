@@ -18,7 +18,7 @@ CORE = (
     "core/retry.py", "core/routing.py", "core/shadow.py", "operate/open_relay.py",
     "operate/pace.py", "receive/inbox.py", "receive/mark.py", "receive/once_handler.py",
     "search/algolia", "search/meilisearch", "search/opensearch", "search/change.py", "search/engine.py",
-    "search/http.py", "search/indexes.py", "search/sink.py", "search/units.py",
+    "search/http.py", "search/indexes.py", "search/sink.py",
 )  # fmt: skip
 """Directories, with everything in them, and modules of the package."""
 

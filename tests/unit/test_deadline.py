@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from relaybox.sinks.http.deadline import Block, Deadline
+from relaybox.sinks.deadline import Block, Deadline
 from tests.waiting import PATIENCE
 
 

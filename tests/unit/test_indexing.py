@@ -17,9 +17,9 @@ from relaybox import Destination
 from relaybox.core.event import Event
 from relaybox.errors import ConfigError, InvalidField
 from relaybox.search import Source, load_source
-from relaybox.search.acceptance import check_target, rereads
-from relaybox.search.compare import HashedIds, differing, version_of
-from relaybox.search.operation import is_dead
+from relaybox.search.change import check_target, rereads
+from relaybox.search.comparison import HashedIds, differing, version_of
+from relaybox.search.reindex_operation import is_dead
 from relaybox.search.rows import as_id, as_key, from_key
 from relaybox.search.source import as_source
 from relaybox.stores.journal import STALLED, Operation, OperationState

@@ -208,8 +208,8 @@ def check_address(destination: Destination) -> None:
     """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
     if destination.scheme not in ("http", "https"):
         return
-    from relaybox.sinks.credentials import parse_url
     from relaybox.sinks.http.address import Guard
+    from relaybox.sinks.http.sink import parse_url
 
     try:
         Guard(destination.name, destination.allow).check_host(parse_url(destination).raw_host or "")

@@ -21,7 +21,7 @@ from relaybox.cli.options import (
 from relaybox.cli.output import complain, note, plain, print_json
 
 if TYPE_CHECKING:
-    from relaybox.search.backfilled import Backfilled
+    from relaybox.search.results import Backfilled
 
 EXIT_STATUS = """Exit status: 0 all documents are emitted; 1 it was interrupted, and the same command goes on
 from there, or some documents were refused, or with --dry-run would be; 2 wrong usage, a wrong setting,

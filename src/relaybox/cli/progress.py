@@ -16,7 +16,7 @@ from relaybox.operate.observers.count import Counter
 from relaybox.stores.store import Settlement
 
 if TYPE_CHECKING:
-    from relaybox.search.backfilled import Progress
+    from relaybox.search.results import Progress
 
 T = TypeVar("T")
 

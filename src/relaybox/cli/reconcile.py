@@ -22,7 +22,7 @@ from relaybox.cli.output import plain, print_json
 from relaybox.core.commands import command
 
 if TYPE_CHECKING:
-    from relaybox.search.reconciled import Difference, Reconciled
+    from relaybox.search.results import Difference, Reconciled
 
 EXIT_STATUS = """Exit status: 0 the index has what the database has; 1 something is missing, stale or orphaned
 (also where --repair has emitted events for it), or nothing could be compared because all of it is under way,
@@ -102,16 +102,12 @@ def reconcile(
 
 def document(result: Reconciled) -> dict[str, Any]:
     """Return the result for ``--json``."""
-    from relaybox.search.reconciled import told
-
-    return {**told(result), "examples": [asdict(one) for one in result.examples]}
+    return {**result.figures(), "examples": [asdict(one) for one in result.examples]}
 
 
 def show(result: Reconciled) -> None:
     """Print the result."""
-    from relaybox.search.reconciled import told
-
-    figures = told(result)
+    figures = result.figures()
     for name, meaning in MEANINGS.items():
         if name in ALWAYS or figures[name]:
             typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")

@@ -27,7 +27,7 @@ from relaybox.errors import ConfigError, RelayboxError, UnknownDestination
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
-    from relaybox.search._reindex import Reindexed
+    from relaybox.search.results import Reindexed
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ def reindex(
 def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do the work; a rebuild that fails ends the command with the status 1."""
     from relaybox.cli.signals import run_interruptible
-    from relaybox.search.failure import ReindexFailed
+    from relaybox.search.reindex_operation import ReindexFailed
 
     try:
         done = run_interruptible(work)

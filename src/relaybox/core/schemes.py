@@ -13,29 +13,29 @@ class SinkKind(NamedTuple):
     extra: str = ""
 
 
-_RABBITMQ = SinkKind("relaybox.sinks.rabbitmq.sink:open_sink", "aio_pika", "rabbitmq")
-_REDIS = SinkKind("relaybox.sinks.redis:open_sink", "redis", "redis")
+_RABBITMQ = SinkKind("relaybox.sinks.rabbitmq.sink:RabbitMqSink", "aio_pika", "rabbitmq")
+_REDIS = SinkKind("relaybox.sinks.redis:RedisSink", "redis", "redis")
 _HTTP = SinkKind("relaybox.sinks.http.sink:HttpSink", "aiohttp", "http")
-_MEILISEARCH = SinkKind("relaybox.search.meilisearch.engine:open_engine", "aiohttp", "meilisearch")
+_MEILISEARCH = SinkKind("relaybox.search.meilisearch.engine:MeilisearchEngine", "aiohttp", "meilisearch")
 
 SEARCH_ENGINES = {
     "meilisearch": _MEILISEARCH,
     "meilisearchs": _MEILISEARCH,
     "algolia": SinkKind("relaybox.search.algolia.engine:open_engine", "aiohttp", "algolia"),
-    "opensearch": SinkKind("relaybox.search.opensearch.engine:open_engine", "aiohttp", "opensearch"),
+    "opensearch": SinkKind("relaybox.search.opensearch.engine:OpenSearchEngine", "aiohttp", "opensearch"),
 }
 """What they open is an engine, around which there is one sink for all of them."""
 
 SINKS = {
     "http": _HTTP,
     "https": _HTTP,
-    "kafka": SinkKind("relaybox.sinks.kafka.sink:open_sink", "confluent_kafka", "kafka"),
+    "kafka": SinkKind("relaybox.sinks.kafka.sink:KafkaSink", "confluent_kafka", "kafka"),
     "amqp": _RABBITMQ,
     "amqps": _RABBITMQ,
-    "nats": SinkKind("relaybox.sinks.nats.sink:open_sink", "nats", "nats"),
+    "nats": SinkKind("relaybox.sinks.nats.sink:NatsSink", "nats", "nats"),
     "redis": _REDIS,
     "rediss": _REDIS,
-    "sqs": SinkKind("relaybox.sinks.sqs.sink:open_sink", "aiobotocore", "sqs"),
+    "sqs": SinkKind("relaybox.sinks.sqs.sink:SqsSink", "aiobotocore", "sqs"),
     "celery": SinkKind("relaybox.sinks.celery:CelerySink", "celery", "celery"),
     "console": SinkKind("relaybox.sinks.console:ConsoleSink"),
     "memory": SinkKind("relaybox.sinks.memory:MemorySink"),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from relaybox.search._backfill import abackfill, backfill
     from relaybox.search._reconcile import areconcile, reconcile
     from relaybox.search._reindex import areindex, reindex
-    from relaybox.search.backfilled import Backfilled, Progress
+    from relaybox.search.results import Backfilled, Progress
     from relaybox.search.source import Source, load_source
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backfilled": "backfilled",
-    "Progress": "backfilled",
+    "Backfilled": "results",
+    "Progress": "results",
     "Source": "source",
     "abackfill": "_backfill",
     "areconcile": "_reconcile",

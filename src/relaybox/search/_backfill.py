@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +20,20 @@ from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.emit.row import Call, RowBuilder
-from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError, UnknownDestination
+from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
 from relaybox.operate.pace import LOOK, Pace, never
-from relaybox.search.acceptance import check_target, rereads
-from relaybox.search.backfilled import Backfilled, Refused
-from relaybox.search.backfilled import Progress as Progress
-from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Place
-from relaybox.search.rehearsal import rehearse
+from relaybox.search.change import INDEX_HEADER, check_target, rereads
+from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Position
+from relaybox.search.dry_run import rehearse
+from relaybox.search.results import Backfilled, Progress, Refused
 from relaybox.search.rows import Item, Rows, name_of, open_rows
 from relaybox.search.source import Source, as_source
+from relaybox.search.workspace import destination_of
 from relaybox.stores.journal import OperationState
 from relaybox.stores.open import open_store
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
-
-INDEX = "relaybox-index"
-"""The header of an event that is for one index only."""
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -79,7 +76,7 @@ async def abackfill(
     A document that cannot be an event is passed over, and named in what comes back. Raises ``ConfigError``
     where the source or the destination is wrong, or another process is at the same backfill.
     """
-    source, target = as_source(source), _known(outbox, destination)
+    source, target = as_source(source), destination_of(outbox, destination)
     if batch < 1:
         raise ConfigError(f"batch = {batch}: use 1 or more")
     pace = Pace(rate, stop)
@@ -94,8 +91,9 @@ async def abackfill(
                 return await rehearse(outbox, rows, target, make, earlier if resume else None, batch)
             _warn(rows, source, target)
             total = await _count(rows)
-            place = await checkpoint.take(total, resume=resume)
-            work = _Work(outbox, rows, checkpoint, place, target, index, total, progress or _ignore)
+            position = await checkpoint.take(total, resume=resume)
+            builder, notify = RowBuilder(outbox.settings), progress or _ignore
+            work = _Work(builder, rows, checkpoint, position, target, _headers(index), total, notify)
             return await work.run(pace, batch, max_pending)
         finally:
             await store.close()
@@ -106,46 +104,38 @@ def backfill(outbox: Outbox, destination: str, source: Source, **options: Any) -
     return run(abackfill(outbox, destination, source, **options))
 
 
+@dataclass
 class _Work:
     """A backfill that is under way."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        rows: Rows,
-        checkpoint: Checkpoint,
-        place: Place,
-        target: Destination,
-        index: str | None,
-        total: int | None,
-        progress: Callable[[Progress], None],
-    ) -> None:
-        self._builder = RowBuilder(outbox.settings)
-        self._rows = rows
-        self._checkpoint = checkpoint
-        self._began_at = place.key
-        self._place = place
-        self._next = place
-        self._target = target
-        self._headers = _headers(index)
-        self._total = total
-        self._progress = progress
-        self._page: Sequence[Item] = ()
-        self._dialect: Dialect | None = None
-        self._bad: dict[str, str] = {}
-        self._refused: list[Refused] = []
-        self._refusals = 0
-        self._lost: Lost | None = None
+    builder: RowBuilder
+    rows: Rows
+    checkpoint: Checkpoint
+    position: Position
+    target: Destination
+    headers: dict[str, str]
+    total: int | None
+    progress: Callable[[Progress], None]
+    page: Sequence[Item] = ()
+    dialect: Dialect | None = None
+    bad: dict[str, str] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+    refusals: int = 0
+    lost: Lost | None = None
+
+    def __post_init__(self) -> None:
+        self.began_at = self.position.key
+        self.next = self.position
 
     async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
         """Go through all pages, and put on record how it ended."""
-        if self._place.resumed:
-            log.info("goes on after %r, with %s done", self._place.key, self._place.done)
-        if self._place.resumed and self._place.key and not self._rows.guarded:
+        if self.position.resumed:
+            log.info("goes on after %r, with %s done", self.position.key, self.position.done)
+        if self.position.resumed and self.position.key and not self.rows.guarded:
             log.warning(
                 "passes over the first %s documents, which were emitted before: right only if the iterable"
                 " gives the same ones in the same order; --restart (resume=False) begins anew",
-                f"{self._place.key:,}",
+                f"{self.position.key:,}",
             )
         try:
             async with self._alive():
@@ -178,11 +168,11 @@ class _Work:
     async def _emit(self, size: int) -> bool:
         """One page; whether there was one. After an error it is the database that says how far it is."""
         for attempt in range(TRIES):
-            if self._lost is not None:
-                raise self._lost
+            if self.lost is not None:
+                raise self.lost
             try:
                 if attempt:
-                    self._place = await self._checkpoint.look(self._place)
+                    self.position = await self.checkpoint.look(self.position)
                 return await self._try(size)
             except StoreError as error:
                 if attempt == TRIES - 1:
@@ -194,64 +184,62 @@ class _Work:
     async def _try(self, size: int) -> bool:
         while True:
             try:
-                page = await self._rows.emit_after(self._place.key, size, self._calls, self._also)
+                page = await self.rows.emit_after(self.position.key, size, self._calls, self._also)
                 break
             except EmitError:
                 # Nothing of the page was written.
                 if not self._find_bad():
                     raise
         if page:
-            self._place = self._next
+            self.position = self.next
             self._note_refused(page)
         return bool(page)
 
     def _also(self, statements: Statements, items: Sequence[Item]) -> Steps[Sequence[Item]]:
         """In the page's transaction: which of its documents get events, and how far it is then."""
-        self._dialect = statements.dialect
-        kept = [item for item in items if item.id not in self._bad]
-        if not self._rows.guarded and kept:
+        self.dialect = statements.dialect
+        kept = [item for item in items if item.id not in self.bad]
+        if not self.rows.guarded and kept:
             ids = [item.id for item in kept]
-            changed = yield from self._checkpoint.changed(
-                statements, self._place, self._rows.aggregate_type, ids
+            changed = yield from self.checkpoint.changed(
+                statements, self.position, self.rows.aggregate_type, ids
             )
             kept = [item for item in kept if item.id not in changed]
-        place = self._place
-        self._next = replace(
-            place,
-            details={**place.details, "key": items[-1].key},
-            done=place.done + len(kept),
-            skipped=place.skipped + len(items) - len(kept),
+        position = self.position
+        self.next = replace(
+            position,
+            details={**position.details, "key": items[-1].key},
+            done=position.done + len(kept),
+            skipped=position.skipped + len(items) - len(kept),
         )
-        yield from self._checkpoint.advance(statements, self._next)
+        yield from self.checkpoint.advance(statements, self.next)
         return kept
 
     def _calls(self, items: Sequence[Item]) -> Sequence[Call]:
-        self._page = items
-        return [call_of(self._rows, item, self._target.name, self._headers) for item in items]
+        self.page = items
+        return [call_of(self.rows, item, self.target.name, self.headers) for item in items]
 
     def _find_bad(self) -> bool:
         """Look which documents of the page are refused; whether any is that was not known to be."""
-        if self._dialect is None:
+        if self.dialect is None:
             # The first page could not even be read.
             return False
         found = False
-        for item in self._page:
+        for item in self.page:
             try:
-                self._builder.build(
-                    call_of(self._rows, item, self._target.name, self._headers), self._dialect
-                )
+                self.builder.build(call_of(self.rows, item, self.target.name, self.headers), self.dialect)
             except PayloadError as error:
-                self._bad[item.id] = str(error)
+                self.bad[item.id] = str(error)
                 found = True
         return found
 
     def _note_refused(self, page: Sequence[Item]) -> None:
         for item in page:
-            if (reason := self._bad.pop(item.id, None)) is not None:
-                self._refusals += 1
-                if len(self._refused) < LISTED:
-                    self._refused.append(Refused(item.id, reason))
-        self._bad.clear()
+            if (reason := self.bad.pop(item.id, None)) is not None:
+                self.refusals += 1
+                if len(self.refused) < LISTED:
+                    self.refused.append(Refused(item.id, reason))
+        self.bad.clear()
 
     async def _room(self, pace: Pace, max_pending: int | None) -> bool:
         """Wait until few enough deliveries wait at the destination; whether to go on."""
@@ -260,21 +248,21 @@ class _Work:
         while (waiting := await self._waiting(max_pending + 1)) > max_pending:
             self._tell(waiting)
             await asyncio.sleep(LOOK)
-            if self._lost is not None:
-                raise self._lost
+            if self.lost is not None:
+                raise self.lost
             if not await pace.turn(0):
                 return False
         return True
 
     async def _waiting(self, limit: int) -> int:
         try:
-            return await self._checkpoint.pending(self._target.name, limit)
+            return await self.checkpoint.pending(self.target.name, limit)
         except StoreError as error:
             log.warning("the database does not say how much is pending: %s", error)
             return 0
 
     def _tell(self, waiting: int | None = None) -> None:
-        self._progress(Progress(self._place.done, self._place.skipped, self._total, waiting))
+        self.progress(Progress(self.position.done, self.position.skipped, self.total, waiting))
 
     @asynccontextmanager
     async def _alive(self) -> AsyncIterator[None]:
@@ -291,32 +279,32 @@ class _Work:
         while True:
             await asyncio.sleep(BEAT)
             try:
-                await self._checkpoint.look(self._place)
+                await self.checkpoint.look(self.position)
             except Lost as lost:
-                self._lost = lost
+                self.lost = lost
                 return
             except StoreError as error:
                 log.warning("the backfill cannot give a sign of life: %s", error)
 
     async def _end(self, state: OperationState, error: str | None) -> None:
         try:
-            await self._checkpoint.end(self._place, state, error)
+            await self.checkpoint.end(self.position, state, error)
         except StoreError as trouble:
             # It will show as stalled, and can be gone on with all the same.
             log.warning("the backfill cannot say how it ended: %s", trouble)
 
     def _result(self, stopped: bool) -> Backfilled:
-        place = self._place
+        position = self.position
         return Backfilled(
-            place.done,
-            self._total,
-            place.skipped,
-            self._began_at,
+            position.done,
+            self.total,
+            position.skipped,
+            self.began_at,
             stopped,
-            place.id,
-            tuple(self._refused),
-            self._refusals,
-            by_id=self._rows.guarded,
+            position.id,
+            tuple(self.refused),
+            self.refusals,
+            by_id=self.rows.guarded,
         )
 
 
@@ -343,15 +331,8 @@ async def _count(rows: Rows) -> int | None:
         return None
 
 
-def _known(outbox: Outbox, name: str) -> Destination:
-    known = {one.name: one for one in outbox.settings.destinations}
-    if name not in known:
-        raise UnknownDestination(name, known)
-    return known[name]
-
-
 def _headers(index: str | None) -> dict[str, str]:
-    return {MARK: "true"} if index is None else {MARK: "true", INDEX: index}
+    return {MARK: "true"} if index is None else {MARK: "true", INDEX_HEADER: index}
 
 
 def _warn(rows: Rows, source: Source, target: Destination) -> None:

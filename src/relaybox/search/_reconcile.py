@@ -9,20 +9,17 @@ before is in the index; so an index that then differs from a row that was the sa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from relaybox.core.event_loop import run
 from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
-from relaybox.search.comparison import Comparison
-from relaybox.search.desk import Desk, open_desk
-from relaybox.search.failure import EngineFailed, told_of
-from relaybox.search.reconciled import Reconciled, told
-from relaybox.search.repairs import Repairs
-from relaybox.search.rows import Rows, open_rows
-from relaybox.search.source import Source, as_source
-from relaybox.search.target import Target, open_target
+from relaybox.search.change import INDEX_HEADER
+from relaybox.search.comparison import Comparison, Repairs
+from relaybox.search.engine import EngineFailed, translated_errors
+from relaybox.search.results import Reconciled
+from relaybox.search.source import as_source
+from relaybox.search.workspace import Target, open_workspace
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -52,36 +49,21 @@ async def areconcile(
     the index. ``dry_run``: as with ``repair``, but nothing is emitted.
     """
     pace = Pace(rate, stop)
-    async with opened(outbox, destination, as_source(source), index, actor) as (desk, rows, target):
-        repairs = Repairs(rows, target, pace, {"relaybox-index": index} if index else {})
+    async with open_workspace(outbox, destination, as_source(source), index, actor) as workspace:
+        repairs = Repairs(workspace, pace, {INDEX_HEADER: index} if index else {})
         emits = repair and not dry_run
-        comparison = Comparison(desk, rows, target, repairs if emits else None, examples, progress, stop)
-        with told_of(target.engine):
-            await _check_index(target)
+        comparison = Comparison(workspace, repairs if emits else None, examples, progress, stop)
+        with translated_errors(workspace.target.engine):
+            await _check_index(workspace.target)
             result = await comparison.run(allow_empty=allow_empty or not repair)
         if emits:
-            await desk.admin.note("reconcile", told(result))
+            await workspace.records.admin.note("reconcile", result.figures())
     return result
 
 
 def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reconciled:
     """``areconcile``, from synchronous code."""
-    from relaybox.core.event_loop import run
-
     return run(areconcile(outbox, destination, source, **options))
-
-
-@asynccontextmanager
-async def opened(
-    outbox: Outbox, destination: str, source: Source, index: str | None, actor: str
-) -> AsyncIterator[tuple[Desk, Rows, Target]]:
-    """What a comparison needs."""
-    async with (
-        open_rows(outbox, source) as rows,
-        open_target(outbox, destination, rows, index) as target,
-        open_desk(outbox, actor) as desk,
-    ):
-        yield desk, rows, target
 
 
 async def _check_index(target: Target) -> None:

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from relaybox.core.event_loop import run
 from relaybox.core.settings import Destination
 from relaybox.operate.pace import Pace, never
-from relaybox.search._reconcile import opened
-from relaybox.search.build import Build, How, check_present
+from relaybox.search.build import Build, How, Leftovers, check_present
+from relaybox.search.build_watch import POLL, Tell
 from relaybox.search.change import BUILDING, index_of
-from relaybox.search.desk import Desk, open_desk
-from relaybox.search.failure import TROUBLE, ReindexFailed, told_of
-from relaybox.search.leftovers import Leftovers
-from relaybox.search.open import open_engine
-from relaybox.search.operation import LOOKED_AT, alone, is_dead, others
+from relaybox.search.engine import open_engine, translated_errors
+from relaybox.search.reindex_operation import LOOKED_AT, ReindexFailed, alone, is_dead, others
+from relaybox.search.results import Reindexed
 from relaybox.search.source import as_source
-from relaybox.search.target import destination_of
-from relaybox.search.watch import POLL, Tell
+from relaybox.search.workspace import OutboxRecords, destination_of, open_records, open_workspace
 from relaybox.stores.journal import STALLED
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
-
-
-@dataclass(frozen=True, slots=True)
-class Reindexed:
-    """An index that was rebuilt: its documents, how many of them were repaired, and how long it took."""
-
-    destination: str
-    index: str
-    documents: int
-    repaired: int
-    seconds: float
 
 
 def silent(text: str) -> None:
@@ -64,23 +50,20 @@ async def areindex(
     Pace(rate, never)
     began = time.monotonic()
     made = as_source(source)
-    async with opened(outbox, destination, made, index, actor) as (desk, rows, target):
+    async with open_workspace(outbox, destination, made, index, actor) as workspace:
+        records, target = workspace.records, workspace.target
         about = {"index": target.index, "source": made.name, "rate": rate}
-        build = Build(outbox, made, desk, rows, target, How(actor, rate, batch, patience, like), tell)
-        try:
-            async with alone(desk, actor, destination, about) as running:
+        build = Build(outbox, made, workspace, How(actor, rate, batch, patience, like), tell)
+        with translated_errors(target.engine, ReindexFailed):
+            async with alone(records, actor, destination, about) as running:
                 documents = await build.run(running)
-        except TROUBLE as error:
-            raise ReindexFailed(f"the search engine at {target.engine.where}: {error}") from error
         result = Reindexed(destination, target.index, documents, running.repaired, time.monotonic() - began)
-        await desk.admin.note("reindex", {**about, "destination": destination, "documents": documents})
+        await records.admin.note("reindex", {**about, "destination": destination, "documents": documents})
     return result
 
 
 def reindex(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reindexed:
     """``areindex``, from synchronous code."""
-    from relaybox.core.event_loop import run
-
     return run(areindex(outbox, destination, source, **options))
 
 
@@ -91,12 +74,11 @@ async def alook(
 
     Raises ``ReindexFailed`` where it could not even begin: the engine is away, or there is no such index.
     """
-    async with opened(outbox, destination, as_source(source), index, "application") as (_, rows, target):
-        try:
+    async with open_workspace(outbox, destination, as_source(source), index, "application") as workspace:
+        target = workspace.target
+        with translated_errors(target.engine, ReindexFailed):
             await check_present(target.engine, target.index, like or target.index)
-        except TROUBLE as error:
-            raise ReindexFailed(f"the search engine at {target.engine.where}: {error}") from error
-        return target.index, await rows.count()
+        return target.index, await workspace.rows.count()
 
 
 async def aabort(
@@ -115,37 +97,37 @@ async def aabort(
     configured = destination_of(outbox, destination)
     engine = open_engine(configured)
     try:
-        async with open_desk(outbox, actor) as desk:
-            running = await others(desk, destination)
+        async with open_records(outbox, actor) as records:
+            running = await others(records, destination)
             if not dry_run:
                 for one in running:
-                    await desk.admin.cancel(one.id)
-                await _ended(desk, destination)
-            for live in {index} if index else await _indexes(desk, configured):
-                left = Leftovers(desk, configured, engine, f"{live}{BUILDING}", tell)
-                with told_of(engine):
+                    await records.admin.cancel(one.id)
+                await _ended(records, destination)
+            for live in {index} if index else await _indexes(records, configured):
+                left = Leftovers(records, configured, engine, f"{live}{BUILDING}", tell)
+                with translated_errors(engine):
                     await (left.look() if dry_run else left.clear())
     finally:
         await engine.close()
     return len(running)
 
 
-async def _indexes(desk: Desk, destination: Destination) -> set[str]:
+async def _indexes(records: OutboxRecords, destination: Destination) -> set[str]:
     """The one that the destination names, else those that were rebuilt lately."""
     fixed = index_of(destination).fixed
     if fixed is not None:
         return {fixed}
-    operations = await desk.admin.journal.operations(LOOKED_AT)
+    operations = await records.admin.journal.operations(LOOKED_AT)
     reindexes = [one.details for one in operations if one.action == "reindex"]
     return {str(about["index"]) for about in reindexes if about.get("destination") == destination.name}
 
 
-async def _ended(desk: Desk, destination: str) -> None:
+async def _ended(records: OutboxRecords, destination: str) -> None:
     """Wait until those that are alive have noticed."""
     give_up = time.monotonic() + STALLED
-    while living := [one for one in await others(desk, destination) if not is_dead(one)]:
+    while living := [one for one in await others(records, destination) if not is_dead(one)]:
         if time.monotonic() > give_up:
             raise ReindexFailed(f"a reindex of {destination!r} does not end ({living[0].actor})")
         await asyncio.sleep(POLL)
-    for one in await others(desk, destination):
-        await desk.admin.journal.finish(one.id, "failed", one.done, one.skipped, "its process ended")
+    for one in await others(records, destination):
+        await records.admin.journal.finish(one.id, "failed", one.done, one.skipped, "its process ended")

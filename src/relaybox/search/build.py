@@ -15,25 +15,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relaybox.core.commands import command
+from relaybox.core.settings import Destination
 from relaybox.errors import RelayboxError, StoreError
-from relaybox.operate.admin import no_progress
+from relaybox.operate.admin import Named, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search._backfill import abackfill
-from relaybox.search.backfilled import Progress
-from relaybox.search.change import BUILDING
-from relaybox.search.comparison import Comparison
-from relaybox.search.desk import Desk
-from relaybox.search.engine import Engine
-from relaybox.search.failure import TROUBLE, ReindexFailed
+from relaybox.search.build_watch import NAMED, POLL, BuildWatch, Tell
+from relaybox.search.change import BUILDING, INDEX_HEADER
+from relaybox.search.comparison import Comparison, Repairs
+from relaybox.search.engine import TROUBLE, Engine
 from relaybox.search.indexes import LOOK
-from relaybox.search.leftovers import Leftovers
-from relaybox.search.operation import BEAT, Running, beat, guarded
-from relaybox.search.reconciled import Difference, Reconciled
-from relaybox.search.repairs import Repairs
-from relaybox.search.rows import Rows
+from relaybox.search.reindex_operation import BEAT, ReindexFailed, Running, beat, guarded
+from relaybox.search.results import Difference, Progress, Reconciled
 from relaybox.search.source import Source
-from relaybox.search.target import Target
-from relaybox.search.watch import NAMED, POLL, Tell, Watch
+from relaybox.search.workspace import OutboxRecords, Workspace
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -43,6 +38,12 @@ ROUNDS = 5
 
 CLEANING = 30.0
 """Seconds for which it is tried to clear away what a build leaves behind."""
+
+DISCARDED = 500
+"""Events that are discarded at a time."""
+
+SENDING = 30.0
+"""Seconds beyond the destination's timeout for which events that are being sent are waited for."""
 
 log = logging.getLogger(__name__)
 
@@ -64,36 +65,37 @@ class How:
 class Build:
     """One build, for the index of ``target``."""
 
-    def __init__(
-        self, outbox: Outbox, source: Source, desk: Desk, rows: Rows, target: Target, how: How, tell: Tell
-    ) -> None:
+    def __init__(self, outbox: Outbox, source: Source, workspace: Workspace, how: How, tell: Tell) -> None:
         self._outbox = outbox
         self._source = source
-        self._desk = desk
-        self._rows = rows
+        target = workspace.target
+        self._records = workspace.records
         self._live = target.index
         self._target = replace(target, index=f"{target.index}{BUILDING}")
+        self._workspace = workspace._replace(target=self._target)
         self._engine = target.engine
         self._how = how
         self._tell = tell
         self._identity: str | None = None
         self._creating = False
-        self._leftovers = Leftovers(desk, target.destination, target.engine, self._target.index, tell)
+        self._leftovers = Leftovers(
+            self._records, target.destination, target.engine, self._target.index, tell
+        )
 
     async def run(self, running: Running) -> int:
         """Build and replace; how many documents the index has then. Raises ``ReindexFailed``."""
         try:
-            await guarded(self._begin(), beat(self._desk, running))
+            await guarded(self._begin(), beat(self._records, running))
             assert self._identity is not None
-            watch = Watch(self._desk, self._target, self._identity, self._how.patience, self._tell)
+            watch = BuildWatch(self._records, self._target, self._identity, self._how.patience, self._tell)
             return await self._build(running, watch)
         except BaseException:
             await self.clean_up()
             raise
 
-    async def _build(self, running: Running, watch: Watch) -> int:
+    async def _build(self, running: Running, watch: BuildWatch) -> int:
         try:
-            await guarded(self._fill(running, watch), beat(self._desk, running), watch.run())
+            await guarded(self._fill(running, watch), beat(self._records, running), watch.run())
             return await self._swap(running, watch)
         except TROUBLE:
             # An index that was dropped this moment has a reason that says more.
@@ -115,7 +117,7 @@ class Build:
         if self._identity is None:
             raise ReindexFailed(f"{self._target.index!r} was created, and is gone")
 
-    async def _fill(self, running: Running, watch: Watch) -> None:
+    async def _fill(self, running: Running, watch: BuildWatch) -> None:
         # Twice: from half of it on every send that begins writes to both.
         await asyncio.sleep(2 * LOOK)
         self._tell("reading the database")
@@ -145,7 +147,7 @@ class Build:
         await self._arrive(watch)
         await self._settle_differences(running, watch)
 
-    async def _arrive(self, watch: Watch) -> None:
+    async def _arrive(self, watch: BuildWatch) -> None:
         """Wait until every event of the build has arrived."""
         told_at = time.monotonic()
         while pending := await self._pending(watch):
@@ -155,7 +157,7 @@ class Build:
             await asyncio.sleep(POLL)
         await watch.check_failed()
 
-    async def _pending(self, watch: Watch) -> int:
+    async def _pending(self, watch: BuildWatch) -> int:
         """How many have not; a database that is away for long is the business of who gives signs of life."""
         while True:
             try:
@@ -164,7 +166,7 @@ class Build:
                 log.warning("the database does not say how much is pending: %s", error)
             await asyncio.sleep(POLL)
 
-    async def _settle_differences(self, running: Running, watch: Watch) -> None:
+    async def _settle_differences(self, running: Running, watch: BuildWatch) -> None:
         """Compare, and have repaired what differs, until nothing does."""
         give_up = time.monotonic() + self._how.patience
         rounds = 0
@@ -189,15 +191,14 @@ class Build:
             await self._arrive(watch)
 
     async def _compare(self) -> Reconciled:
-        headers = {"relaybox-index": self._target.index}
-        repairs = Repairs(self._rows, self._target, Pace(self._how.rate, never), headers)
-        comparison = Comparison(self._desk, self._rows, self._target, repairs, NAMED, no_progress, never)
-        return await comparison.run()
+        headers = {INDEX_HEADER: self._target.index}
+        repairs = Repairs(self._workspace, Pace(self._how.rate, never), headers)
+        return await Comparison(self._workspace, repairs, NAMED, no_progress, never).run()
 
-    async def _swap(self, running: Running, watch: Watch) -> int:
-        built = await guarded(self._check(running, watch), beat(self._desk, running))
+    async def _swap(self, running: Running, watch: BuildWatch) -> int:
+        built = await guarded(self._check(running, watch), beat(self._records, running))
         self._tell(f"{self._target.index} takes the place of {self._live}")
-        replacing = asyncio.ensure_future(guarded(self._replace(), _beat_on(self._desk, running)))
+        replacing = asyncio.ensure_future(guarded(self._replace(), _beat_on(self._records, running)))
         try:
             await asyncio.shield(replacing)
         except asyncio.CancelledError:
@@ -206,17 +207,17 @@ class Build:
             raise
         self._creating = False
         try:
-            await guarded(self._leftovers.sweep(), _beat_on(self._desk, running))
+            await guarded(self._leftovers.sweep(), _beat_on(self._records, running))
         except (*TROUBLE, StoreError) as error:
             self._warn(error)
         return built
 
-    async def _check(self, running: Running, watch: Watch) -> int:
+    async def _check(self, running: Running, watch: BuildWatch) -> int:
         """Whether it may take the place of the other; how many documents it has."""
         built = await self._engine.count(self._target.index)
         if not built and await self._engine.count(self._live):
             raise ReindexFailed(f"the source has no documents, and {self._live!r} has: see its query")
-        if not await self._desk.admin.journal.advance(running.id, running.done, running.repaired):
+        if not await self._records.admin.journal.advance(running.id, running.done, running.repaired):
             raise ReindexFailed("it was cancelled")
         await watch.check_index(strict=True)
         return built
@@ -257,6 +258,61 @@ class Build:
         log.warning("%r may be left behind (%s): %s clears it away", self._target.index, reason, fix)
 
 
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What builds leave behind that were not ended: the index ``index``, and its events."""
+
+    records: OutboxRecords
+    destination: Destination
+    engine: Engine
+    index: str
+    tell: Tell
+
+    async def look(self) -> None:
+        """Tell what would be taken away."""
+        if self.index in await self.engine.present([self.index]):
+            self.tell(f"would drop {self.index}")
+        rows = await self.records.undelivered.open_for(self.destination.name, self.index, DISCARDED + 1)
+        if rows:
+            many = f"{len(rows):,}" if len(rows) <= DISCARDED else f"more than {DISCARDED:,}"
+            self.tell(f"would discard {many} events for {self.index}")
+
+    async def clear(self) -> None:
+        """Take all of it away. Whoever has seen the index may write to it once more, and so create it."""
+        left = self.index in await self.engine.present([self.index])
+        if left:
+            self.tell(f"dropping {self.index}, which was left behind")
+        # One that nobody is to write to may be there all the same.
+        await self.engine.drop(self.index)
+        if await self.discard() or left:
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Wait until nobody writes to an index that is no more, and drop what was created by that."""
+        dropped_at = time.monotonic()
+        await asyncio.sleep(2 * LOOK)
+        give_up = dropped_at + 2 * LOOK + self.destination.timeout
+        while time.monotonic() < give_up:
+            ago = time.monotonic() - dropped_at - LOOK
+            if not await self.records.undelivered.sent_before(self.destination.name, ago):
+                break
+            await asyncio.sleep(POLL)
+        await self.engine.drop(self.index)
+
+    async def discard(self) -> int:
+        """Give up the events of a build; those that are being sent are waited for."""
+        name, discarded = self.destination.name, 0
+        give_up = time.monotonic() + SENDING + self.destination.timeout
+        while rows := await self.records.undelivered.open_for(name, self.index, DISCARDED):
+            done = await self.records.admin.discard(Named([row.id for row in rows], exact=True))
+            discarded += done.affected
+            if not done.affected:
+                if time.monotonic() > give_up:
+                    raise ReindexFailed(f"events of an earlier build of {self.index!r} are still being sent")
+                await asyncio.sleep(POLL)
+        return discarded
+
+
 async def check_present(engine: Engine, live: str, like: str) -> None:
     """Raise ``ReindexFailed`` where there is no index to replace, or none whose settings are to be taken."""
     present = await engine.present([live, like])
@@ -274,10 +330,10 @@ def _told(one: Difference) -> str:
     return f"{one.id} is {one.kind}{': ' + one.refused if one.refused else ''}{behind}"
 
 
-async def _beat_on(desk: Desk, running: Running) -> None:
+async def _beat_on(records: OutboxRecords, running: Running) -> None:
     """Signs of life, whatever anybody says: nothing can be given up any more."""
     while True:
         try:
-            await beat(desk, running)
+            await beat(records, running)
         except ReindexFailed:
             await asyncio.sleep(BEAT)

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from relaybox.core.event import Delivery, Event
 from relaybox.core.imports import load
 from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.schemes import SEARCH_ENGINES
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, parse_table, wrong
 from relaybox.errors import ConfigError, did_you_mean, shorten
@@ -38,12 +39,14 @@ log = logging.getLogger("relaybox.search")
 
 DEFAULT_ACTIONS: Mapping[str, Action] = {"*.created": "index", "*.updated": "index", "*.deleted": "delete"}
 DEFAULT_INDEX = "{aggregate_type}"
+INDEX_HEADER = "relaybox-index"
+"""The header of an event that is for one index only."""
 BUILDING = "__building"
 """What the name of an index that is being rebuilt ends with."""
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _VERSION = re.compile(r"\.v[0-9]+\Z")
-_LIMITS = Limits(max_bytes=1 << 40)
+LIMITS = Limits(max_bytes=1 << 40)
 
 
 def _actions(value: Mapping[str, Any], setting: str) -> Mapping[str, Action]:
@@ -201,6 +204,40 @@ class Changes:
         return await self._threads.call(function, event)
 
 
+def check_target(destination: Destination, event_type: str) -> None:
+    """Raise where a search destination would refuse, or ignore, events of this type."""
+    changes = changes_of(destination)
+    if changes is None:
+        return
+    try:
+        action = changes.action_of(event_type)
+    except Reject as refused:
+        raise ConfigError(f"destination {destination.name!r}: {refused}") from None
+    finally:
+        changes.close()
+    if action != "index":
+        fix = "choose another with event_type, or change the option actions"
+        raise ConfigError(
+            f"destination {destination.name!r}: for events of the type {event_type!r} it does {action}; {fix}"
+        )
+
+
+def rereads(destination: Destination) -> bool:
+    """True if the destination asks for the newest state of a document, whatever the event says."""
+    changes = changes_of(destination)
+    if changes is None:
+        return False
+    changes.close()
+    return changes.reread
+
+
+def changes_of(destination: Destination) -> Changes | None:
+    """What a search destination makes of events; None of another destination."""
+    if destination.scheme not in SEARCH_ENGINES:
+        return None
+    return Changes(destination, search_address(destination).options)
+
+
 def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\*", ".*"), re.DOTALL)
 
@@ -209,7 +246,7 @@ def _plain(made: Any) -> dict[str, Any] | None:
     """What a function made of an event, as JSON knows it; raises ``Reject`` where it is no document."""
     if made is None:
         return None
-    payload, data, encoding = encode_payload(made, _LIMITS)
+    payload, data, encoding = encode_payload(made, LIMITS)
     plain = decode(payload, data, encoding)
     if not isinstance(plain, dict):
         raise Reject(f"the document function returned {_kind(plain)}; return a mapping, or None to delete it")

@@ -1,7 +1,7 @@
 """How far a backfill is: a row of ``outbox_operation``, written in the transaction of every page.
 
-Of two that begin at once, or where one comes back that was taken for dead, only one goes on: they take their
-place under the lock of the destination's row, and every page looks whether the place is still its own.
+Of two that begin at once, or where one comes back that was taken for dead, only one goes on: they take the
+operation under the lock of the destination's row, and every page looks whether it is still its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cancelled(Lost):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Whose backfill it is, and how far it has come. ``since``: when it began, as the database has it."""
 
     id: UUID
@@ -65,7 +65,7 @@ class Place:
 
 
 class Checkpoint:
-    """The place of one backfill, on the outbox's own database."""
+    """The operation of one backfill, on the outbox's own database."""
 
     def __init__(self, store: SqlStore, destination: str, source: str, index: str | None, actor: str) -> None:
         self._driver = store.driver
@@ -75,41 +75,41 @@ class Checkpoint:
         self._actor = actor
         self._process = this_process().name
 
-    async def take(self, total: int | None, *, resume: bool) -> Place:
-        """Take a place: that of a backfill that was interrupted, else a new one.
+    async def take(self, total: int | None, *, resume: bool) -> Position:
+        """Take over a backfill that was interrupted, else begin a new one: the position to go on from.
 
         Raises ``ConfigError`` where another process is at it.
         """
         return await self._persistently(lambda: self._take(total, resume))
 
-    async def earlier(self) -> Place | None:
-        """The place that one which goes on would take; raises ``ConfigError`` as ``take`` does."""
+    async def earlier(self) -> Position | None:
+        """The position that one which goes on would take; raises ``ConfigError`` as ``take`` does."""
         return await self._persistently(self._earlier)
 
-    def advance(self, statements: Statements, place: Place) -> Steps[None]:
+    def advance(self, statements: Statements, position: Position) -> Steps[None]:
         """In the transaction of a page: how far it is with that; raises ``Lost``."""
         notes = notes_of(statements)
-        own = statements.dialect.to_uuid(place.id)
+        own = statements.dialect.to_uuid(position.id)
         [rows] = yield [notes("held", id=own)]
         self._check(rows)
-        words = {"details": _text(place.details), "done": place.done, "skipped": place.skipped}
+        words = {"details": _text(position.details), "done": position.done, "skipped": position.skipped}
         yield [notes("advance", id=own, **words)]
 
     def changed(
-        self, statements: Statements, place: Place, aggregate_type: str, ids: Sequence[str]
+        self, statements: Statements, position: Position, aggregate_type: str, ids: Sequence[str]
     ) -> Steps[set[str]]:
         """Those of the ids that the application has emitted an event of since the backfill began."""
-        words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": place.since}
+        words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": position.since}
         [rows] = yield [notes_of(statements)("changed", **words)]
         return {str(id_) for id_, headers in rows if MARK not in headers}
 
-    async def look(self, place: Place) -> Place:
+    async def look(self, position: Position) -> Position:
         """Give a sign of life; how far it is on record; raises ``Lost``."""
-        return await self._driver.run(lambda: self._look(place))
+        return await self._driver.run(lambda: self._look(position))
 
-    async def end(self, place: Place, state: OperationState, error: str | None = None) -> None:
+    async def end(self, position: Position, state: OperationState, error: str | None = None) -> None:
         """Put on record how it ended, if it is this process's still."""
-        await self._persistently(lambda: self._end(place, state, error))
+        await self._persistently(lambda: self._end(position, state, error))
 
     async def pending(self, destination: str, limit: int) -> int:
         """How many deliveries wait there, no more than ``limit``."""
@@ -131,12 +131,11 @@ class Checkpoint:
                 await asyncio.sleep(PAUSE * 2**attempt)
         return await self._driver.run(begin)
 
-    def _take(self, total: int | None, resume: bool) -> Steps[Place]:
+    def _take(self, total: int | None, resume: bool) -> Steps[Position]:
         name = self._identity["destination"]
         yield [self._own("ensure_destination", destination=name)]
         yield [self._notes("lock_destination", destination=name)]
-        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
-        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+        last = yield from self._last()
         if last is not None:
             # Once more, and locked: a page of whoever is at it may be about to commit.
             [held] = yield [self._notes("held", id=last[0])]
@@ -144,48 +143,52 @@ class Checkpoint:
         if last is not None and self._is_alive(last):
             raise ConfigError(self._busy(last))
         if last is not None and resume and last[1] != "done":
-            before = self._place(last)
-            place = replace(before, details={**before.details, "process": self._process}, resumed=True)
-            words = {"details": _text(place.details), "total": total, "actor": self._actor}
+            before = self._position(last)
+            position = replace(before, details={**before.details, "process": self._process}, resumed=True)
+            words = {"details": _text(position.details), "total": total, "actor": self._actor}
             yield [self._notes("take_over", id=last[0], **words)]
-            return place
+            return position
         if last is not None and last[1] == "running":
             yield [self._notes("end", id=last[0], state="cancelled", error="another one was begun instead")]
         return (yield from self._begin(total))
 
-    def _earlier(self) -> Steps[Place | None]:
-        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
-        last = next((row for row in rows if self._is_same(_document(row[2]))), None)
+    def _earlier(self) -> Steps[Position | None]:
+        last = yield from self._last()
         if last is not None and self._is_alive(last):
             raise ConfigError(self._busy(last))
-        return None if last is None or last[1] == "done" else self._place(last)
+        return None if last is None or last[1] == "done" else self._position(last)
 
-    def _begin(self, total: int | None) -> Steps[Place]:
+    def _last(self) -> Steps[Sequence[Any] | None]:
+        """The newest backfill of the same source, destination and index."""
+        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
+        return next((row for row in rows if self._is_same(_document(row[2]))), None)
+
+    def _begin(self, total: int | None) -> Steps[Position]:
         details = {**self._identity, "key": None, "process": self._process}
         id_ = uuid7()
         own = self._own.dialect.to_uuid(id_)
         words = {"action": ACTION, "actor": self._actor, "details": _text(details), "total": total}
         yield [self._notes("begin", id=own, **words)]
         [[row]] = yield [self._notes("held", id=own)]
-        return self._place(row)
+        return self._position(row)
 
-    def _look(self, place: Place) -> Steps[Place]:
-        own = self._own.dialect.to_uuid(place.id)
+    def _look(self, position: Position) -> Steps[Position]:
+        own = self._own.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         self._check(rows)
         yield [self._notes("live", id=own)]
-        return replace(self._place(rows[0]), resumed=place.resumed)
+        return replace(self._position(rows[0]), resumed=position.resumed)
 
-    def _end(self, place: Place, state: OperationState, error: str | None) -> Steps[None]:
-        own = self._own.dialect.to_uuid(place.id)
+    def _end(self, position: Position, state: OperationState, error: str | None) -> Steps[None]:
+        own = self._own.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):
             ended = state if rows[0][1] == "running" else "cancelled"
             yield [self._notes("end", id=own, state=ended, error=error)]
 
-    def _place(self, row: Sequence[Any]) -> Place:
+    def _position(self, row: Sequence[Any]) -> Position:
         id_, _, details, done, skipped, since, *_ = row
-        return Place(self._own.dialect.from_uuid(id_), _document(details), done, skipped, since=since)
+        return Position(self._own.dialect.from_uuid(id_), _document(details), done, skipped, since=since)
 
     def _check(self, rows: Sequence[Sequence[Any]]) -> None:
         if not rows or not self._is_ours(rows[0]):

@@ -1,28 +1,43 @@
-"""One pass over a database and an index: what differs, and what of that is only under way."""
+"""One pass over a database and an index: what differs, what of that is only under way, and its repair.
+
+Repairs are events that write again what differs, emitted through the outbox like all others.
+"""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
+from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Progress, Stop
-from relaybox.search.compare import HashedIds, differing, version_of
-from relaybox.search.desk import Desk
-from relaybox.search.reconciled import Difference, Reconciled
-from relaybox.search.repairs import Repairs
-from relaybox.search.rows import Rows
-from relaybox.search.target import Refused, Target, Wanted
+from relaybox.operate.pace import Pace
+from relaybox.search.results import Difference, Reconciled
+from relaybox.search.rows import Item
+from relaybox.search.workspace import Unwritable, Wanted, Workspace
 from relaybox.stores.sql.undelivered import OfDocument
 
 PAGE = 500
-"""Documents that are compared at a time."""
+"""Documents that are compared, or repaired, at a time."""
 
 MANY = 10_000
-"""Those in doubt that are looked for at once in an iterable."""
+"""The same for an iterable: to ask it for some documents is to read all of them."""
+
+REPAIR = {"relaybox-repair": "reconcile"}
+"""The header by which an event that repairs is known."""
+
+_EXACT = 2**53
+"""Below it a float holds every whole number; an engine that knows only floats rounds larger ones."""
+
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +50,29 @@ class _Way:
 
 
 class Comparison:
-    """Compares; see ``reconcile.py`` for how it tells what is wrong from what is under way."""
+    """Compares; see ``_reconcile.py`` for how it tells what is wrong from what is under way."""
 
     def __init__(
         self,
-        desk: Desk,
-        rows: Rows,
-        target: Target,
+        workspace: Workspace,
         repairs: Repairs | None,
         examples: int,
         progress: Progress,
         stop: Stop,
     ) -> None:
-        self._desk = desk
-        self._rows = rows
-        self._target = target
+        self._undelivered = workspace.records.undelivered
+        self._rows = workspace.rows
+        self._target = workspace.target
         self._repairs = repairs
         self._shown = examples
         self._progress = progress
         self._stop = stop
         self._counts: Counter[str] = Counter()
         self._examples: list[Difference] = []
-        self._ids = None if rows.guarded else HashedIds()
+        self._ids = None if self._rows.guarded else HashedIds()
         self._doubtful: list[str] = []
         self._any = False
-        # To ask an iterable for some documents is to read all of them.
-        self._enough = 1 if rows.guarded else MANY
+        self._enough = 1 if self._rows.guarded else MANY
 
     async def run(self, *, allow_empty: bool = True) -> Reconciled:
         """Go through both; raises ``ConfigError`` where the source has nothing and that is not allowed."""
@@ -167,10 +179,10 @@ class Comparison:
             return None
         if after is None:
             return Difference("orphaned", id_, failed=way.failed, blocked=way.blocked)
-        refused = after.reason if isinstance(after, Refused) else None
+        refused = after.reason if isinstance(after, Unwritable) else None
         if found is None:
             return Difference("missing", id_, failed=way.failed, refused=refused, blocked=way.blocked)
-        fields = () if isinstance(after, Refused) else differing(after, found)
+        fields = () if isinstance(after, Unwritable) else differing(after, found)
         return Difference("stale", id_, fields, way.failed, refused, way.blocked)
 
     def _keep(self, difference: Difference) -> None:
@@ -195,7 +207,7 @@ class Comparison:
         for start in range(0, len(ids), PAGE):
             part = ids[start : start + PAGE]
             name = target.destination.name
-            for row in await self._desk.undelivered.of_documents(name, target.aggregate_type, part):
+            for row in await self._undelivered.of_documents(name, target.aggregate_type, part):
                 rows[row.document].append(row)
         return {id_: self._way(rows[id_]) for id_ in ids}
 
@@ -213,13 +225,118 @@ class Comparison:
         return row.only_for in (None, self._target.index)
 
 
+class Repairs:
+    """Emits for one destination, at a pace; ``headers`` are on every event besides the one of repairs."""
+
+    def __init__(self, workspace: Workspace, pace: Pace, headers: Mapping[str, str]) -> None:
+        self._rows = workspace.rows
+        self._target = workspace.target
+        self._pace = pace
+        self._headers = {**REPAIR, **headers}
+
+    async def emit(self, ids: Sequence[str]) -> int:
+        """An event for each, of what the database has of it then; how many were emitted before a stop."""
+        size = self._pace.size(PAGE if self._rows.guarded else MANY)
+        emitted = 0
+        for start in range(0, len(ids), size):
+            part = ids[start : start + size]
+            if not await self._pace.turn(len(part)):
+                break
+            emitted += await self._rows.emit_ids(part, self._calls)
+        return emitted
+
+    def _calls(self, found: Sequence[Item], missing: Sequence[str]) -> list[Call]:
+        if missing:
+            self._target.check_deletes()
+        there = [self._call(item.id, self._target.event_type, item.payload) for item in found]
+        gone = [self._call(id_, self._target.deleted_type, {"id": id_}) for id_ in missing]
+        return there + gone
+
+    def _call(self, id_: str, event_type: str, payload: Mapping[str, object]) -> Call:
+        target = self._target
+        return Call(
+            target.aggregate_type,
+            id_,
+            event_type,
+            payload,
+            headers=self._headers,
+            destinations=(target.destination.name,),
+        )
+
+
 def _same(wanted: Wanted, found: Mapping[str, Any] | None) -> bool:
     if wanted is None or found is None:
         return wanted is None and found is None
-    return not isinstance(wanted, Refused) and version_of(wanted) == version_of(found)
+    return not isinstance(wanted, Unwritable) and version_of(wanted) == version_of(found)
 
 
 def _unchanged(before: Wanted, after: Wanted) -> bool:
-    if isinstance(before, Refused) or isinstance(after, Refused):
+    if isinstance(before, Unwritable) or isinstance(after, Unwritable):
         return before == after
     return _same(before, after)
+
+
+def version_of(document: Mapping[str, Any]) -> bytes:
+    """A hash of what it says: neither the order of its keys nor 1 or 1.0 makes a difference."""
+    return blake2b(msgspec.json.encode(canonical(document), order="sorted"), digest_size=16).digest()
+
+
+def canonical(value: Any) -> Any:
+    """The value with every number in the one form that all engines agree on."""
+    if isinstance(value, Mapping):
+        return {str(name): canonical(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(one) for one in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, int) and abs(value) >= _EXACT:
+        return _rounded(value)
+    return value
+
+
+def _rounded(value: int) -> float | str:
+    try:
+        return float(value)
+    except OverflowError:
+        return str(value)
+
+
+def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that are not the same in both, by name."""
+    names = sorted(expected.keys() | found.keys())
+    return tuple(name for name in names if _field(expected, name) != _field(found, name))
+
+
+def _field(document: Mapping[str, Any], name: str) -> object:
+    if name not in document:
+        return _ABSENT
+    return msgspec.json.encode(canonical(document[name]), order="sorted")
+
+
+class HashedIds:
+    """Which ids there are, in eight bytes each; one in 2**64 is taken for another."""
+
+    def __init__(self, part: int = 65_536) -> None:
+        self._part = part
+        self._parts: list[array[int]] = []
+        self._newest: set[int] = set()
+
+    def add(self, id_: str) -> None:
+        """Keep it."""
+        self._newest.add(_hash(id_))
+        if len(self._newest) >= self._part:
+            self._parts.append(array("Q", sorted(self._newest)))
+            self._newest = set()
+
+    def __contains__(self, id_: str) -> bool:
+        value = _hash(id_)
+        return value in self._newest or any(_holds(part, value) for part in self._parts)
+
+
+def _hash(id_: str) -> int:
+    return int.from_bytes(blake2b(id_.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+
+
+def _holds(part: array[int], value: int) -> bool:
+    at = bisect_left(part, value)
+    return at < len(part) and part[at] == value

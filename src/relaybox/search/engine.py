@@ -1,15 +1,26 @@
 """The contract of a search engine: write changes of documents, and what rebuilding and comparing need.
 
+``open_engine`` finds the one that a destination's URL names.
+
 An engine does not retry; it answers, or raises ``Retry``, ``Reject`` or ``Unavailable``. What it splits,
 polls or asks of another host of its cluster is its own affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+from relaybox.core.imports import import_extra
+from relaybox.core.outcome import Reject, Retry, Unavailable
+from relaybox.core.schemes import SEARCH_ENGINES
+from relaybox.core.settings import Destination
+from relaybox.errors import ConfigError, RelayboxError
 from relaybox.sinks.sink import Answer
+
+TROUBLE = (Reject, Retry, Unavailable)
+"""What an engine raises."""
 
 
 class Change(NamedTuple):
@@ -78,3 +89,27 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Give up the connections."""
         ...
+
+
+def open_engine(destination: Destination) -> Engine:
+    """Open the engine that a destination's URL names; nothing is connected to before it is asked."""
+    if destination.scheme not in SEARCH_ENGINES:
+        fix = f"name one whose sink is {', '.join(f'{known}://' for known in SEARCH_ENGINES)}"
+        raise ConfigError(
+            f"destination {destination.name!r} is no search index ({destination.scheme}:); {fix}"
+        )
+    engine: Engine = import_extra(*SEARCH_ENGINES[destination.scheme])(destination)
+    return engine
+
+
+class EngineFailed(RelayboxError):
+    """The search engine does not do what is asked of it. The text says why."""
+
+
+@contextmanager
+def translated_errors(engine: Engine, kind: type[RelayboxError] = EngineFailed) -> Iterator[None]:
+    """Raise an engine's own errors as one of ``kind`` that names the engine."""
+    try:
+        yield
+    except TROUBLE as error:
+        raise kind(f"the search engine at {engine.where}: {error}") from error

@@ -21,11 +21,10 @@ from msgspec import json
 from yarl import URL
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
-from relaybox.sinks.excerpt import clean
 from relaybox.sinks.http.address import shown
-from relaybox.sinks.http.sink import cause, retry_after
-from relaybox.sinks.http.status import classify, phrase_of
-from relaybox.sinks.sink import being_cancelled
+from relaybox.sinks.http.sink import not_connected
+from relaybox.sinks.http.status import classify, phrase_of, retry_after
+from relaybox.sinks.sink import being_cancelled, clean
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024
@@ -58,6 +57,18 @@ class Reply(NamedTuple):
             raise Unavailable(
                 f"{self.where} answered {self.status} without JSON: is it the engine?"
             ) from None
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    params: Mapping[str, str] | None
+    body: bytes | None
+    headers: Mapping[str, str]
+
+    def url(self, base: str) -> URL:
+        url = URL(f"{base}{self.path}", encoded=True)
+        return url.update_query(self.params) if self.params else url
 
 
 class Client:
@@ -102,14 +113,15 @@ class Client:
         Where nobody is there, the next of the hosts is asked (``bases`` in the place of all). Raises
         ``Unreachable`` where none is, and ``Unavailable`` where the answer did not come.
         """
-        own = {**self._headers, **(headers or {})}
+        sent = {**self._headers, **(headers or {})}
         if body is not None:
-            own["Content-Type"] = content_type
+            sent["Content-Type"] = content_type
+        request = _Request(method, path, params, body, sent)
         *others, last = self._in_turn() if bases is None else bases
         for base in others:
             with suppress(Unreachable):
-                return await self._from(base, method, path, params, body, own)
-        return await self._from(last, method, path, params, body, own)
+                return await self._from(base, request)
+        return await self._from(last, request)
 
     def failed(self, reply: Reply) -> Retry | Reject | Unavailable:
         """What an answer other than 2xx means, by its status."""
@@ -136,55 +148,41 @@ class Client:
         """All hosts, the one that answered last before the others."""
         return (*self.bases[self._first :], *self.bases[: self._first])
 
-    async def _from(
-        self,
-        base: str,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> Reply:
+    async def _from(self, base: str, request: _Request) -> Reply:
         """The answer of one host; the next request begins with it, or with another where it is in trouble."""
-        url = URL(f"{base}{path}", encoded=True)
         at = self.bases.index(base)
         following = (at + 1) % len(self.bases)
         try:
-            reply = await self._ask(method, url.update_query(params) if params else url, body, headers)
+            reply = await self._ask(_where(base), request.url(base), request)
         except Unavailable:
             self._first = following
             raise
         self._first = following if reply.status in _IN_TROUBLE else at
         return reply
 
-    async def _ask(self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]) -> Reply:
-        where = _where(str(url.origin()))
+    async def _ask(self, where: str, url: URL, request: _Request) -> Reply:
         seen = SimpleNamespace(reused=False)
         try:
             async with asyncio.timeout(self._timeout):
                 try:
-                    return await self._once(method, url, body, headers, seen, where)
+                    return await self._once(where, url, request, seen)
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
                     if not seen.reused:
                         raise
-                return await self._once(method, url, body, headers, SimpleNamespace(), where)
+                return await self._once(where, url, request, SimpleNamespace())
         except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             raise self._explained(error, where) from None
 
-    async def _once(
-        self,
-        method: str,
-        url: URL,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        seen: SimpleNamespace,
-        where: str,
-    ) -> Reply:
-        session = self._opened()
-        async with session.request(
-            method, url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=seen
+    async def _once(self, where: str, url: URL, request: _Request, seen: SimpleNamespace) -> Reply:
+        async with self._opened().request(
+            request.method,
+            url,
+            data=request.body,
+            headers=request.headers,
+            allow_redirects=False,
+            trace_request_ctx=seen,
         ) as response:
             read = await _read(response, where)
             after = retry_after(response.headers.get("Retry-After"), time.time())
@@ -209,12 +207,8 @@ class Client:
                 return Unavailable(f"the request to {where} was given up: the sink is closed")
             case TimeoutError():
                 return Unavailable(f"no answer from {where} within {self._timeout:g}s")
-            case aiohttp.ClientConnectorDNSError():
-                return Unreachable(f"DNS knows no address of {where}: {cause(error)}")
-            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-                return Unreachable(f"TLS with {where} failed: {cause(error)}")
             case aiohttp.ClientConnectorError():
-                return Unreachable(f"cannot connect to {where}: {cause(error)}")
+                return not_connected(error, where)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
                 return Unavailable(f"{where} closed the connection before its answer was complete")
         said = clean(str(error), self._secrets)

@@ -1,8 +1,9 @@
-"""What the sinks of brokers share: a URL with options, names made of an event's fields, a message's parts."""
+"""What the sinks of brokers share: a URL with options, TLS, names made of an event's fields, messages."""
 
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from relaybox.core.outcome import Reject
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
-from relaybox.sinks.excerpt import clean
+from relaybox.sinks.sink import clean
 from relaybox.wire.envelope import Envelope, Pack, packer
 from relaybox.wire.tracing import NAMES
 
@@ -36,6 +37,11 @@ class Address(NamedTuple):
     password: str | None
     path: str
     options: dict[str, Any]
+
+    @property
+    def netlocs(self) -> list[str]:
+        """Return ``host:port`` of each host, as a URL has it."""
+        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -148,6 +154,25 @@ def one_of(*allowed: str) -> Parse[str]:
         return value
 
     return parse
+
+
+TLS_OPTIONS = {"ca": text, "certificate": text, "key": text}
+"""The files that TLS may need, as options."""
+
+
+def tls_context(options: Mapping[str, Any], destination: Destination) -> ssl.SSLContext:
+    """Return a context that verifies the server; raise ``ConfigError`` where a file cannot be read."""
+    setting = f"destination {destination.name!r}"
+    if "key" in options and "certificate" not in options:
+        raise ConfigError(f"{setting}: key is of no use without certificate; write both")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "certificate" in options:
+            context.load_cert_chain(options["certificate"], options.get("key"))
+    except OSError as error:
+        files = ", ".join(f"{name} = {options[name]!r}" for name in TLS_OPTIONS if name in options)
+        raise ConfigError(f"{setting}: {files} cannot be read: {error}") from None
+    return context
 
 
 class Template:

@@ -20,7 +20,7 @@ from relaybox.core.event import Delivery, Event
 from relaybox.core.outcome import Interrupted, Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, shorten
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import AT_A_STRETCH, LeftRunning, OneByOne, describe
 from relaybox.sinks.threads import Threads
 from relaybox.wire.envelope import event_of

@@ -24,7 +24,7 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
 
         return HandlerSink(destination, handler_of(destination, handlers))
     if scheme in SEARCH_ENGINES:
-        search: Sink = import_module("relaybox.search.open").open_sink(destination)
+        search: Sink = import_module("relaybox.search.sink").open_sink(destination)
         return search
     if scheme not in SINKS:
         raise ConfigError(

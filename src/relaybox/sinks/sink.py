@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from relaybox.core.event import Delivery
@@ -108,13 +108,8 @@ async def run_workers(work: Callable[[Workers], Coroutine[Any, Any, None]]) -> N
         Workers(tasks, work).add()
 
 
-class OneByOne:
-    """A base for sinks that send one delivery at a time: many keys at once, each key in sequence.
-
-    A subclass writes ``deliver``, which returns when the destination acknowledged and raises otherwise.
-    After a delivery that did not arrive, the rest of its key is not tried. ``concurrency`` holds for all
-    calls of ``send`` together.
-    """
+class _Limited:
+    """Holds for all calls of ``send`` together: no more than ``concurrency`` places are taken at once."""
 
     keeps_order = True
 
@@ -122,8 +117,20 @@ class OneByOne:
         self._places = Places(concurrency)
 
     def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many deliveries under way at once."""
+        """From now on have no more than so many deliveries, or requests of many, under way at once."""
         self._places.limit(concurrency)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class OneByOne(_Limited):
+    """A base for sinks that send one delivery at a time: many keys at once, each key in sequence.
+
+    A subclass writes ``deliver``, which returns when the destination acknowledged and raises otherwise.
+    After a delivery that did not arrive, the rest of its key is not tried. ``concurrency`` holds for all
+    calls of ``send`` together.
+    """
 
     async def deliver(self, delivery: Delivery) -> None:
         """Hand over one delivery; raise ``Retry``, ``Reject``, ``Unavailable`` or anything else."""
@@ -174,11 +181,8 @@ class OneByOne:
         await run_workers(work)
         return answers
 
-    async def close(self) -> None:
-        """Nothing is held."""
 
-
-class InBatches:
+class InBatches(_Limited):
     """A base for sinks that send many deliveries in one request, each with an answer of its own.
 
     A subclass writes ``deliver``. Of one key no more than one delivery is in a request, and the next follows
@@ -186,15 +190,9 @@ class InBatches:
     in all calls of ``send`` together.
     """
 
-    keeps_order = True
-
     def __init__(self, concurrency: int, size: int) -> None:
-        self._places = Places(concurrency)
+        super().__init__(concurrency)
         self._size = size
-
-    def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many requests under way at once."""
-        self._places.limit(concurrency)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
         """Hand over a batch: an answer for each, or one that is raised for all of them."""
@@ -239,9 +237,6 @@ class InBatches:
             return await self.deliver([deliveries[at] for at in batch])
         except BaseException as error:
             return [_answer(error, sender)] * len(batch)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def answer_of(error: Exception) -> Answer:
@@ -332,6 +327,20 @@ def describe(error: BaseException) -> str:
         # A handler's own exception may fail at anything, also at this.
         return name
     return f"{name}: {text}" if text else name
+
+
+_SHOWN = 200
+"""Characters that a message shows of a text from outside."""
+
+
+def clean(text: str, secrets: Iterable[str]) -> str:
+    """Return the beginning of a text from outside, as one line without control characters or secrets."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    # White space is folded, so more than what is shown is looked at.
+    printable = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
+    line = " ".join(printable.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def runs(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int]]:

@@ -21,13 +21,11 @@ from msgspec import json
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
-from relaybox.search.algolia.answer import error_in, is_of_record, object_of, over_quota, said_in, task_of
-from relaybox.search.algolia.place import Place, place_of
+from relaybox.search.algolia.application import Application, application_of
 from relaybox.search.change import BUILDING
 from relaybox.search.engine import Change
 from relaybox.search.http import Client, Reply
-from relaybox.sinks.excerpt import clean
-from relaybox.sinks.sink import DELIVERED, Answer
+from relaybox.sinks.sink import DELIVERED, Answer, clean
 
 MOST = 1000
 LARGEST_BODY = 10_000_000
@@ -40,12 +38,13 @@ MARK = "relaybox-index"
 """In ``userData`` of an index's settings: what tells it apart from a later one of its name."""
 
 _FIRST_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.01, 1.0
+_OF_INDEX = re.compile(r"index ?name", re.IGNORECASE)
 _BAD = re.compile(r"[Rr]ecord at the position ([0-9]+)(?: objectID=(.*))? is too big", re.DOTALL)
 
 
 def open_engine(destination: Destination) -> AlgoliaEngine:
     """The engine of a destination whose URL begins with ``algolia://``."""
-    return AlgoliaEngine(place_of(destination), destination.timeout)
+    return AlgoliaEngine(application_of(destination), destination.timeout)
 
 
 class _Action(NamedTuple):
@@ -62,16 +61,16 @@ class AlgoliaEngine:
 
     most = MOST
 
-    def __init__(self, place: Place, timeout: float) -> None:
-        self._place = place
+    def __init__(self, application: Application, timeout: float) -> None:
+        self._application = application
         self._timeout = timeout
-        self.where = place.where
+        self.where = application.where
         self._client = Client(
-            (*place.writing, *place.reading),
+            (*application.writing, *application.reading),
             timeout=timeout,
-            headers={"X-Algolia-Application-Id": place.application, "X-Algolia-API-Key": place.key},
-            secrets=(place.key,),
-            ssl=place.ssl,
+            headers={"X-Algolia-Application-Id": application.id, "X-Algolia-API-Key": application.key},
+            secrets=(application.key,),
+            ssl=application.ssl,
         )
         self._down: dict[str, float] = {}
         self._pause = _FIRST_PAUSE
@@ -171,8 +170,8 @@ class AlgoliaEngine:
             raise Reject("the aggregate's id is empty, and an objectID must not be")
         if change.document is None:
             return json.encode({"action": "deleteObject", "body": {"objectID": change.id}})
-        document, version = change.document, self._place.version_field
-        if "objectID" in document and self._place.id_field != "objectID":
+        document, version = change.document, self._application.version_field
+        if "objectID" in document and self._application.id_field != "objectID":
             fix = "leave it out, or set id_field = objectID"
             raise Reject(f"the document has an attribute objectID, which is Algolia's own; {fix}")
         if version is None:
@@ -189,7 +188,7 @@ class AlgoliaEngine:
         return json.encode({"action": "partialUpdateObject", "body": body})
 
     def _document(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        added = {self._place.version_field, "objectID"} - {self._place.id_field}
+        added = {self._application.version_field, "objectID"} - {self._application.id_field}
         return {name: value for name, value in record.items() if name not in added}
 
     async def _send(
@@ -207,12 +206,12 @@ class AlgoliaEngine:
                     raise Unavailable(f"{self.where} has not taken all within {self._timeout:g}s")
                 reply = await self._ask("POST", _path(index, "/batch"), body)
                 if reply.ok:
-                    tasks.append((task_of(reply), part))
+                    tasks.append((_task_of(reply), part))
                 elif reply.status == 413 and len(part) > 1:
                     left += _halves(part)
-                elif reply.status in (400, 413) and is_of_record(reply):
+                elif reply.status in (400, 413) and _is_of_record(reply):
                     left += self._without_bad(reply, part, answers)
-                elif over_quota(reply) and len(part) > 1:
+                elif _over_quota(reply) and len(part) > 1:
                     # Deletes make room, and must not wait for it; of others there may be room for some.
                     deletes = [action for action in part if action.deletes]
                     fewer = deletes if 0 < len(deletes) < len(part) else part[: len(part) // 2]
@@ -238,7 +237,7 @@ class AlgoliaEngine:
         reason = self._client.reason(reply)
         answers[bad.at] = Reject(reason)
         rest = [action for action in part if action is not bad]
-        if "too big" in said_in(reply):
+        if "too big" in _said_in(reply):
             for action in rest:
                 if len(action.packed) > len(bad.packed):
                     answers[action.at] = Reject(
@@ -291,7 +290,7 @@ class AlgoliaEngine:
         if not reply.ok:
             raise self._failed(reply)
         end = time.monotonic() + (self._timeout if seconds is None else seconds)
-        await self._published(index, task_of(reply), end)
+        await self._published(index, _task_of(reply), end)
 
     async def _user_data(self, index: str) -> Mapping[str, Any] | None:
         """What the settings of an index keep for others; None where it does not exist."""
@@ -302,7 +301,7 @@ class AlgoliaEngine:
             return None
         if not reply.ok:
             raise self._failed(reply)
-        data = object_of(reply).get("userData")
+        data = _object_of(reply).get("userData")
         return data if isinstance(data, dict) else {}
 
     async def _read(
@@ -312,13 +311,13 @@ class AlgoliaEngine:
         reply = await self._ask(method, path, body, reading=True)
         if not reply.ok:
             raise self._failed(reply)
-        return object_of(reply)
+        return _object_of(reply)
 
     async def _ask(
         self, method: str, path: str, body: bytes | None = None, *, reading: bool = False
     ) -> Reply:
         """The answer of the first host that has one: not of those that nobody reaches, or that say 5xx."""
-        bases = self._place.reading if reading else self._place.writing
+        bases = self._application.reading if reading else self._application.writing
         now = time.monotonic()
         in_turn = sorted(bases, key=lambda base: self._down.get(base, 0.0) > now)
         for base in in_turn:
@@ -340,8 +339,8 @@ class AlgoliaEngine:
     def _failed(self, reply: Reply) -> Retry | Reject | Unavailable:
         if reply.status == 429:
             return Throttled(self._client.reason(reply), after=reply.after)
-        if over_quota(reply):
-            said = clean(said_in(reply), [self._place.key])
+        if _over_quota(reply):
+            said = clean(_said_in(reply), [self._application.key])
             # Deletes are taken all the while, and what waits for room has not failed by itself.
             return Throttled(f"{reply.where}: {reply.status}: {said}", after=reply.after)
         if reply.status in (400, 402) or reply.status >= 500:
@@ -357,8 +356,8 @@ def _path(index: str, path: str) -> str:
 
 def _named(reply: Reply, part: Sequence[_Action]) -> _Action | None:
     """The record that Algolia names as the bad one: by its fields, or on newer clusters in the message."""
-    error = error_in(reply)
-    told = _BAD.search(said_in(reply))
+    error = _error_in(reply)
+    told = _BAD.search(_said_in(reply))
     position = str(error.get("position", told and told[1]))
     name = error.get("objectID", told and told[2])
     named = part[int(position) :][:1] if re.fullmatch("[0-9]{1,9}", position, re.ASCII) else []
@@ -382,3 +381,44 @@ def _parts(actions: Sequence[_Action]) -> list[Sequence[_Action]]:
             begin, size = at, 0
         size += len(action.packed)
     return [*parts, actions[begin:]] if actions else parts
+
+
+def _object_of(reply: Reply) -> Mapping[str, Any]:
+    """The JSON object of an answer; raises ``Unavailable`` where it is none."""
+    answer = reply.json()
+    if not isinstance(answer, dict):
+        raise Unavailable(f"{reply.where} answered in another way than Algolia does")
+    return answer
+
+
+def _task_of(reply: Reply) -> int:
+    """The number of the task that a request made."""
+    task = _object_of(reply).get("taskID")
+    if not isinstance(task, int):
+        raise Unavailable(f"{reply.where} answered {reply.status} without a task: is it Algolia?")
+    return task
+
+
+def _is_of_record(reply: Reply) -> bool:
+    """Whether it says of the records what is wrong, and not of the index; somebody else says nothing."""
+    said = _said_in(reply)
+    return reply.status == 413 or (bool(said) and not _OF_INDEX.search(said))
+
+
+def _said_in(reply: Reply) -> str:
+    """What Algolia says is wrong."""
+    return str(_error_in(reply).get("message", ""))
+
+
+def _over_quota(reply: Reply) -> bool:
+    """Whether the application has no room left."""
+    return reply.status in (402, 403) and "quota" in _said_in(reply).lower()
+
+
+def _error_in(reply: Reply) -> Mapping[str, Any]:
+    """All that it says of a failure; nothing where somebody else answered."""
+    try:
+        said = reply.json()
+    except Unavailable:
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -19,26 +19,20 @@ from msgspec import Struct, json
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
-from relaybox.errors import ConfigError, MissingExtra
+from relaybox.errors import ConfigError
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import Change
-from relaybox.search.meilisearch.piece import Piece, check_copied, is_id, path_of, pieces_of
-from relaybox.sinks.broker import parse_address
-from relaybox.sinks.sink import DELIVERED, Answer, answer_of
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
-
-try:
-    from relaybox.search.http import Client, Reply
-except ImportError:
-    raise MissingExtra("aiohttp", "meilisearch") from None
-
+from relaybox.search.http import Client, Reply
+from relaybox.search.meilisearch.requests import WriteRequest, check_copied, is_id, path_of, requests_of
 from relaybox.search.meilisearch.tasks import Error, Task, Tasks, enqueued, error_of
+from relaybox.sinks.broker import TLS_OPTIONS, parse_address, tls_context
+from relaybox.sinks.sink import DELIVERED, Answer, answer_of
 
 PORT = 7700
 PAGE = 1000
 """Documents in an answer."""
 AT_ONCE = 8
-"""Requests under way for the pieces of one write."""
+"""Requests under way for one write."""
 KNOWN = 10_000
 """Indexes of which it is kept when they were created."""
 SWAPS = 2
@@ -46,11 +40,6 @@ SWAPS = 2
 
 _NDJSON = "application/x-ndjson"
 _NAMED = re.compile(r"(?:identifier|with the id:) `\"?([^`\"]+)\"?`")
-
-
-def open_engine(destination: Destination) -> MeilisearchEngine:
-    """The engine of a destination whose URL begins with ``meilisearch://`` or ``meilisearchs://``."""
-    return MeilisearchEngine(destination)
 
 
 class _Index(Struct, rename="camel"):
@@ -67,14 +56,13 @@ class MeilisearchEngine:
     most = 1000
 
     def __init__(self, destination: Destination) -> None:
-        encrypted = destination.sink.lower().startswith("meilisearchs:")
+        encrypted = destination.scheme == "meilisearchs"
         known = {**SEARCH_OPTIONS, **(TLS_OPTIONS if encrypted else {})}
         address = parse_address(destination, PORT, known)
         if len(address.hosts) > 1:
             setting = f"destination {destination.name!r}: sink = {mask_url(destination.sink)!r}"
             raise ConfigError(f"{setting} names more than one host; keep one")
-        [(host, port)] = address.hosts
-        base = f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        base = f"{'https' if encrypted else 'http'}://{address.netlocs[0]}"
         key = address.password or address.user
         secrets = (key,) if key else ()
         self._timeout = destination.timeout
@@ -97,11 +85,11 @@ class MeilisearchEngine:
         path_of(index)
         end = self._end()
         answers: dict[int, Answer] = {}
-        pieces = pieces_of(changes, answers)
-        while pieces:
-            some, pieces = pieces[:AT_ONCE], pieces[AT_ONCE:]
+        requests = requests_of(changes, answers)
+        while requests:
+            some, requests = requests[:AT_ONCE], requests[AT_ONCE:]
             for left in await asyncio.gather(*(self._settle(index, each, answers, end) for each in some)):
-                pieces += left
+                requests += left
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
@@ -190,22 +178,22 @@ class MeilisearchEngine:
         return asyncio.get_running_loop().time() + self._timeout
 
     async def _settle(
-        self, index: str, piece: Piece, answers: dict[int, Answer], end: float
-    ) -> Sequence[Piece]:
+        self, index: str, request: WriteRequest, answers: dict[int, Answer], end: float
+    ) -> Sequence[WriteRequest]:
         """Answer what one request tells; the rest is to be sent in others."""
         try:
-            answer, error = await self._send(index, piece, end)
-            if isinstance(answer, Reject | Retry) and len(piece.items) > 1 and _divides(error):
-                return _divided(piece, error, answer, answers)
+            answer, error = await self._send(index, request, end)
+            if isinstance(answer, Reject | Retry) and len(request.items) > 1 and _divides(error):
+                return _divided(request, error, answer, answers)
         except Exception as raised:
             # Those beside it go on, and what they do is not to be lost.
             answer = answer_of(raised)
-        answers.update((item.at, answer) for item in piece.items)
+        answers.update((item.at, answer) for item in request.items)
         return ()
 
-    async def _send(self, index: str, piece: Piece, end: float) -> tuple[Answer, Error]:
+    async def _send(self, index: str, request: WriteRequest, end: float) -> tuple[Answer, Error]:
         """What becomes of a request and its task, and the error if there is one."""
-        reply = await self._post(f"{path_of(index)}/documents", piece, end)
+        reply = await self._post(f"{path_of(index)}/documents", request, end)
         if not reply.ok:
             failure, error = self._failed(reply), _of_some(reply)
             if isinstance(failure, Reject) and not error.code:
@@ -214,21 +202,21 @@ class MeilisearchEngine:
             return failure, error
         task = await self._tasks.finished(enqueued(reply), end)
         failed, error = self._tasks.failure(task), task.error or Error()
-        if not piece.deletes and (failed is None or error.of_index or error.of_document):
+        if not request.deletes and (failed is None or error.of_index or error.of_document):
             exists = await self._check_index(index, task)
             if failed is None and not exists:
                 # Another request has found that they had made it, and deleted it with what was added.
                 raise self._missing(index)
         return failed or DELIVERED, error
 
-    async def _post(self, path: str, piece: Piece, end: float) -> Reply:
+    async def _post(self, path: str, request: WriteRequest, end: float) -> Reply:
         try:
             async with asyncio.timeout_at(end):
-                if piece.deletes:
-                    return await self._client.request("POST", f"{path}/delete-batch", body=piece.body)
+                if request.deletes:
+                    return await self._client.request("POST", f"{path}/delete-batch", body=request.body)
                 key = {"primaryKey": self._id_field}
                 return await self._client.request(
-                    "POST", path, body=piece.body, content_type=_NDJSON, params=key
+                    "POST", path, body=request.body, content_type=_NDJSON, params=key
                 )
         except TimeoutError:
             raise Unavailable(f"no answer from {self.where} within {self._timeout:g}s") from None
@@ -350,9 +338,11 @@ def _divides(error: Error) -> bool:
     return error.code == "payload_too_large" or error.may_be_of_document
 
 
-def _divided(piece: Piece, error: Error, answer: Answer, answers: dict[int, Answer]) -> list[Piece]:
+def _divided(
+    request: WriteRequest, error: Error, answer: Answer, answers: dict[int, Answer]
+) -> list[WriteRequest]:
     """Answer the document that the error names, if it does; the others go in halves."""
     named = _NAMED.search(error.message)
-    guilty = [item for item in piece.items if named and item.id == named[1]]
+    guilty = [item for item in request.items if named and item.id == named[1]]
     answers.update((item.at, answer) for item in guilty)
-    return piece.without(guilty).halves()
+    return request.without(guilty).halves()

@@ -13,7 +13,7 @@ from msgspec import Struct, json
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
 from relaybox.search.http import Client, Reply
-from relaybox.sinks.excerpt import clean
+from relaybox.sinks.sink import clean
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.004, 0.1
 """Seconds between two looks: longer and longer while nothing is done."""

@@ -15,9 +15,8 @@ from msgspec import Struct, json
 from relaybox.core.outcome import Reject, Throttled, Unavailable
 from relaybox.search.engine import Change
 from relaybox.search.http import Reply
-from relaybox.sinks.excerpt import clean
 from relaybox.sinks.http.status import classify
-from relaybox.sinks.sink import DELIVERED, Answer
+from relaybox.sinks.sink import DELIVERED, Answer, clean
 
 LARGEST_BODY = 10_000_000
 """Bytes of a request of more than one change; a server takes 100 MB unless told otherwise."""

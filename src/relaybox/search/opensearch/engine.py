@@ -36,10 +36,8 @@ from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import Change
 from relaybox.search.http import Client, Reply
 from relaybox.search.opensearch.bulk import GUARD, Line, answer_to, items_of, line_of, parts_of
-from relaybox.sinks.broker import Address, flag, parse_address
-from relaybox.sinks.excerpt import clean
-from relaybox.sinks.sink import Answer, answer_of
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.sinks.broker import TLS_OPTIONS, Address, flag, parse_address, tls_context
+from relaybox.sinks.sink import Answer, answer_of, clean
 
 PORT = 9200
 MOST = 1000
@@ -84,11 +82,6 @@ class _Index(Struct, gc=False):
     settings: _IndexSettings = field(default_factory=_IndexSettings)
 
 
-def open_engine(destination: Destination) -> OpenSearchEngine:
-    """The engine of a destination whose URL begins with ``opensearch://``."""
-    return OpenSearchEngine(destination)
-
-
 class OpenSearchEngine:
     """A cluster. Raises ``ConfigError`` where the URL or an option is wrong, or a file cannot be read."""
 
@@ -102,7 +95,7 @@ class OpenSearchEngine:
         headers = _login(address, destination)
         self._secrets = (*address.secrets, *(login.removeprefix("Basic ") for login in headers.values()))
         self._client = Client(
-            [f"{scheme}://{_bracketed(host)}:{port}" for host, port in address.hosts],
+            [f"{scheme}://{netloc}" for netloc in address.netlocs],
             timeout=destination.timeout,
             headers=headers,
             secrets=self._secrets,
@@ -376,10 +369,6 @@ def _removal(live: str, old: str, aliases: Mapping[str, Any]) -> list[dict[str, 
         return [{"remove_index": {"index": old}}]
     removed = [{"remove": {"index": old, "alias": alias}} for alias in aliases]
     return [*removed, {"add": {"index": old, "alias": f"{live}{REPLACED}"}}]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _login(address: Address, destination: Destination) -> dict[str, str]:

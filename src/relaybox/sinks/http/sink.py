@@ -13,39 +13,41 @@ import asyncio
 import os
 import re
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from importlib.metadata import version
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp.http import HttpProcessingError, RawResponseMessage
+from aiohttp.streams import StreamReader
+from yarl import URL
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Retry, Unavailable, Unreachable
-from relaybox.core.settings import Destination
-from relaybox.errors import ConfigError, MissingExtra
-from relaybox.sinks.sink import OneByOne, being_cancelled
-from relaybox.wire.envelope import packer
-from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, sign
-
-try:
-    import aiohttp
-    from aiohttp.http import HttpProcessingError, RawResponseMessage
-    from aiohttp.streams import StreamReader
-    from yarl import URL
-except ImportError:
-    raise MissingExtra("aiohttp", "http") from None
-
-from relaybox.sinks.credentials import parse_url, read_credentials
-from relaybox.sinks.excerpt import clean
+from relaybox.core.settings import Destination, Secret
+from relaybox.core.values import mask_url
+from relaybox.errors import ConfigError
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.http.address import Guard, Lookup, Resolver, shown
-from relaybox.sinks.http.deadline import Deadline
 from relaybox.sinks.http.exchange import Exchange, release
-from relaybox.sinks.http.status import classify, phrase_of
-
-LONGEST_RETRY_AFTER = 3600.0
-"""Seconds: a receiver that asks for more is asked again after this."""
+from relaybox.sinks.http.status import classify, phrase_of, retry_after
+from relaybox.sinks.sink import OneByOne, being_cancelled, clean
+from relaybox.wire.envelope import packer
+from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, Key, parse_keys, sign
 
 _ANSWER_LIMIT = 65_536
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asyncio.CancelledError)
+
+
+class Credentials(NamedTuple):
+    """The secrets of a destination, as they were last read."""
+
+    keys: tuple[Key, ...]
+    headers: dict[str, str]
+    texts: tuple[str, ...]
+    """All that may not appear in a message, though a receiver may echo it."""
 
 
 class HttpSink(OneByOne):
@@ -187,22 +189,6 @@ def _lines(headers: Mapping[str, str]) -> str:
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
-def retry_after(value: str | None, now: float) -> float | None:
-    """The seconds that a ``Retry-After`` asks for (a number or a date), no more than an hour."""
-    text = (value or "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
-        seconds = float(text)
-    elif text.isascii() and text.isdigit():
-        seconds = LONGEST_RETRY_AFTER
-    else:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - now
-        except Exception:
-            # The parser's errors are of many kinds, and a date is no reason to fail.
-            return None
-    return min(seconds, LONGEST_RETRY_AFTER) if seconds > 0 else None
-
-
 def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavailable:
     """What a request raised, as an answer that shows neither the URL nor what is secret."""
     where = f"{shown(url.raw_host or '')}:{url.port}"
@@ -211,12 +197,8 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
             return Retry(f"the request to {where} was given up: the sink is closed")
         case TimeoutError():
             return Unavailable(f"no answer from {where} within {timeout:g}s")
-        case aiohttp.ClientConnectorDNSError():
-            return Unreachable(f"DNS knows no address of {where}: {cause(error)}")
-        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return Unreachable(f"TLS with {where} failed: {cause(error)}")
         case aiohttp.ClientConnectorError():
-            return Unreachable(f"cannot connect to {where}: {cause(error)}")
+            return not_connected(error, where)
         case HttpProcessingError():
             return Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}")
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | aiohttp.ClientOSError():
@@ -224,7 +206,17 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
     return Retry(f"the request to {where} failed: {type(error).__name__}")
 
 
-def cause(error: BaseException) -> str:
+def not_connected(error: aiohttp.ClientError, where: str) -> Unreachable:
+    """Say why there is no connection to ``where``."""
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return Unreachable(f"DNS knows no address of {where}: {_cause(error)}")
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+            return Unreachable(f"TLS with {where} failed: {_cause(error)}")
+    return Unreachable(f"cannot connect to {where}: {_cause(error)}")
+
+
+def _cause(error: BaseException) -> str:
     """Why a connection failed, in one line."""
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     text = getattr(inner, "strerror", None) or str(inner)
@@ -233,3 +225,64 @@ def cause(error: BaseException) -> str:
         # asyncio tells which address it was, which is known, in the place of what happened.
         text = os.strerror(number)
     return clean(text, ())
+
+
+def parse_url(destination: Destination) -> URL:
+    """The URL of the destination's sink; raises ``ConfigError``."""
+    setting = f"destination {destination.name!r}: sink"
+    try:
+        url = URL(destination.sink)
+        host, port = url.raw_host, url.port
+    except ValueError:
+        # Not chained: its message shows the URL, password and all.
+        raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} is not a valid URL") from None
+    if not host or not port:
+        raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} names no host")
+    if url.raw_user is not None and destination.auth is not None:
+        raise ConfigError(f"{setting} holds a user, and auth is set too; keep one of them")
+    return url
+
+
+def read_credentials(destination: Destination, url: URL) -> Credentials:
+    """The secrets as they are now; raises ``ConfigError`` where one is missing or malformed."""
+    signing = _reveal(destination, "secret")
+    token = _reveal(destination, "auth")
+    headers = {}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    elif url.raw_user is not None:
+        pair = f"{url.user or ''}:{url.password or ''}"
+        headers["authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+    texts = _texts(signing, token, headers.get("authorization", ""), url)
+    return Credentials(_keys(destination, signing), headers, texts)
+
+
+def _texts(signing: str, token: str, authorization: str, url: URL) -> tuple[str, ...]:
+    secrets = signing.split()
+    texts = [*secrets, *(secret.partition("_")[2] for secret in secrets)]
+    texts += [token, authorization.partition(" ")[2], url.password or "", url.raw_password or ""]
+    texts += [url.raw_query_string, url.query_string, *url.query.values()]
+    # The longest first, so that none is left in part; the shortest would hide half of every message.
+    return tuple(sorted({text for text in texts if len(text) > 3}, key=len, reverse=True))
+
+
+def _reveal(destination: Destination, name: str) -> str:
+    secret: Secret | None = getattr(destination, name)
+    try:
+        text = "" if secret is None else secret.reveal()
+    except ConfigError as error:
+        raise ConfigError(f"destination {destination.name!r}: {name}: {error}") from None
+    if name == "auth" and not re.fullmatch(r"[!-~]*", text):
+        raise ConfigError(f"destination {destination.name!r}: auth holds what no header may; write a token")
+    return text
+
+
+def _keys(destination: Destination, secret: str) -> tuple[Key, ...]:
+    where = f"destination {destination.name!r}: secret"
+    try:
+        keys = parse_keys(secret) if secret else ()
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if any(key.sign is None for key in keys):
+        raise ConfigError(f"{where} holds a public key, which receivers verify with; write the private one")
+    return keys

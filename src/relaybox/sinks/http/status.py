@@ -1,10 +1,15 @@
-"""What an HTTP status means for a delivery."""
+"""What the status and the ``Retry-After`` of an HTTP answer mean for a delivery."""
 
 from __future__ import annotations
 
+import re
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
 from relaybox.core.outcome import Gone, Reject, Retry, Throttled, Unavailable
+
+LONGEST_RETRY_AFTER = 3600.0
+"""Seconds: a receiver that asks for more is asked again after this."""
 
 _REJECT = frozenset([400, 409, 413, 415, 422])
 _UNAVAILABLE = frozenset([401, 403, 404, 407, 502, 503, 504])
@@ -29,3 +34,19 @@ def phrase_of(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """The seconds that a ``Retry-After`` asks for (a number or a date), no more than an hour."""
+    text = (value or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
+        seconds = float(text)
+    elif text.isascii() and text.isdigit():
+        seconds = LONGEST_RETRY_AFTER
+    else:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - now
+        except Exception:
+            # The parser's errors are of many kinds, and a date is no reason to fail.
+            return None
+    return min(seconds, LONGEST_RETRY_AFTER) if seconds > 0 else None

@@ -8,7 +8,7 @@ from typing import Any
 from relaybox.core.settings import Destination
 from relaybox.core.values import Duration, Parse, parse_duration, parse_size, wrong
 from relaybox.errors import ConfigError
-from relaybox.sinks.broker import Address, one_of, parse_address, text
+from relaybox.sinks.broker import one_of, parse_address, text
 
 PORT = 9092
 LARGEST_MESSAGE = 1_048_588
@@ -74,7 +74,7 @@ class KafkaSettings:
             raise wrong(f"{self._where}: partitioner", "random", fix)
         self.max_message: int = self._options.get("max_message", LARGEST_MESSAGE)
         self.configuration = {
-            "bootstrap.servers": hosts(self.address),
+            "bootstrap.servers": ",".join(self.address.netlocs),
             "client.id": self._options.get("client_id", "relaybox"),
             "enable.idempotence": True,
             "acks": "all",
@@ -138,8 +138,3 @@ class KafkaSettings:
             raise ConfigError(f"{security} uses no {files[0]}; write ssl or sasl_ssl")
         if ("certificate" in files) != ("key" in files):
             raise ConfigError(f"{self._where}: certificate and key belong together; write both")
-
-
-def hosts(address: Address) -> str:
-    """``one:9092,two:9092``"""
-    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.hosts)

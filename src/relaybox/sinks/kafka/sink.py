@@ -23,8 +23,7 @@ from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import Address, Message, Messages, Template, key_of
-from relaybox.sinks.kafka.errors import OF_A_BATCH, TOO_LARGE, classify
-from relaybox.sinks.kafka.line import Headers, Line
+from relaybox.sinks.kafka.producer import OF_A_BATCH, TOO_LARGE, Headers, KafkaProducer, classify
 from relaybox.sinks.kafka.settings import KafkaSettings
 from relaybox.sinks.sink import (
     AT_A_STRETCH,
@@ -50,11 +49,6 @@ ALLOWED = "a topic of Kafka has 1 to 249 letters, digits, '.', '_' or '-'"
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 
-def open_sink(destination: Destination) -> KafkaSink:
-    """The sink of a destination whose URL begins with ``kafka://``."""
-    return KafkaSink(destination)
-
-
 class KafkaSink:
     """Produces to the brokers that the URL names. Raises ``ConfigError`` where a setting is wrong."""
 
@@ -73,7 +67,7 @@ class KafkaSink:
         self._message = Messages(destination)
         self._timeout = destination.timeout
         self._places = Places(destination.concurrency)
-        self._lines: dict[bool, Line] = {}
+        self._producers: dict[bool, KafkaProducer] = {}
 
     def limit(self, concurrency: int) -> None:
         """From now on have no more than so many sends under way at once."""
@@ -93,13 +87,13 @@ class KafkaSink:
 
     async def check(self) -> None:
         """Reach the brokers, and the topic where every event has the same; raises ``Unavailable``."""
-        await self._line(alone=False).ask(self._fixed)
+        await self._producer(alone=False).ask(self._fixed)
 
     async def close(self) -> None:
         """Give up the producer and whatever is in it."""
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
-            await line.close()
+        producers, self._producers = self._producers, {}
+        for producer in producers.values():
+            await producer.close()
 
     async def _hand_over(self, run: Run) -> None:
         """All that is ready."""
@@ -110,15 +104,15 @@ class KafkaSink:
 
     def _stretch(self, run: Run) -> bool:
         """So many that others do not wait for long; false: the producer is full."""
-        line: Line | None = None
+        producer: KafkaProducer | None = None
         for _ in range(min(len(run.ready), AT_A_STRETCH)):
             at = run.ready.popleft()
             if not run.progress.begin(run.deliveries[at]):
                 continue
             try:
-                if line is None or line.broken is not None:
-                    line = self._line(alone=False)
-                taken = self._produce(run, at, line)
+                if producer is None or producer.broken is not None:
+                    producer = self._producer(alone=False)
+                taken = self._produce(run, at, producer)
             except Exception as error:
                 run.answer(at, answer_of(error))
             else:
@@ -127,15 +121,15 @@ class KafkaSink:
                     return False
         return True
 
-    def _produce(self, run: Run, at: int, line: Line) -> bool:
+    def _produce(self, run: Run, at: int, producer: KafkaProducer) -> bool:
         """Hand over one message, or raise an answer; false: the producer is full."""
         delivery, alone = run.deliveries[at], at in run.alone
         message = self._message(delivery)
         topic, key = self._topic_of(delivery), self._key(delivery)
         sent = Sent(run, at, topic, alone)
         try:
-            line = self._line(alone=True) if alone else line
-            line.produce(sent, topic, message.body, key, _headers(message))
+            producer = self._producer(alone=True) if alone else producer
+            producer.produce(sent, topic, message.body, key, _headers(message))
         except KafkaException as error:
             raise self._refused(error.args[0], topic) from None
         except BufferError:
@@ -145,15 +139,15 @@ class KafkaSink:
         run.under_way += 1
         return True
 
-    def _line(self, *, alone: bool) -> Line:
+    def _producer(self, *, alone: bool) -> KafkaProducer:
         """The producer, or a second one whose batches are of one message each."""
-        line = self._lines.get(alone)
-        if line is None or not line.usable:
-            if line is not None:
-                line.give_up(Retry("the delivery was given up: its event loop has ended"))
+        producer = self._producers.get(alone)
+        if producer is None or not producer.usable:
+            if producer is not None:
+                producer.give_up(Retry("the delivery was given up: its event loop has ended"))
             more = {"batch.num.messages": 1} if alone else {}
-            line = self._lines[alone] = Line(self._settings, self._timeout, more)
-        return line
+            producer = self._producers[alone] = KafkaProducer(self._settings, self._timeout, more)
+        return producer
 
     def _topic_of(self, delivery: Delivery) -> str:
         if self._fixed is not None:
@@ -236,11 +230,11 @@ class Run:
 
 
 class Sent:
-    """The ``Flight`` of one delivery."""
+    """A message on its way; the producer calls it with what became of it."""
 
-    __slots__ = ("_alone", "_at", "_run", "_topic", "end", "line")
+    __slots__ = ("_alone", "_at", "_run", "_topic", "end", "producer")
 
-    line: Line
+    producer: KafkaProducer
     end: float
 
     def __init__(self, run: Run, at: int, topic: str, alone: bool) -> None:
@@ -251,7 +245,7 @@ class Sent:
 
     def __call__(self, error: KafkaError | None, message: object) -> None:
         """Called by the producer."""
-        self.line.reports.append((self, error))
+        self.producer.reports.append((self, error))
 
     def arrived(self) -> None:
         """The broker has it."""

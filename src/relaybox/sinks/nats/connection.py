@@ -129,8 +129,7 @@ class Connection:
 
     def _break(self) -> None:
         self._ended = True
-        # The client would send what it has buffered before it closes, and wait for that.
-        self.client._pending, self.client._pending_data_size = [], 0
+        _drop_unsent(self.client)
         with suppress(AttributeError):
             _writer(self.client).transport.abort()
         self._fail(self._loss())
@@ -145,7 +144,16 @@ class Connection:
                 answer.set_exception(error)
 
 
+# Private attributes of nats-py, tried with 2.16.0. tests/unit/test_private_attributes.py says what to do when
+# they change.
+
+
+def _drop_unsent(client: Client) -> None:
+    """Empty the client's buffer: it would send what is in it before it closes, and wait for that."""
+    client._pending, client._pending_data_size = [], 0
+
+
 def _writer(client: Client) -> asyncio.StreamWriter:
-    # There is no other way to end a connection to a server that says nothing, nor to see if it is encrypted.
+    """Return the stream: nothing else ends a silent connection, or tells whether it is encrypted."""
     writer: asyncio.StreamWriter = client._transport._io_writer  # type: ignore[union-attr]
     return writer

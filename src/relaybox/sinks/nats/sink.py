@@ -13,25 +13,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import nats.errors
+import nats.js.errors
 from msgspec import DecodeError, Struct, json
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
-from relaybox.errors import ConfigError, MissingExtra
-from relaybox.sinks.broker import Address, Message, Messages, Template, explain, flag, parse_address, text
-from relaybox.sinks.http.deadline import Deadline
-from relaybox.sinks.sink import OneByOne, being_cancelled
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
-from relaybox.wire.tracing import NAMES
-
-try:
-    import nats.errors
-    import nats.js.errors
-except ImportError:
-    raise MissingExtra("nats", "nats") from None
-
+from relaybox.errors import ConfigError
+from relaybox.sinks.broker import (
+    TLS_OPTIONS,
+    Address,
+    Message,
+    Messages,
+    Template,
+    explain,
+    flag,
+    parse_address,
+    text,
+    tls_context,
+)
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.nats.connection import Broken, Connection, Refused
+from relaybox.sinks.sink import OneByOne, being_cancelled
+from relaybox.wire.tracing import NAMES
 
 PORT = 4222
 DEFAULT_SUBJECT = "{aggregate_type}.{event_type}"
@@ -51,11 +56,6 @@ _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
 _BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", *NAMES))
-
-
-def open_sink(destination: Destination) -> NatsSink:
-    """The sink of a destination whose URL begins with ``nats://``."""
-    return NatsSink(destination)
 
 
 class NatsSink(OneByOne):
@@ -295,7 +295,7 @@ def _settings(address: Address, destination: Destination) -> tuple[dict[str, Any
     """What the client connects with, and whether the connection has to be encrypted."""
     options = address.options
     settings: dict[str, Any] = {
-        "servers": [f"nats://{_bracketed(host)}:{port}" for host, port in address.hosts],
+        "servers": [f"nats://{netloc}" for netloc in address.netlocs],
         # One host that says nothing must not take the time of the others.
         "connect_timeout": destination.timeout / len(address.hosts),
         "name": f"relaybox {destination.name}",
@@ -311,10 +311,6 @@ def _settings(address: Address, destination: Destination) -> tuple[dict[str, Any
         settings["tls"] = tls_context(options, destination)
         settings["tls_handshake_first"] = options.get("tls_first", False)
     return settings, encrypted
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _creds(file: str, destination: Destination) -> str:

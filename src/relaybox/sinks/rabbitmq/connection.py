@@ -54,7 +54,8 @@ class Connection(aiormq.Connection):
     blocked = ""
     given_up = False
 
-    # Names of aiormq's class of the same name, which says the reason to nobody but its log.
+    # These two override private methods of aiormq's class, which has the same name: it says the reason to
+    # nobody but its log. Tried with aiormq 7.2.4; see ``_is_open`` below.
     async def __handle_connection_blocked(self, frame: Any) -> None:
         self.blocked = frame.reason or "without a reason"
         await super().__handle_connection_blocked(frame)
@@ -201,7 +202,11 @@ class Link:
 
 
 def _is_open(channel: Channel) -> bool:
-    # Between the broker's word and the channel's end, a message sent on it would end the connection.
+    """True if a message may be sent on the channel: after the broker's word one would end the connection.
+
+    A private attribute of aiormq, tried with 7.2.4 (aio-pika 10.2.1). tests/unit/test_private_attributes.py
+    says what to do when it changes.
+    """
     return not channel.is_closed and channel._close_exception is None
 
 

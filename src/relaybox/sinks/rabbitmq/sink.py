@@ -28,12 +28,10 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, wrong
-from relaybox.sinks.broker import Messages, Template, count, parse_address, text
-from relaybox.sinks.excerpt import clean
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.broker import TLS_OPTIONS, Messages, Template, count, parse_address, text, tls_context
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.rabbitmq.connection import Link, Publication
-from relaybox.sinks.sink import OneByOne, Places, being_cancelled
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.sinks.sink import OneByOne, Places, being_cancelled, clean
 
 _PERSISTENT = 2
 _SHORT = 255
@@ -63,17 +61,12 @@ _OPTIONS: dict[str, Parse[Any]] = {
 }
 
 
-def open_sink(destination: Destination) -> RabbitMqSink:
-    """The sink of a destination ``amqp://`` or ``amqps://``; raises ``ConfigError``."""
-    return RabbitMqSink(destination)
-
-
 class RabbitMqSink(OneByOne):
     """Publishes deliveries on one connection, which is made when it is needed, and again after it broke."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency)
-        secure = destination.sink.lower().startswith("amqps:")
+        secure = destination.scheme == "amqps"
         self._address = parse_address(destination, 5671 if secure else 5672, _OPTIONS)
         options = self._address.options
         self._exchange = Template(options.get("exchange", ""), destination, "exchange")

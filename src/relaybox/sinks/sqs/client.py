@@ -1,21 +1,63 @@
-"""One client of aiobotocore for all requests of a sink."""
+"""One client of aiobotocore for all requests of a sink, and what the services say, as answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from aiohttp import ClientConnectorError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+    SSLError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 
-from relaybox.core.outcome import Retry
-from relaybox.sinks.sink import being_cancelled
-from relaybox.sinks.sqs.answer import bad_credentials
-from relaybox.sinks.sqs.place import Place
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.sinks.broker import explain
+from relaybox.sinks.sink import being_cancelled, clean
+from relaybox.sinks.sqs.queue import Queue
 
 T = TypeVar("T")
+
+_NO_CREDENTIALS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
+# The codes of the services, without what only some of them write: "AWS.SimpleQueueService.", "Exception".
+_BAD_CREDENTIALS = frozenset(
+    [
+        *("ExpiredToken", "RequestExpired", "InvalidClientTokenId", "InvalidAccessKeyId"),
+        *("UnrecognizedClient", "SignatureDoesNotMatch", "InvalidSignature", "IncompleteSignature"),
+        "MissingAuthenticationToken",
+    ]
+)
+_MISSING = frozenset(["NonExistentQueue", "QueueDoesNotExist", "NotFound"])
+_NOT_SO = frozenset(["InvalidAddress", "InvalidSecurity", "UnsupportedOperation", "OptInRequired"])
+_BUSY = frozenset(["TooManyRequests", "RequestLimitExceeded", "SlowDown"])
+_CONTENTS = frozenset(
+    [
+        *("BatchRequestTooLong", "MessageTooLong", "InvalidMessageContents", "InvalidAttributeValue"),
+        *("InvalidParameterValue", "InvalidParameter", "ParameterValueInvalid"),
+        *("ValidationError", "Validation", "MissingParameter", "InvalidParameterCombination"),
+    ]
+)
 
 
 class Client:
@@ -24,8 +66,8 @@ class Client:
     A client keeps what it found, and never looks again whether there are others.
     """
 
-    def __init__(self, place: Place, *, connections: int, timeout: float) -> None:
-        self._place = place
+    def __init__(self, queue: Queue, *, connections: int, timeout: float) -> None:
+        self._queue = queue
         self._config = AioConfig(
             # Whether and when to try again, the relay decides.
             retries={"total_max_attempts": 1},
@@ -72,14 +114,14 @@ class Client:
         await opened.stack.aclose()
 
     async def _open(self) -> _Opened:
-        place = self._place
+        queue = self._queue
         stack = AsyncExitStack()
-        making = AioSession(profile=place.profile).create_client(
-            place.service,
-            region_name=place.region,
-            endpoint_url=place.endpoint,
-            aws_access_key_id=place.address.user,
-            aws_secret_access_key=place.address.password,
+        making = AioSession(profile=queue.profile).create_client(
+            queue.service,
+            region_name=queue.region,
+            endpoint_url=queue.endpoint,
+            aws_access_key_id=queue.address.user,
+            aws_secret_access_key=queue.address.password,
             config=self._config,
         )
         return _Opened(await stack.enter_async_context(making), stack)
@@ -90,3 +132,99 @@ class _Opened:
         self.client = client
         self.stack = stack
         self.under_way: set[asyncio.Task[Any]] = set()
+
+
+class Said(NamedTuple):
+    """What was said of a request, or of one message in it."""
+
+    code: str
+    message: str
+    status: int = 200
+    fault_of_sender: bool = False
+
+    @classmethod
+    def of_error(cls, error: ClientError) -> Said:
+        """Of the whole request."""
+        about: dict[str, Any] = error.response.get("Error", {})
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+        return cls(str(about.get("Code", "")), str(about.get("Message", "")), status)
+
+    @classmethod
+    def of_entry(cls, failed: dict[str, Any]) -> Said:
+        """Of one message."""
+        return cls(
+            str(failed.get("Code")), str(failed.get("Message", "")), 200, failed.get("SenderFault") is True
+        )
+
+    @property
+    def kind(self) -> str:
+        """The code as the sets above have it."""
+        return self.code.rpartition(".")[2].removesuffix("Exception")
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such queue or topic."""
+        return self.kind in _MISSING
+
+    @property
+    def about_queue(self) -> bool:
+        """Whether no message can help it: credentials, keys, rights, or where it was sent."""
+        if self.kind in _BAD_CREDENTIALS or self.kind in _NOT_SO:
+            return True
+        if self.kind in _CONTENTS and "TopicArn" in self.message:
+            return True
+        return self.code.lower().startswith("kms") or "Denied" in self.code
+
+    @property
+    def about_contents(self) -> bool:
+        """Whether a message is refused for what it is, and others beside it perhaps only because of it."""
+        return self.kind in _CONTENTS and not self.about_queue
+
+
+def bad_credentials(error: Exception) -> bool:
+    """Whether other credentials might do, which may have come in the meantime."""
+    if isinstance(error, ClientError):
+        return Said.of_error(error).kind in _BAD_CREDENTIALS
+    return isinstance(error, _NO_CREDENTIALS)
+
+
+def answer_to(said: Said, name: str, queue: Queue) -> Retry | Reject | Unavailable:
+    """What becomes of the messages that this was said of."""
+    reason = clean(f"{said.code}: {said.message}" if said.message else said.code, queue.address.secrets)
+    if said.missing:
+        return Unavailable(f"there is no {queue.what.partition(' ')[2]} {name!r} in {queue.region}: {reason}")
+    if "throttl" in said.code.lower() or said.kind in _BUSY or said.status == 429:
+        return Throttled(reason)
+    if said.about_queue:
+        return Unavailable(reason)
+    if said.fault_of_sender or said.about_contents:
+        return Reject(reason)
+    # As for webhooks: who is asked is not there, not allowed in, or not itself.
+    if said.status // 100 == 3 or said.status in (401, 403, 404, 407, 502, 503, 504):
+        return Unavailable(reason)
+    return Retry(reason)
+
+
+def explained(error: Exception, name: str, queue: Queue, timeout: float) -> Retry | Reject | Unavailable:
+    """What was raised by a request, as an answer that shows nothing secret."""
+    where = queue.endpoint or f"{queue.service.upper()} in {queue.region}"
+    match error:
+        case ClientError():
+            return answer_to(Said.of_error(error), name, queue)
+        case TimeoutError() | ConnectTimeoutError() | ReadTimeoutError():
+            return Unavailable(f"no answer from {where} within {timeout:g}s")
+        case _ if isinstance(error, _NO_CREDENTIALS):
+            return Unavailable(f"no AWS credentials: {explain(error, queue.address)}")
+        case SSLError():
+            return Unreachable(f"TLS with {where} failed: {_cause(error, queue)}")
+        case ProxyConnectionError():
+            return Unreachable(explain(error, queue.address))
+        case EndpointConnectionError() if isinstance(error.kwargs.get("error"), ClientConnectorError):
+            return Unreachable(f"cannot connect to {where}: {_cause(error, queue)}")
+        case ConnectionClosedError() | EndpointConnectionError():
+            return Unavailable(f"{where} closed the connection before its answer was complete")
+    return Retry(explain(error, queue.address))
+
+
+def _cause(error: BotoCoreError, queue: Queue) -> str:
+    return clean(str(error.kwargs.get("error", error)), queue.address.secrets)

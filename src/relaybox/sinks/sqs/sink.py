@@ -2,37 +2,53 @@
 
 What the service refuses of one message is that message's answer. Where it refuses a whole request because of
 what is in it, the request is halved until the message that it is about stands alone.
+
+A message is a text, no more than ten attributes, and for FIFO a group. All of that is checked here, because
+one message that is refused may have the other nine refused with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from botocore.exceptions import ClientError
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
-from relaybox.sinks.http.deadline import Deadline
+from relaybox.sinks.broker import Message, Messages, key_of
+from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of
-from relaybox.sinks.sqs.answer import Said, answer_to, explained
-from relaybox.sinks.sqs.client import Client
-from relaybox.sinks.sqs.entry import Entries, Entry, requests
-from relaybox.sinks.sqs.place import parse_place
+from relaybox.sinks.sqs.client import Client, Said, answer_to, explained
+from relaybox.sinks.sqs.queue import Queue, parse_queue
+from relaybox.wire.envelope import BYTES
+from relaybox.wire.tracing import NAMES
 
 MOST_IN_REQUEST = 10
 _NOBODY = "relaybox-check"
 """A queue that is asked for only to see whether there is an answer."""
 
+MOST_ATTRIBUTES = 10
+LARGEST = 1_048_576
+"""Bytes of a message; a queue or topic may have a lower limit."""
+
+_LARGEST_REQUEST = {"sqs": LARGEST, "sns": 262_144}
+"""Bytes of all messages of a request. A topic may be set to take more."""
+
+_FIRST = ("event-id", "event-type", "aggregate-type", "aggregate-id", "content-type", *NAMES)
+_BASE64 = "content-transfer-encoding"
+_REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ATTRIBUTE = re.compile(r"(?!(?:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
+_LONGEST_NAME = 256
+_GROUP = re.compile(r"[!-~]{1,128}", re.ASCII)
+
 Answers: TypeAlias = dict[int, Answer]
-
-
-def open_sink(destination: Destination) -> SqsSink:
-    """The sink of an ``sqs://`` destination; raises ``ConfigError``."""
-    return SqsSink(destination)
 
 
 class SqsSink(InBatches):
@@ -40,10 +56,10 @@ class SqsSink(InBatches):
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency, MOST_IN_REQUEST)
-        self._place = parse_place(destination)
-        self._entries = Entries(destination, self._place)
+        self._queue = parse_queue(destination)
+        self._entries = Entries(destination, self._queue)
         self._deadline = Deadline(destination.timeout)
-        self._client = Client(self._place, connections=destination.concurrency, timeout=destination.timeout)
+        self._client = Client(self._queue, connections=destination.concurrency, timeout=destination.timeout)
         self._urls: dict[str, str] = {}
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
@@ -60,13 +76,13 @@ class SqsSink(InBatches):
             answers.update(await self._ask(part))
 
         async with asyncio.TaskGroup() as asking:
-            for part in requests(entries, self._place.service):
+            for part in requests(entries, self._queue.service):
                 asking.create_task(ask(part))
         return [answers.get(at) or Retry("the request was given up") for at in range(len(deliveries))]
 
     async def check(self) -> None:
         """Reach the service; raises ``Unavailable`` where it or the queue is not there."""
-        name = self._place.fixed or _NOBODY
+        name = self._queue.fixed or _NOBODY
         try:
             with self._deadline():
                 await self._client.ask(lambda client: self._look(client, name))
@@ -102,8 +118,8 @@ class SqsSink(InBatches):
     async def _send(self, client: Any, name: str, entries: Mapping[int, Entry]) -> dict[str, Any]:
         batch = [{"Id": str(at), **entry.fields} for at, entry in entries.items()]
         response: dict[str, Any]
-        if self._place.service == "sns":
-            topic = f"{self._place.owner}{name}"
+        if self._queue.service == "sns":
+            topic = f"{self._queue.owner}{name}"
             response = await client.publish_batch(TopicArn=topic, PublishBatchRequestEntries=batch)
         else:
             url = self._urls.get(name) or await self._look(client, name)
@@ -112,11 +128,11 @@ class SqsSink(InBatches):
 
     async def _look(self, client: Any, name: str) -> str:
         """The URL of a queue, or the ARN of a topic that is there."""
-        if self._place.service == "sns":
-            topic = f"{self._place.owner}{name}"
+        if self._queue.service == "sns":
+            topic = f"{self._queue.owner}{name}"
             await client.get_topic_attributes(TopicArn=topic)
             return topic
-        owner = {"QueueOwnerAWSAccountId": self._place.owner} if self._place.owner else {}
+        owner = {"QueueOwnerAWSAccountId": self._queue.owner} if self._queue.owner else {}
         found: str = (await client.get_queue_url(QueueName=name, **owner))["QueueUrl"]
         self._urls[name] = found
         return found
@@ -126,10 +142,96 @@ class SqsSink(InBatches):
         for sent in response.get("Successful", ()):
             answers[int(sent["Id"])] = DELIVERED
         for failed in response.get("Failed", ()):
-            answers[int(failed["Id"])] = answer_to(Said.of_entry(failed), name, self._place)
+            answers[int(failed["Id"])] = answer_to(Said.of_entry(failed), name, self._queue)
         return answers
 
     def _explained(self, error: Exception, name: str) -> Retry | Reject | Unavailable:
         if isinstance(error, ClientError) and Said.of_error(error).missing:
             self._urls.pop(name, None)
-        return explained(error, name, self._place, self._deadline.seconds)
+        return explained(error, name, self._queue, self._deadline.seconds)
+
+
+class Entry(NamedTuple):
+    """One message of a request to the queue or topic ``name``; ``size`` is what counts against the limits."""
+
+    name: str
+    size: int
+    fields: dict[str, Any]
+
+
+class Entries:
+    """Makes the messages of a destination."""
+
+    def __init__(self, destination: Destination, queue: Queue) -> None:
+        self._queue = queue
+        self._message = Messages(destination)
+        self._key = key_of(destination)
+        self._body = "MessageBody" if queue.service == "sqs" else "Message"
+
+    def __call__(self, delivery: Delivery) -> Entry:
+        """The message of one delivery; raises ``Reject`` where SQS would refuse it."""
+        name = self._queue.name_of(delivery)
+        message = self._message(delivery)
+        body = _text(message)
+        attributes = dict(_attributes(message))
+        size = len(body.encode()) + sum(
+            len(name) + len("String") + len(value.encode()) for name, value in attributes.items()
+        )
+        if size > LARGEST:
+            raise Reject(f"the message has {size} bytes, and {self._queue.what} takes no more than {LARGEST}")
+        typed = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
+        fields: dict[str, Any] = {self._body: body, "MessageAttributes": typed}
+        if name.endswith(".fifo"):
+            group = delivery.ordering_key or self._key(delivery) or str(delivery.event_id)
+            fields["MessageGroupId"] = _group(group)
+            fields["MessageDeduplicationId"] = message.deduplicated_by(delivery)
+        return Entry(name, size, fields)
+
+
+def requests(entries: Mapping[int, Entry], service: str) -> Iterator[dict[int, Entry]]:
+    """The entries by queue, in parts that are no larger than a request may be."""
+    open_: dict[str, dict[int, Entry]] = {}
+    sizes: dict[str, int] = {}
+    for at, entry in entries.items():
+        size = sizes.get(entry.name, 0) + entry.size
+        if size > _LARGEST_REQUEST[service] and entry.name in open_:
+            yield open_.pop(entry.name)
+            size = entry.size
+        open_.setdefault(entry.name, {})[at] = entry
+        sizes[entry.name] = size
+    yield from open_.values()
+
+
+def _text(message: Message) -> str:
+    if message.content_type == BYTES:
+        text = b64encode(message.body).decode()
+    else:
+        # All else is JSON, where a character may stand for itself only within a text.
+        text = _REFUSED.sub(lambda found: f"\\u{ord(found[0]):04x}", message.body.decode())
+    if not text:
+        raise Reject("the message is empty, which SQS refuses; set format = 'json'")
+    return text
+
+
+def _attributes(message: Message) -> Iterator[tuple[str, str]]:
+    """Ours, then as many of the emitter's as there is room for, by name; an empty one says nothing."""
+    headers = {**message.headers, "content-type": message.content_type}
+    if message.content_type == BYTES:
+        headers[_BASE64] = "base64"
+    else:
+        headers.pop(_BASE64, None)
+    ours = [*_FIRST, _BASE64, *(name for name in headers if name.startswith("relaybox-"))]
+    others = sorted(headers.keys() - set(ours))
+    filled = [(name, headers[name]) for name in (*ours, *others) if headers.get(name)]
+    for name, value in filled[:MOST_ATTRIBUTES]:
+        if len(name) > _LONGEST_NAME or not _ATTRIBUTE.fullmatch(name):
+            rule = "letters, digits, '-', '_' and single dots within, no 'AWS.' or 'Amazon.' at its beginning"
+            raise Reject(f"the header {name[:_LONGEST_NAME]!r} is no name of an attribute of SQS: {rule}")
+        if found := _REFUSED.search(value):
+            raise Reject(f"the header {name!r} holds {found[0]!r}, which SQS refuses")
+        yield name, value
+
+
+def _group(key: str) -> str:
+    """The key itself, or a digest of one that SQS would not take: two keys never become one."""
+    return key if _GROUP.fullmatch(key) else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

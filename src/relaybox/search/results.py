@@ -1,13 +1,66 @@
-"""What a comparison of a database and a search index came to."""
+"""What backfill, reindex and reconcile report and return."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 from uuid import UUID
 
+from relaybox.emit.row import Call
+
 Kind = Literal["missing", "stale", "orphaned"]
+
+
+class Progress(NamedTuple):
+    """How far a backfill is. ``waiting``: for so many deliveries of the destination to become fewer."""
+
+    done: int
+    skipped: int
+    total: int | None
+    waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A document that cannot be an event, and why; or one whose event the destination would refuse."""
+
+    id: str
+    reason: str
+    at_destination: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """What a backfill came to, together with the earlier ones that it went on with.
+
+    ``skipped``: documents that were refused, or, where rows are not locked, that the application has emitted
+    meanwhile. ``refused`` names the first of those that this one refused, which are ``refusals``.
+    ``total`` was counted at its beginning. ``resumed_from`` is the key at which it went on: an id, or without
+    ``by_id`` how many documents an iterable had given. ``example``: what a dry run would emit first.
+    """
+
+    done: int
+    total: int | None
+    skipped: int = 0
+    resumed_from: Any = None
+    stopped: bool = False
+    operation: UUID | None = None
+    refused: tuple[Refused, ...] = ()
+    refusals: int = 0
+    example: Call | None = None
+    by_id: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """An index that was rebuilt: its documents, how many of them were repaired, and how long it took."""
+
+    destination: str
+    index: str
+    documents: int
+    repaired: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +130,8 @@ class Reconciled:
             return 100.0 if self.compared else 0.0
         return math.floor(10_000 * self.matched / compared) / 100
 
-
-def told(result: Reconciled) -> dict[str, Any]:
-    """The figures, for records and programs."""
-    figures = {name: getattr(result, name) for name in Reconciled.COUNTS}
-    about = {"destination": result.destination, "index": result.index}
-    return {**about, **figures, "consistency": result.consistency}
+    def figures(self) -> dict[str, Any]:
+        """Return all but the examples, for records and programs."""
+        about = {"destination": self.destination, "index": self.index}
+        counts = {name: getattr(self, name) for name in self.COUNTS}
+        return {**about, **counts, "consistency": self.consistency}

@@ -10,11 +10,11 @@ from relaybox.core.settings import Destination
 from relaybox.database.dialects import Dialect
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import PayloadError
-from relaybox.search import target as targets
-from relaybox.search.acceptance import changes_of
-from relaybox.search.backfilled import Backfilled, Refused
-from relaybox.search.checkpoint import Place
+from relaybox.search.change import changes_of
+from relaybox.search.checkpoint import Position
+from relaybox.search.results import Backfilled, Refused
 from relaybox.search.rows import Item, Rows
+from relaybox.search.workspace import Unwritable, wanted
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -28,13 +28,13 @@ async def rehearse(
     rows: Rows,
     destination: Destination,
     call_of: Callable[[Item], Call],
-    place: Place | None,
+    position: Position | None,
     size: int,
 ) -> Backfilled:
-    """Count, and see what becomes of the first page; ``place`` is where an earlier one was interrupted."""
-    place = place if place is not None and place.key is not None else None
-    before = 0 if place is None else place.done + place.skipped
-    after = None if place is None else place.key
+    """Count, and see what becomes of the first page; ``position`` is where an earlier one was interrupted."""
+    position = position if position is not None and position.key is not None else None
+    before = 0 if position is None else position.done + position.skipped
+    after = None if position is None else position.key
     total = await rows.count()
     first: Sequence[Item] = ()
     counted = before
@@ -45,9 +45,9 @@ async def rehearse(
             break
     refused = [one async for one in _refused(outbox, rows, destination, call_of, first)]
     return Backfilled(
-        0 if place is None else place.done,
+        0 if position is None else position.done,
         counted if total is None else total,
-        0 if place is None else place.skipped,
+        0 if position is None else position.skipped,
         after,
         refused=tuple(refused),
         refusals=len(refused),
@@ -72,8 +72,8 @@ async def _refused(
                 builder.build(call_of(item), dialect)
                 if changes is None:
                     continue
-                made = await targets.wanted(changes, rows, destination, item.id, item.payload)
-                if not isinstance(made, targets.Refused):
+                made = await wanted(changes, rows, destination, item.id, item.payload)
+                if not isinstance(made, Unwritable):
                     continue
                 refused = Refused(item.id, made.reason, at_destination=True)
             except PayloadError as error:

@@ -1,4 +1,4 @@
-"""What goes to Meilisearch in one request, and what it never takes."""
+"""The requests that write to Meilisearch, and what it never takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Item(NamedTuple):
     written: bytes
 
 
-class Piece(NamedTuple):
+class WriteRequest(NamedTuple):
     """Documents to add, or ids to delete."""
 
     deletes: bool
@@ -40,23 +40,25 @@ class Piece(NamedTuple):
         written = [item.written for item in self.items]
         return b"[%b]" % b",".join(written) if self.deletes else b"\n".join(written)
 
-    def without(self, guilty: Sequence[Item]) -> Piece:
+    def without(self, guilty: Sequence[Item]) -> WriteRequest:
         """The same but for these."""
-        return Piece(self.deletes, [item for item in self.items if item not in guilty])
+        return WriteRequest(self.deletes, [item for item in self.items if item not in guilty])
 
-    def halves(self) -> list[Piece]:
+    def halves(self) -> list[WriteRequest]:
         """Two of them, none of them empty."""
         middle = len(self.items) // 2
-        return [Piece(self.deletes, part) for part in (self.items[:middle], self.items[middle:]) if part]
+        return [
+            WriteRequest(self.deletes, part) for part in (self.items[:middle], self.items[middle:]) if part
+        ]
 
-    def fitting(self) -> list[Piece]:
+    def fitting(self) -> list[WriteRequest]:
         """As many of them as it takes for none to be too large."""
         if len(self.items) > 1 and sum(len(item.written) + 1 for item in self.items) > LARGEST_BODY:
             return [fitting for half in self.halves() for fitting in half.fitting()]
         return [self] if self.items else []
 
 
-def pieces_of(changes: Sequence[Change], answers: dict[int, Answer]) -> list[Piece]:
+def requests_of(changes: Sequence[Change], answers: dict[int, Answer]) -> list[WriteRequest]:
     """The requests that it takes; what no server takes is answered at once."""
     adds: list[Item] = []
     deletes: list[Item] = []
@@ -73,7 +75,7 @@ def pieces_of(changes: Sequence[Change], answers: dict[int, Answer]) -> list[Pie
                 adds.append(Item(at, change.id, json.encode(dict(change.document))))
             except (TypeError, ValueError, RecursionError) as error:
                 answers[at] = Reject(f"the document is no JSON: {error}")
-    return [*Piece(False, adds).fitting(), *Piece(True, deletes).fitting()]
+    return [*WriteRequest(False, adds).fitting(), *WriteRequest(True, deletes).fitting()]
 
 
 def is_id(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where an Algolia application is, and how it is spoken to: the URL of a destination and its options.
+"""An Algolia application, its hosts and its key: the URL of a destination and its options.
 
 | option | |
 |---|---|
@@ -17,16 +17,15 @@ from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, mask_url, wrong
 from relaybox.errors import ConfigError
 from relaybox.search.change import SEARCH_OPTIONS
-from relaybox.sinks.broker import flag, parse_address, text
-from relaybox.sinks.tls import TLS_OPTIONS, tls_context
+from relaybox.sinks.broker import TLS_OPTIONS, flag, parse_address, text, tls_context
 
 _HOSTS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+):[0-9]{1,5}", re.ASCII)
 
 
-class Place(NamedTuple):
-    """An application, the hosts to ask for a change and for a look, and how records are kept."""
+class Application(NamedTuple):
+    """An application, its hosts for changes and for reads, and how records are kept."""
 
-    application: str
+    id: str
     key: str
     writing: tuple[str, ...]
     reading: tuple[str, ...]
@@ -46,7 +45,7 @@ def _hosts(value: str, setting: str) -> tuple[str, ...]:
 OPTIONS: dict[str, Parse[Any]] = {"host": _hosts, "tls": flag, "version_field": text}
 
 
-def place_of(destination: Destination) -> Place:
+def application_of(destination: Destination) -> Application:
     """What the URL and the options say; raises ``ConfigError``."""
     address = parse_address(destination, 443, {**SEARCH_OPTIONS, **OPTIONS, **TLS_OPTIONS})
     options, setting = address.options, f"destination {destination.name!r}"
@@ -59,14 +58,14 @@ def place_of(destination: Destination) -> Place:
         raise ConfigError(f"{setting}: {given[0]} is of no use with tls = false; keep one of them")
     if options.get("version_field") in ("objectID", options.get("id_field", "id")):
         raise ConfigError(f"{setting}: version_field must be another attribute than the id's")
-    application = _application(destination)
-    writing, reading = _bases(application, own, "https" if encrypted else "http")
-    return Place(
-        application,
+    id_ = _application_id(destination)
+    writing, reading = _bases(id_, own, "https" if encrypted else "http")
+    return Application(
+        id_,
         address.password,
         writing,
         reading,
-        own[0] if own else f"{application}.algolia.net",
+        own[0] if own else f"{id_}.algolia.net",
         tls_context(options, destination) if encrypted else None,
         options.get("id_field", "id"),
         options.get("version_field"),
@@ -85,7 +84,7 @@ def _bases(
     return (first, *others), (near, *others)
 
 
-def _application(destination: Destination) -> str:
+def _application_id(destination: Destination) -> str:
     """The URL's host as it is written: the header wants it in capitals."""
     found = re.match(r"[^:]*://(?:[^/?#]*@)?([A-Za-z0-9]+)(?:[/?]|\Z)", destination.sink)
     if found is None:

@@ -1,4 +1,4 @@
-"""A producer of librdkafka and the messages in it.
+"""A producer of librdkafka, the messages in it, and what its errors mean for them.
 
 The library sends in threads of its own and keeps its reports until somebody asks for them. They are asked for
 from the event loop, every millisecond while messages are under way: in another thread, every single report
@@ -14,14 +14,17 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from relaybox.core.outcome import Retry, Unavailable, Unreachable
+from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.kafka.errors import LATE, NO_CONNECTION, REFUSED, classify, is_fatal, text_of
-from relaybox.sinks.kafka.settings import KafkaSettings, hosts
+from relaybox.sinks.kafka.settings import KafkaSettings
+from relaybox.sinks.sink import clean
+
+if TYPE_CHECKING:
+    from relaybox.sinks.kafka.sink import Sent
 
 Headers: TypeAlias = dict[str, str | bytes | None]
 
@@ -40,29 +43,43 @@ LONGEST_END = 5.0
 A_LOOK = 0.5
 """Seconds for which the brokers are asked at a time."""
 
+# The library spells its own errors, as apart from a broker's, with an underscore; they are public.
+TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
+OF_A_BATCH = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
+"""A broker refuses a whole batch for one message in it."""
+LATE = frozenset((KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE))
+MISSING = frozenset(
+    (
+        *(KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION),
+        *(KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID),
+    )
+)
+AWAY = frozenset(
+    (
+        *(KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._SSL),
+        *(KafkaError.NETWORK_EXCEPTION, KafkaError.BROKER_NOT_AVAILABLE),
+    )
+)
+REFUSED = frozenset(
+    (
+        *(KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED),
+        *(KafkaError.UNSUPPORTED_SASL_MECHANISM, KafkaError.ILLEGAL_SASL_STATE),
+        *(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED),
+    )
+)
+NO_CONNECTION = REFUSED | {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL}
+"""What a producer is told of a connection that could not be made, or broke."""
+IN_TROUBLE = frozenset(
+    (
+        *(KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION),
+        *(KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+        *(KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT),
+        *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY, KafkaError._INVALID_ARG),
+    )
+)
+
 _inherited: list[Producer | None] = []
 """Of processes that forked this one: their threads are not here, and to end them would wait for these."""
-
-
-class Flight(Protocol):
-    """A message on its way; the producer calls it with what became of it."""
-
-    line: Line
-    end: float
-
-    def __call__(self, error: KafkaError | None, message: object) -> None: ...
-
-    def arrived(self) -> None:
-        """The broker has it."""
-        ...
-
-    def refused(self, error: KafkaError) -> None:
-        """It did not get there."""
-        ...
-
-    def lost(self, answer: Retry | Unavailable) -> None:
-        """Nobody knows whether it got there."""
-        ...
 
 
 class _Debug:
@@ -74,18 +91,19 @@ class _Debug:
         self._log.debug(text, *values)
 
 
-class Line:
+class KafkaProducer:
     """One producer, in one event loop of one process; when it is ``broken``, make another."""
 
     def __init__(self, settings: KafkaSettings, timeout: float, more: Mapping[str, Any]) -> None:
         self.broken: Retry | Unavailable | None = None
-        self.reports: list[tuple[Flight, KafkaError | None]] = []
+        self.reports: list[tuple[Sent, KafkaError | None]] = []
         self._address: Address = settings.address
+        self._where = ",".join(self._address.netlocs)
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._began = self._loop.time()
-        self._flights: dict[Flight, None] = {}
+        self._under_way: dict[Sent, None] = {}
         self._trouble: KafkaError | None = None
         self._fatal: KafkaError | None = None
         self._down_at = self._lost_at = -math.inf
@@ -105,21 +123,21 @@ class Line:
         """Whether messages may be handed to it here and now."""
         return self.broken is None and self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
-    def produce(self, flight: Flight, topic: str, value: bytes, key: str | None, headers: Headers) -> None:
+    def produce(self, sent: Sent, topic: str, value: bytes, key: str | None, headers: Headers) -> None:
         """Hand over a message; raises what the producer raises, and then it is not under way."""
         if self._producer is None:
             raise self.broken or Retry("the sink is closed")
-        flight.line, flight.end = self, self._loop.time() + self._timeout
+        sent.producer, sent.end = self, self._loop.time() + self._timeout
         try:
-            self._producer.produce(topic, value, key, on_delivery=flight, headers=headers)
+            self._producer.produce(topic, value, key, on_delivery=sent, headers=headers)
         except KafkaException as error:
             if is_fatal(error.args[0]):
                 self.give_up(self._stopped(error.args[0]))
             raise
-        if not self._flights:
-            self._lively = flight.end - self._timeout + LIVELY
+        if not self._under_way:
+            self._lively = sent.end - self._timeout + LIVELY
             self._look_in(SOON)
-        self._flights[flight] = None
+        self._under_way[sent] = None
 
     async def ask(self, topic: str | None) -> None:
         """Reach the brokers, and find the topic if one is named; raises ``Unavailable``."""
@@ -144,7 +162,7 @@ class Line:
 
     async def close(self) -> None:
         """Give up everything, and wait for the library's threads, though not for long."""
-        self.give_up(Retry(f"the delivery to {hosts(self._address)} was given up: the sink is closed"))
+        self.give_up(Retry(f"the delivery to {self._where} was given up: the sink is closed"))
         if self._ending is not None:
             await asyncio.to_thread(self._ending.join, LONGEST_END)
 
@@ -154,7 +172,7 @@ class Line:
             return
         self.broken = answer
         self._timer.cancel()
-        flights, self._flights = self._flights, {}
+        messages, self._under_way = self._under_way, {}
         producer, self._producer = self._producer, None
         if self._pid != os.getpid():
             _inherited.append(producer)
@@ -163,8 +181,8 @@ class Line:
         self._ending = threading.Thread(target=_end, args=[producer], name="relaybox-kafka", daemon=True)
         del producer
         self._ending.start()
-        for flight in flights:
-            flight.lost(answer)
+        for sent in messages:
+            sent.lost(answer)
 
     def _look_in(self, seconds: float) -> None:
         self._timer.cancel()
@@ -183,7 +201,7 @@ class Line:
                 self.give_up(self._stopped(self._fatal))
             elif self._down() and (late or self._never_worked()):
                 self.give_up(self._away())
-            elif self._flights:
+            elif self._under_way:
                 waiting = self._pace(bool(reports))
         finally:
             if self.broken is None:
@@ -195,7 +213,7 @@ class Line:
             self._lively = now + LIVELY
         return SOON if now < self._lively else LATER
 
-    def _take_in(self, reports: list[tuple[Flight, KafkaError | None]]) -> bool:
+    def _take_in(self, reports: list[tuple[Sent, KafkaError | None]]) -> bool:
         """Answer what was reported; whether something was too late."""
         late = False
         # What was reported before the connection was lost says nothing of it.
@@ -203,31 +221,31 @@ class Line:
         if any(error is None for _, error in reports[said_before:]):
             self._down_at = self._lost_at = -math.inf
             self._worked, self._trouble = True, None
-        for flight, error in reports:
-            if flight not in self._flights:
+        for sent, error in reports:
+            if sent not in self._under_way:
                 continue
-            del self._flights[flight]
+            del self._under_way[sent]
             if error is None:
-                flight.arrived()
+                sent.arrived()
             elif error.code() in LATE:
                 late = True
-                flight.lost(self._late(error))
+                sent.lost(self._late(error))
             else:
                 if is_fatal(error):
                     self._fatal = error
-                flight.refused(error)
+                sent.refused(error)
         return late
 
     def _expire(self) -> bool:
         """Answer what was not reported in time; whether there was any."""
         now, late = self._loop.time(), []
-        for flight in self._flights:
-            if flight.end > now:
+        for sent in self._under_way:
+            if sent.end > now:
                 break
-            late.append(flight)
-        for flight in late:
-            del self._flights[flight]
-            flight.lost(self._late())
+            late.append(sent)
+        for sent in late:
+            del self._under_way[sent]
+            sent.lost(self._late())
         return bool(late)
 
     def _down(self) -> bool:
@@ -255,20 +273,20 @@ class Line:
                 self._said_before = len(self.reports)
 
     def _stopped(self, error: KafkaError) -> Unavailable:
-        return Unavailable(f"the producer of {hosts(self._address)} gave up: {text_of(error, self._address)}")
+        return Unavailable(f"the producer of {self._where} gave up: {text_of(error, self._address)}")
 
     def _away(self) -> Unavailable:
         if self._trouble is None:
-            return Unreachable(f"no broker of {hosts(self._address)} is there")
+            return Unreachable(f"no broker of {self._where} is there")
         kind = Unavailable if self._trouble.code() in REFUSED else Unreachable
-        return kind(f"no broker of {hosts(self._address)} is there: {text_of(self._trouble, self._address)}")
+        return kind(f"no broker of {self._where} is there: {text_of(self._trouble, self._address)}")
 
     def _late(self, error: KafkaError | None = None) -> Unavailable:
         if self._down():
             return self._away()
         last = self._trouble or error
         more = "" if last is None else f": {text_of(last, self._address)}"
-        return Unavailable(f"no answer from {hosts(self._address)} within {self._timeout:g}s{more}")
+        return Unavailable(f"no answer from {self._where} within {self._timeout:g}s{more}")
 
 
 def _list_topics(producer: Producer, topic: str | None, seconds: float) -> Any:
@@ -279,3 +297,29 @@ def _end(producer: Producer) -> None:
     with suppress(KafkaException):
         producer.purge()
         producer.flush(1.0)
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether the producer is of no use any more."""
+    return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def text_of(error: KafkaError, address: Address) -> str:
+    """What the library says, as one line without secrets."""
+    return clean(error.str(), address.secrets) or str(error.name())
+
+
+def classify(error: KafkaError, topic: str, address: Address) -> Retry | Reject | Unavailable:
+    """The answer to a delivery that failed so, all by itself."""
+    code, why = error.code(), f"topic {topic!r}: {text_of(error, address)}"
+    if code in TOO_LARGE:
+        return Reject(f"{why}: the message is over max.message.bytes of the topic, or of the broker")
+    if code in OF_A_BATCH or code == KafkaError.TOPIC_EXCEPTION:
+        return Reject(why)
+    if code in MISSING:
+        return Unavailable(f"{why}: create the topic, or mend the sink's URL")
+    if code in AWAY:
+        return Unreachable(why)
+    if code in REFUSED or code in LATE or code in IN_TROUBLE or is_fatal(error):
+        return Unavailable(why)
+    return Retry(f"{why} ({error.name()})")

@@ -34,7 +34,7 @@ _REGION = re.compile(r"[a-z]+(?:-[a-z0-9]+)+", re.ASCII)
 _FORMS = "write sqs:///queue, sqs:///account/queue, or the ARN of a queue or topic: sqs:///arn:aws:sns:…"
 
 
-class Place(NamedTuple):
+class Queue(NamedTuple):
     """Where messages go, and as whom.
 
     ``owner`` is the account of a queue, or the ARN of a topic up to its name. ``fixed`` is the name where it
@@ -63,7 +63,7 @@ class Place(NamedTuple):
         return "an SQS queue" if self.service == "sqs" else "an SNS topic"
 
 
-def parse_place(destination: Destination) -> Place:
+def parse_queue(destination: Destination) -> Queue:
     """What a destination's URL names; raises ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
     options = {"region": _region, "endpoint": _endpoint, "profile": text}
@@ -89,7 +89,7 @@ def parse_place(destination: Destination) -> Place:
         fix = "write ?region=eu-west-1 into the URL, or set AWS_DEFAULT_REGION"
         raise ConfigError(f"{setting} names no region; {fix}")
     fixed = None if template.fields else name
-    return Place(service, owner, template, fixed, region, _endpoint_of(address, setting), profile, address)
+    return Queue(service, owner, template, fixed, region, _endpoint_of(address, setting), profile, address)
 
 
 def _fits(name: str, service: str) -> bool:

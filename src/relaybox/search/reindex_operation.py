@@ -16,8 +16,7 @@ from uuid_utils.compat import uuid7
 from relaybox.core.commands import command
 from relaybox.errors import RelayboxError, StoreError
 from relaybox.relay.process import died, this_process
-from relaybox.search.desk import Desk
-from relaybox.search.failure import ReindexFailed
+from relaybox.search.workspace import OutboxRecords
 from relaybox.stores.journal import STALLED, Operation, OperationState
 
 BEAT = 1.0
@@ -28,6 +27,10 @@ LOOKED_AT = 1_000
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class ReindexFailed(RelayboxError):
+    """The index was not rebuilt; the old one goes on serving. The text says why."""
 
 
 @dataclass(slots=True)
@@ -41,29 +44,29 @@ class Running:
 
 @asynccontextmanager
 async def alone(
-    desk: Desk, actor: str, destination: str, details: Mapping[str, Any]
+    records: OutboxRecords, actor: str, destination: str, details: Mapping[str, Any]
 ) -> AsyncIterator[Running]:
     """Be the one reindex of a destination until the end of the block; raises where another one is alive."""
     running = Running(uuid7())
     about = {"destination": destination, **details, "process": this_process().name}
-    journal = desk.admin.journal
+    journal = records.admin.journal
     await journal.begin(running.id, "reindex", actor, about, None)
     try:
-        for other in await others(desk, destination, running.id):
-            await _take_over(desk, other)
+        for other in await others(records, destination, running.id):
+            await _take_over(records, other)
         yield running
     except BaseException as error:
         state: OperationState = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-        await _finish(desk, running, state, _reason(error))
+        await _finish(records, running, state, _reason(error))
         raise
-    await _finish(desk, running, "done", None)
+    await _finish(records, running, "done", None)
 
 
-async def others(desk: Desk, destination: str, own: UUID | None = None) -> list[Operation]:
+async def others(records: OutboxRecords, destination: str, own: UUID | None = None) -> list[Operation]:
     """The reindexes of a destination that are not at their end, besides one's own."""
     return [
         one
-        for one in await desk.admin.journal.operations(LOOKED_AT)
+        for one in await records.admin.journal.operations(LOOKED_AT)
         if one.action == "reindex"
         and one.details.get("destination") == destination
         and one.finished_at is None
@@ -79,7 +82,7 @@ def is_dead(operation: Operation) -> bool:
     return died(str(operation.details.get("process", "")))
 
 
-async def _take_over(desk: Desk, other: Operation) -> None:
+async def _take_over(records: OutboxRecords, other: Operation) -> None:
     """Let one that is dead stay so, also if its process wakes up again."""
     if not is_dead(other):
         fix = command(f"reindex --destination {other.details['destination']} --abort")
@@ -87,12 +90,12 @@ async def _take_over(desk: Desk, other: Operation) -> None:
             f"a reindex of {other.details['destination']!r} is running ({other.actor}, since "
             f"{other.started_at:%H:%M:%S} UTC): wait for it, or end it with {fix}"
         )
-    await desk.admin.journal.finish(other.id, "failed", other.done, other.skipped, "its process ended")
+    await records.admin.journal.finish(other.id, "failed", other.done, other.skipped, "its process ended")
 
 
-async def _finish(desk: Desk, running: Running, state: OperationState, error: str | None) -> None:
+async def _finish(records: OutboxRecords, running: Running, state: OperationState, error: str | None) -> None:
     try:
-        await desk.admin.journal.finish(running.id, state, running.done, running.repaired, error)
+        await records.admin.journal.finish(running.id, state, running.done, running.repaired, error)
     except StoreError as trouble:
         # It will show as stalled.
         log.warning("the operation %s cannot say how it ended: %s", running.id, trouble)
@@ -104,12 +107,12 @@ def _reason(error: BaseException) -> str:
     return "interrupted" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}: {error}"
 
 
-async def beat(desk: Desk, running: Running) -> None:
+async def beat(records: OutboxRecords, running: Running) -> None:
     """Give signs of life; ends with a failure where somebody cancelled it, or nobody can see them."""
     seen = time.monotonic()
     while True:
         try:
-            if not await desk.admin.journal.advance(running.id, running.done, running.repaired):
+            if not await records.admin.journal.advance(running.id, running.done, running.repaired):
                 raise ReindexFailed("it was cancelled")
             seen = time.monotonic()
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""The index that a destination writes to, and what it would write there of a document."""
+"""What a comparison or a rebuild works with: a source, a destination's index, the outbox's own records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -15,30 +15,32 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination
-from relaybox.search.acceptance import check_target
-from relaybox.search.change import Changes, index_of, search_address
-from relaybox.search.engine import Engine
-from relaybox.search.open import open_engine
-from relaybox.search.rows import Rows
-from relaybox.wire.codec import Limits, encode_payload
+from relaybox.operate.admin import Admin
+from relaybox.search.change import LIMITS, Changes, check_target, index_of, search_address
+from relaybox.search.engine import Engine, open_engine
+from relaybox.search.rows import Rows, open_rows
+from relaybox.search.source import Source
+from relaybox.stores.open import open_store
+from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.undelivered import Undelivered
+from relaybox.wire.codec import encode_payload
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
 NIL = UUID(int=0)
-LIMITS = Limits(max_bytes=1 << 40)
 OF_THE_SOURCE = {"aggregate_type", "destination"}
 """What the name of an index may be made of that is the same for all documents of a source."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Unwritable:
     """A document that the destination would not write, and why."""
 
     reason: str
 
 
-Wanted: TypeAlias = Mapping[str, Any] | Refused | None
+Wanted: TypeAlias = Mapping[str, Any] | Unwritable | None
 """What is to be in the index; None: nothing."""
 
 
@@ -85,8 +87,48 @@ async def wanted(
             msgspec.structs.replace(event, payload=text, payload_data=data, payload_encoding=encoding)
         )
     except (Reject, Retry, PayloadError) as error:
-        return Refused(str(error))
+        return Unwritable(str(error))
     return None if change is None else change.document
+
+
+class OutboxRecords(NamedTuple):
+    """The operators' service, and what is under way, on the same connections."""
+
+    admin: Admin
+    undelivered: Undelivered
+    ledger: SqlLedger
+
+
+class Workspace(NamedTuple):
+    """The outbox's records, the rows of a source and the index of a destination, all open."""
+
+    records: OutboxRecords
+    rows: Rows
+    target: Target
+
+
+@asynccontextmanager
+async def open_workspace(
+    outbox: Outbox, destination: str, source: Source, index: str | None, actor: str
+) -> AsyncIterator[Workspace]:
+    """Hold all that a comparison needs until the end of the block."""
+    async with (
+        open_rows(outbox, source) as rows,
+        open_target(outbox, destination, rows, index) as target,
+        open_records(outbox, actor) as records,
+    ):
+        yield Workspace(records, rows, target)
+
+
+@asynccontextmanager
+async def open_records(outbox: Outbox, actor: str) -> AsyncIterator[OutboxRecords]:
+    """Hold a connection to the outbox's database, or two, until the end of the block."""
+    store = open_store(outbox.settings.database, outbox.tables)
+    try:
+        ledger = SqlLedger(store)
+        yield OutboxRecords(Admin(ledger, outbox.settings.destinations, actor), Undelivered(store), ledger)
+    finally:
+        await store.close()
 
 
 @asynccontextmanager

@@ -11,10 +11,10 @@ from typing import TypeAlias
 from relaybox.core.commands import command
 from relaybox.errors import StoreError
 from relaybox.operate.why import is_alive
-from relaybox.search.desk import Desk
-from relaybox.search.failure import TROUBLE, ReindexFailed
+from relaybox.search.engine import TROUBLE
 from relaybox.search.indexes import given_up
-from relaybox.search.target import Target
+from relaybox.search.reindex_operation import ReindexFailed
+from relaybox.search.workspace import OutboxRecords, Target
 from relaybox.stores.ledger import Entry, Filter
 
 POLL = 0.5
@@ -39,11 +39,13 @@ log = logging.getLogger(__name__)
 Tell: TypeAlias = Callable[[str], None]
 
 
-class Watch:
+class BuildWatch:
     """Looks after one build; ``target`` is the index that is built."""
 
-    def __init__(self, desk: Desk, target: Target, identity: str, patience: float, tell: Tell) -> None:
-        self._desk = desk
+    def __init__(
+        self, records: OutboxRecords, target: Target, identity: str, patience: float, tell: Tell
+    ) -> None:
+        self._records = records
         self._target = target
         self._destination = target.destination.name
         self._identity = identity
@@ -71,7 +73,7 @@ class Watch:
 
     async def pending(self) -> int:
         """How many events of the build have not arrived."""
-        pending = await self._desk.undelivered.pending_for(self._destination, self._target.index)
+        pending = await self._records.undelivered.pending_for(self._destination, self._target.index)
         if pending != self._pending or not (pending or self.backlog):
             self._moved_at = time.monotonic()
         self._pending = pending
@@ -97,7 +99,7 @@ class Watch:
 
     async def check_failed(self) -> None:
         """Raises where events of the build have failed."""
-        failed = await self._desk.undelivered.failed_for(self._destination, self._target.index, NAMED)
+        failed = await self._records.undelivered.failed_for(self._destination, self._target.index, NAMED)
         if failed:
             reasons = "; ".join(
                 f"document {one.document}: {one.error or 'no reason given'}" for one in failed
@@ -110,7 +112,7 @@ class Watch:
         filter = Filter(destination=self._destination, error=beginning)
         give_up = time.monotonic() + EXPLAINED
         while time.monotonic() < give_up:
-            page = await self._desk.admin.events(filter, limit=LOOKED_AT)
+            page = await self._records.admin.events(filter, limit=LOOKED_AT)
             if own := [one for one in page.entries if self._is_of_this_build(one)]:
                 reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
                 told = "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons)
@@ -141,7 +143,7 @@ class Watch:
 
     async def _held_up(self) -> str | None:
         """Why nothing arrives, where it can be said; raises where that will stay so."""
-        ledger, name = self._desk.ledger, self._destination
+        ledger, name = self._records.ledger, self._destination
         if not any(map(is_alive, await ledger.relays())):
             return f"no relay runs: start one with {command('relay')}"
         place = (await ledger.places()).get(name)
@@ -154,18 +156,18 @@ class Watch:
 
     async def _settles(self) -> bool:
         """Whether anything of the destination was settled lately."""
-        flows = await self._desk.admin.journal.flows({self._destination: LATELY})
+        flows = await self._records.admin.journal.flows({self._destination: LATELY})
         return flows[self._destination].settles
 
     async def _check_blocked(self) -> None:
         """Raises where a document's events wait behind one that failed."""
         block = self._target.destination.on_failed == "block"
-        waiting = await self._desk.undelivered.waiting_for(self._destination, self._target.index, NAMED)
+        waiting = await self._records.undelivered.waiting_for(self._destination, self._target.index, NAMED)
         for row in waiting:
-            for entry in await self._desk.ledger.find(row.id, exact=True):
+            for entry in await self._records.ledger.find(row.id, exact=True):
                 if entry.ordering_key is None:
                     continue
-                head = await self._desk.ledger.head(self._destination, entry.ordering_key, block=block)
+                head = await self._records.ledger.head(self._destination, entry.ordering_key, block=block)
                 if head is not None and head.status == "failed":
                     fix = f"see {command(f'why {head.event_id}')}, and retry or discard it"
                     raise ReindexFailed(f"document {row.document} waits behind an event that failed: {fix}")
