@@ -18,6 +18,7 @@ from django.db.models import Q
 from django.db.models.expressions import RawSQL
 
 from relaybox.contrib.django.databases import dialect_of
+from relaybox.contrib.django.private import read_for_writing
 from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
 from relaybox.operate.admin import NAMED, Admin, Done, Named
 
@@ -112,7 +113,7 @@ class OutboxEventQuerySet(OutboxQuerySet):
         from relaybox.contrib.django.dispatch import after_commit
         from relaybox.contrib.django.outbox import ask
 
-        self._for_write = True
+        read_for_writing(self)
         retried = 0
         for rows in self._failed():
             named = Named([id_ for _, id_ in rows], exact=True)

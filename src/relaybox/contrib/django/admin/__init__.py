@@ -33,6 +33,7 @@ from relaybox.contrib.django.admin.changelist import (
 )
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
+from relaybox.contrib.django.private import redirect_from_missing
 from relaybox.operate.admin import Admin
 
 T = TypeVar("T")
@@ -171,7 +172,7 @@ class OutboxEventAdmin(OutboxAdmin):
             raise PermissionDenied
         detailed = self._look(request, unquote(object_id))
         if detailed is None:
-            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
+            return redirect_from_missing(self, request, object_id)
         context = {**self._context(request, detailed), **(extra_context or {})}
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/relaybox/outboxevent/change_form.html", context)
