@@ -149,13 +149,11 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
     Every database of OUTBOX['DATABASES'] is swept, or that of --using. What waits without a reason is made
     due; what failed and is to be tried again later stays for later. Failures are told on standard error.
     """
-    given = options(context)
-    assert isinstance(given, ProjectOptions)
     drained: dict[str, Drained] = {}
     wrong: dict[str, None] = {}
-    for alias in (given.using,) if given.using else get_settings().DATABASES:
+    for alias, given in _each(context):
         try:
-            drained[alias] = _drain(replace(given, using=alias), patience)
+            drained[alias] = _drain(given, patience)
         except RelayboxError as error:
             # The others are swept all the same.
             wrong[str(error)] = None
@@ -168,6 +166,14 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
         raise ConfigError("; ".join(wrong))
     if any(one.stopped for one in drained.values()):
         raise typer.Exit(1)
+
+
+def _each(context: typer.Context) -> Iterator[tuple[str, ProjectOptions]]:
+    """Yield every alias of OUTBOX['DATABASES'], or that of --using, with its options."""
+    given = options(context)
+    assert isinstance(given, ProjectOptions)
+    for alias in (given.using,) if given.using else get_settings().DATABASES:
+        yield alias, replace(given, using=alias)
 
 
 def _drain(given: ProjectOptions, patience: str) -> Drained:
@@ -195,10 +201,7 @@ def prune(context: typer.Context, as_json: Json = False) -> None:
 
     Every database of OUTBOX['DATABASES'], or that of --using. While a relay leads, there is nothing to do.
     """
-    given = options(context)
-    assert isinstance(given, ProjectOptions)
-    aliases = (given.using,) if given.using else get_settings().DATABASES
-    tell_removed({alias: run_prune(replace(given, using=alias)) for alias in aliases}, as_json)
+    tell_removed({alias: run_prune(given) for alias, given in _each(context)}, as_json)
 
 
 def schedule(
