@@ -44,8 +44,7 @@ def duration(seconds: float) -> str:
 
 def age(entry: Entry) -> str:
     """Return how long ago it was emitted, by the database's clock."""
-    elapsed = duration((entry.seen_at - entry.created_at).total_seconds())
-    return html('<time datetime="{}" title="{}">{}</time>', *_spelled(entry.created_at), elapsed)
+    return _time(entry.created_at, duration((entry.seen_at - entry.created_at).total_seconds()))
 
 
 def moment(value: datetime, seen_at: datetime) -> str:
@@ -53,12 +52,7 @@ def moment(value: datetime, seen_at: datetime) -> str:
     distance = (value - seen_at).total_seconds()
     near = f"in {duration(distance)}" if distance > 0 else f"{duration(-distance)} ago"
     local = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z")
-    return html(
-        '<time datetime="{}" title="{}">{}</time> <span class="quiet">{}</span>',
-        *_spelled(value),
-        local,
-        near,
-    )
+    return html('{} <span class="quiet">{}</span>', _time(value, local), near)
 
 
 def badge(state: State) -> str:
@@ -78,7 +72,7 @@ def next_attempt(entry: Entry) -> str:
     if entry.next_attempt_at is None:
         return NOTHING
     left = duration((entry.next_attempt_at - entry.seen_at).total_seconds())
-    return html('<time datetime="{}" title="{}">in {}</time>', *_spelled(entry.next_attempt_at), left)
+    return _time(entry.next_attempt_at, f"in {left}")
 
 
 def error(entry: Entry) -> str:
@@ -89,9 +83,10 @@ def error(entry: Entry) -> str:
     return html('<span title="{}">{}</span>', Truncator(text).chars(500), Truncator(text).chars(ERROR_LENGTH))
 
 
-def _spelled(value: datetime) -> tuple[str, str]:
-    """Return the moment for machines, and in full for people."""
-    return value.isoformat(), value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _time(value: datetime, text: str) -> str:
+    """Return the text, with the moment for machines and in full for people."""
+    full = value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, text)
 
 
 @dataclass(frozen=True, slots=True)
