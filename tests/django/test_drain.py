@@ -19,10 +19,9 @@ from opentelemetry import trace
 
 from relaybox import Event, Reject
 from relaybox.contrib.django import databases, emit_event, tasks
-from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
+from relaybox.contrib.django.drain import LEFT_OPEN, Drained, drain, drain_rows, upkeep
 from relaybox.contrib.django.models import OutboxAttempt, OutboxEvent
 from relaybox.contrib.django.signals import event_delivered, event_failed
-from relaybox.contrib.django.sink import LEFT_OPEN
 from relaybox.contrib.django.store import is_busy
 from relaybox.contrib.django.tasks import deliver_outbox_events_task
 from relaybox.errors import StoreError, TransactionFailed

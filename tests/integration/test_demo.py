@@ -23,8 +23,8 @@ SECONDS = 5
 LIMIT = 240.0
 COMMAND = f"""
 from relaybox.cli import main
-from relaybox.demo import run
-run.BUDGET = {LIMIT - 60}
+import relaybox.demo
+relaybox.demo.BUDGET = {LIMIT - 60}
 main()
 """
 """With more patience: what a killed relay leaves parked is made due by a sweep every half a minute."""

@@ -209,7 +209,7 @@ def test_the_app_can_be_named_in_the_settings(pytester: pytest.Pytester, migrate
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("relaybox:outbox", "'relaybox:outbox': module 'relaybox' has no attribute 'outbox'; "),
+        ("relaybox:nothing", "'relaybox:nothing': module 'relaybox' has no attribute 'nothing'; "),
         ("relaybocks:outbox", "No module named 'relaybocks'; write `relaybox_app ="),
         ("relaybox", "has no attribute ''; write"),
         (":outbox", "Empty module name; write"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -22,6 +23,24 @@ def test_the_public_names_are_these_and_no_others() -> None:
         assert getattr(relaybox, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
         relaybox.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("contrib.alembic", ("downgrade", "include_name", "include_object", "upgrade")),
+        ("contrib.asgi", ("Receiver",)),
+        ("contrib.celery", ("inbox_task",)),
+        ("testing.checker", ("Committed", "Received", "Report", "check")),
+        ("testing.contract", ("StoreContract",)),
+        ("testing.harness", ("Harness", "Seen")),
+        ("testing.probe", ("OutboxProbe",)),
+        ("testing.sink_contract", ("SinkContract", "SinkHarness")),
+    ],
+)
+def test_what_users_import_from_modules_stays_there(module: str, names: tuple[str, ...]) -> None:
+    found = import_module(f"relaybox.{module}")
+    assert [name for name in names if not hasattr(found, name)] == []
 
 
 def loaded_after(code: str) -> set[str]:

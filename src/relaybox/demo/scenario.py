@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from http import HTTPStatus
-from types import TracebackType
-from typing import Self
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -19,13 +17,11 @@ import sqlalchemy as sa
 
 from relaybox.database.schema import Tables
 from relaybox.demo.processes import Part
-from relaybox.demo.receivers import receive_flaky, receive_webhooks
 from relaybox.demo.screen import Bar, Line, Screen, View
-from relaybox.demo.shop import LEASE, TIMEOUT, deliver, metadata, read_changes, trade
+from relaybox.demo.shop import LEASE, PARTS, TIMEOUT, metadata, read_changes
 from relaybox.demo.verdict import Outage, Verdict, compare
 from relaybox.demo.workspace import DESTINATIONS, FLAKY, HANDLER, RECEIVERS, WEBHOOK, Change, Workspace
 
-PARTS = {"shop": trade, "relay": deliver, WEBHOOK: receive_webhooks, FLAKY: receive_flaky}
 TICK = 0.1
 MOST_REASONS = 5
 LOOK_EVERY = 0.3
@@ -49,7 +45,7 @@ class Supervisor:
     ) -> None:
         self.doing = "starting"
         self.circuits: dict[str, str] = {}
-        self._workspace = workspace
+        self.workspace = workspace
         self._event = tables.event.c
         self._destination = tables.destination.c
         self._screen = screen
@@ -62,21 +58,13 @@ class Supervisor:
         self._refs: dict[str, set[str]] = {name: set() for name in DESTINATIONS}
         self._faults = {name: workspace.faults(name) for name in RECEIVERS}
         self._looked = 0.0
-        self._engine = sa.create_engine(sa.make_url(workspace.database).set(drivername="postgresql+psycopg"))
-
-    def __enter__(self) -> Self:
+        self._engine = workspace.engine()
         metadata.create_all(self._engine)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Kill what is still running, and leave the database."""
         self.end()
         self._engine.dispose()
-
-    def url(self, receiver: str) -> str:
-        """Return where a receiver takes events."""
-        return self._workspace.url(receiver)
 
     def say(self, text: str, mood: str = "") -> None:
         """Show what happened."""
@@ -84,7 +72,7 @@ class Supervisor:
 
     def start(self, name: str) -> Part:
         """Start a part; it is not ready yet."""
-        part = self._parts[name] = Part(self._workspace, name, PARTS[name])
+        part = self._parts[name] = Part(self.workspace, name, PARTS[name])
         return part
 
     def kill(self, name: str) -> int:
@@ -277,7 +265,7 @@ class Scenario:
         }
         status = HTTPStatus.OK
         try:
-            urlopen(Request(self._supervisor.url(name), body, headers), timeout=TIMEOUT).close()
+            urlopen(Request(self._supervisor.workspace.url(name), body, headers), timeout=TIMEOUT).close()
         except HTTPError as error:
             status = HTTPStatus(error.code)
         self._supervisor.say(f"{name}: a forged event was answered {status.value} {status.phrase}")

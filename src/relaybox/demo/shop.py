@@ -1,11 +1,13 @@
-"""The application: its outbox, a shop that places orders, and a relay, each in a process of its own.
+"""The application: a shop that places orders, a relay, and two receivers, each in a process of its own.
 
 Several clerks work at once on the same orders, each change in one transaction with its event. Some change
 their mind and roll back, some roll back only a savepoint: then neither the change nor its event happened.
+The receivers are of webhooks; one of them is flaky.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -15,6 +17,8 @@ from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
+from aiohttp import web
+from msgspec import Struct, json
 from sqlalchemy.orm import Session
 
 from relaybox.core.event import Event
@@ -27,12 +31,14 @@ from relaybox.demo.workspace import (
     SECRET,
     WEBHOOK,
     Change,
+    Fault,
     Journal,
     Placed,
     Receipt,
     Workspace,
 )
 from relaybox.outbox import Outbox
+from relaybox.wire.signature import verify
 
 LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0
 """Seconds. Far below the defaults, so that a killed relay's work is taken over while one watches."""
@@ -49,6 +55,9 @@ OPEN_ORDERS = 40
 PAUSE_SECONDS = 0.025
 ROLLED_BACK, SAVEPOINT = 0.08, 0.1
 """The parts of the transactions that roll back, all of it or a savepoint in it."""
+MOODS = {"well": 0.72, "slow": 0.12, "500": 0.07, "503": 0.06, "hangs": 0.03}
+"""How often the flaky receiver does what."""
+SLOW_SECONDS = (0.05, 0.3)
 STEPS = ("order.placed", "order.paid", "order.packed", "order.shipped")
 
 metadata = sa.MetaData()
@@ -104,7 +113,7 @@ def read_changes(connection: sa.Connection) -> list[Change]:
 
 
 class Clerk:
-    """Workspace and change orders; safe in several threads at once."""
+    """Place and change orders; safe in several threads at once."""
 
     def __init__(self, outbox: Outbox, engine: sa.Engine, journal: Journal) -> None:
         self._outbox = outbox
@@ -172,7 +181,7 @@ class Clerk:
 def trade(workspace: Workspace) -> None:
     """Keep all clerks busy for as long as the workspace says."""
     outbox = make_outbox(workspace)
-    engine = sa.create_engine(sa.make_url(workspace.database).set(drivername="postgresql+psycopg"))
+    engine = workspace.engine()
     engine.connect().close()
     workspace.ready()
     until = time.monotonic() + workspace.seconds
@@ -192,3 +201,79 @@ async def _deliver(workspace: Workspace) -> None:
     relay = make_outbox(workspace).relay(patience=3.0)
     workspace.ready()
     await relay.run()
+
+
+class Data(Struct):
+    """The payload that the shop emitted, as far as it is of interest."""
+
+    ref: str
+    number: int
+
+
+class Body(Struct):
+    """What Relaybox posts."""
+
+    type: str
+    aggregate_id: str
+    data: Data
+
+
+class Receiver:
+    """Acknowledge what is signed, after writing it down; a flaky receiver sometimes does not."""
+
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        self._secret = workspace.secret()
+        self._moody = name == FLAKY
+        self._received = Journal(workspace.received(name))
+        self._refused = Journal(workspace.refused(name))
+
+    async def receive(self, request: web.Request) -> web.Response:
+        """Answer one request."""
+        body = await request.read()
+        if not verify(body, request.headers, self._secret, now=time.time()):
+            return self._refuse("401")
+        mood = random.choices([*MOODS], [*MOODS.values()])[0] if self._moody else "well"
+        match mood:
+            case "500" | "503":
+                return self._refuse(mood)
+            case "hangs":
+                await asyncio.sleep(2 * FLAKY_TIMEOUT)
+                return self._refuse("504", mood)
+            case "slow":
+                await asyncio.sleep(random.uniform(*SLOW_SECONDS))
+        self._received.write(Receipt(change_of(body), time.monotonic()))
+        return web.Response()
+
+    def _refuse(self, status: str, kind: str | None = None) -> web.Response:
+        self._refused.write(Fault(kind or status, time.monotonic()))
+        return web.Response(status=int(status))
+
+
+def change_of(body: bytes) -> Change:
+    """Return the change that an event is about."""
+    event = json.decode(body, type=Body)
+    return Change(event.data.ref, int(event.aggregate_id), event.data.number, event.type)
+
+
+def receive_webhooks(workspace: Workspace) -> None:
+    """Receive until killed."""
+    asyncio.run(_serve(workspace, WEBHOOK))
+
+
+def receive_flaky(workspace: Workspace) -> None:
+    """Receive until killed, with errors, delays and timeouts."""
+    asyncio.run(_serve(workspace, FLAKY))
+
+
+async def _serve(workspace: Workspace, name: str) -> None:
+    application = web.Application()
+    application.router.add_post("/events", Receiver(workspace, name).receive)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", workspace.ports[name]).start()
+    workspace.ready()
+    await asyncio.Event().wait()
+
+
+PARTS = {"shop": trade, "relay": deliver, WEBHOOK: receive_webhooks, FLAKY: receive_flaky}
+"""What each process does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from relaybox.demo.workspace import Change, Receipt
 
@@ -43,30 +43,15 @@ class Verdict:
         return not (self.lost or self.phantom or self.out_of_order)
 
     def __add__(self, other: Verdict) -> Verdict:
-        return Verdict(
-            self.committed + other.committed,
-            self.delivered + other.delivered,
-            self.lost + other.lost,
-            self.phantom + other.phantom,
-            self.out_of_order + other.out_of_order,
-            self.duplicates + other.duplicates,
-            self.calm + other.calm,
-            self.disturbed + other.disturbed,
-        )
+        names = [each.name for each in fields(self)]
+        return Verdict(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def summary(self) -> dict[str, int | float | None]:
         """Return the line of JSON."""
         latencies = (*self.calm, *self.disturbed)
-        return {
-            "committed": self.committed,
-            "delivered": self.delivered,
-            "lost": self.lost,
-            "phantom": self.phantom,
-            "out_of_order": self.out_of_order,
-            "duplicates": self.duplicates,
-            "p50_ms": milliseconds(latencies, 0.5),
-            "p99_ms": milliseconds(latencies, 0.99),
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        counts = {name: value for name, value in values.items() if isinstance(value, int)}
+        return {**counts, "p50_ms": milliseconds(latencies, 0.5), "p99_ms": milliseconds(latencies, 0.99)}
 
 
 def compare(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import sqlalchemy as sa
 from msgspec import Struct, json
 
 HANDLER, WEBHOOK, FLAKY = DESTINATIONS = ("handler", "webhook", "flaky")
@@ -110,6 +111,10 @@ class Workspace(Struct, frozen=True):
     def path(self, name: str) -> Path:
         """Return a file of the demo."""
         return Path(self.directory) / name
+
+    def engine(self) -> sa.Engine:
+        """Return an engine on the database."""
+        return sa.create_engine(sa.make_url(self.database).set(drivername="postgresql+psycopg"))
 
     def url(self, receiver: str) -> str:
         """Return where a receiver takes events."""

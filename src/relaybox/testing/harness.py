@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.core.outcome import Delivered, Outcome, Released, Retried
 from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Store, Want
 
 State = Literal["due", "scheduled", "leased", "parked", "delivered", "failed", "discarded"]
@@ -89,11 +89,26 @@ async def see(harness: Harness, id_: UUID) -> Seen:
     return seen
 
 
-async def settle_all(harness: Harness, outcome: Delivered | Retried | Failed) -> frozenset[UUID]:
+async def states(harness: Harness, ids: Iterable[UUID]) -> list[State]:
+    """The states of rows, which must exist."""
+    return [(await see(harness, id_)).state for id_ in ids]
+
+
+async def claimed(harness: Harness, wanted: Want) -> list[UUID]:
+    """Claim; the ids in their order."""
+    return [delivery.id for delivery in (await harness.store.claim(wanted)).deliveries]
+
+
+async def settle(harness: Harness, deliveries: Iterable[Delivery], outcome: Outcome) -> frozenset[UUID]:
+    """Settle all of them alike; the ids of those whose lease was lost."""
+    return await harness.store.settle([Settlement(delivery, outcome) for delivery in deliveries])
+
+
+async def settle_all(harness: Harness, outcome: Outcome) -> frozenset[UUID]:
     """Claim what is due and settle all of it alike."""
     claim = await harness.store.claim(want())
     assert claim.deliveries
-    return await harness.store.settle([Settlement(d, outcome) for d in claim.deliveries])
+    return await settle(harness, claim.deliveries, outcome)
 
 
 async def die(harness: Harness, claim: Want, *, times: int = 1) -> None:

@@ -8,7 +8,20 @@ from uuid import uuid4
 
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.stores.store import Claim, Held, Settlement
-from relaybox.testing.harness import LEASE, Harness, Seen, die, emit, hold_alone, see, settle_all, want
+from relaybox.testing.harness import (
+    LEASE,
+    Harness,
+    Seen,
+    claimed,
+    die,
+    emit,
+    hold_alone,
+    see,
+    settle,
+    settle_all,
+    states,
+    want,
+)
 
 
 class LeaseContract:
@@ -19,7 +32,7 @@ class LeaseContract:
         claim = await harness.store.claim(want())
         assert [d.id for d in claim.deliveries] == ids
         assert {(d.attempts, d.crashes, d.lease_owner) for d in claim.deliveries} == {(1, 0, "relay-1")}
-        assert [(await see(harness, id_)).state for id_ in ids] == ["leased"] * 3
+        assert await states(harness, ids) == ["leased"] * 3
 
     async def test_a_claim_hands_out_what_was_emitted(self, harness: Harness) -> None:
         id_ = await harness.emit("shop")
@@ -45,8 +58,8 @@ class LeaseContract:
 
     async def test_a_claim_takes_the_oldest_and_no_more_than_asked_for(self, harness: Harness) -> None:
         ids = await emit(harness, 5)
-        assert [d.id for d in (await harness.store.claim(want(2))).deliveries] == ids[:2]
-        assert [d.id for d in (await harness.store.claim(want(9))).deliveries] == ids[2:]
+        assert await claimed(harness, want(2)) == ids[:2]
+        assert await claimed(harness, want(9)) == ids[2:]
 
     async def test_a_claim_takes_no_more_bytes_than_asked_for_but_one_row_in_any_case(
         self, harness: Harness
@@ -57,21 +70,21 @@ class LeaseContract:
             claim = await harness.store.claim(few)
             assert [d.id for d in claim.deliveries] == ids[:1]
             await harness.store.release(claim.deliveries)
-        assert [(await see(harness, id_)).state for id_ in ids] == ["due"] * 3
+        assert await states(harness, ids) == ["due"] * 3
         enough = dataclasses.replace(want(ordered=True), bytes=1_000_000)
-        assert [d.id for d in (await harness.store.claim(enough)).deliveries] == ids
+        assert await claimed(harness, enough) == ids
 
     async def test_a_claim_takes_rows_of_its_destination_only(self, harness: Harness) -> None:
         await harness.emit("other")
         mine = await harness.emit("shop")
-        assert [d.id for d in (await harness.store.claim(want())).deliveries] == [mine]
+        assert await claimed(harness, want()) == [mine]
 
     async def test_a_row_is_not_claimed_before_its_time(self, harness: Harness) -> None:
         id_ = await harness.emit("shop", delay=30)
         assert (await see(harness, id_)).state == "scheduled"
         assert await harness.store.claim(want()) == Claim()
         await harness.pass_time(31)
-        assert [d.id for d in (await harness.store.claim(want())).deliveries] == [id_]
+        assert await claimed(harness, want()) == [id_]
 
     async def test_a_held_destination_hands_out_nothing(self, harness: Harness) -> None:
         for ordered in (False, True):
@@ -171,7 +184,7 @@ class LeaseContract:
         outcomes = [Retried(wait, "later") for wait in waits]
         settlements = [Settlement(d, o) for d, o in zip(claim.deliveries, outcomes, strict=True)]
         assert await harness.store.settle(settlements) == frozenset()
-        assert [(await see(harness, id_)).state for id_ in ids] == ["scheduled"] * 3
+        assert await states(harness, ids) == ["scheduled"] * 3
 
     async def test_a_large_batch_with_long_errors_is_settled(self, harness: Harness) -> None:
         count = 1100
@@ -187,21 +200,19 @@ class LeaseContract:
         await harness.pass_time(LEASE + 1)
         owner = await harness.store.claim(want(owner="relay-2"))
         for outcome in (Delivered(), Delivered(keep=False), Failed("no"), Retried(1, "no"), Released()):
-            lost = await harness.store.settle([Settlement(d, outcome) for d in zombie.deliveries])
+            lost = await settle(harness, zombie.deliveries, outcome)
             assert lost == frozenset(ids)
         assert await harness.store.extend(zombie.deliveries, LEASE) == frozenset(ids)
         assert await harness.store.release(zombie.deliveries) == frozenset(ids)
         assert (await see(harness, ids[0])).state == "leased"
-        assert (
-            await harness.store.settle([Settlement(d, Delivered()) for d in owner.deliveries]) == frozenset()
-        )
+        assert await settle(harness, owner.deliveries, Delivered()) == frozenset()
 
     async def test_what_is_still_ours_is_settled_beside_what_is_lost(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
         claim = await harness.store.claim(want())
         await harness.pass_time(LEASE + 1)
         taken_over = await harness.store.claim(want(1, owner="relay-2"))
-        lost = await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+        lost = await settle(harness, claim.deliveries, Delivered())
         assert lost == frozenset(d.id for d in taken_over.deliveries) == {ids[0]}
         assert (await see(harness, ids[1])).state == "delivered"
 
@@ -209,9 +220,7 @@ class LeaseContract:
         [id_] = await emit(harness, 1)
         claim = await harness.store.claim(want())
         await harness.pass_time(LEASE + 1)
-        assert (
-            await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries]) == frozenset()
-        )
+        assert await settle(harness, claim.deliveries, Delivered()) == frozenset()
         assert (await see(harness, id_)).state == "delivered"
 
     async def test_an_extended_lease_is_held(self, harness: Harness) -> None:
@@ -225,7 +234,7 @@ class LeaseContract:
     async def test_a_settled_row_cannot_be_extended(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
         claim = await harness.store.claim(want())
-        await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+        await settle(harness, claim.deliveries, Delivered())
         assert await harness.store.extend(claim.deliveries, LEASE) == {id_}
 
     async def test_rows_of_a_dead_relay_are_claimed_with_others_and_the_attempt_back(
@@ -319,7 +328,7 @@ class LeaseContract:
                 deaths += 1
                 await harness.pass_time(LEASE + 1)
             elif claim.deliveries:
-                await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+                await settle(harness, claim.deliveries, Delivered())
             elif not claim.failed:
                 break
         assert deaths == 11
@@ -332,7 +341,7 @@ class LeaseContract:
         ids = await emit(harness, 2)
         await die(harness, want(), times=2)
         await harness.store.release((await harness.store.claim(want())).deliveries)
-        assert [d.id for d in (await harness.store.claim(want())).deliveries] == ids
+        assert await claimed(harness, want()) == ids
 
     async def test_a_claim_without_suspects_takes_the_others(self, harness: Harness) -> None:
         suspects = await emit(harness, 3)
@@ -340,7 +349,7 @@ class LeaseContract:
         others = await emit(harness, 2)
         claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
         assert [(d.id, d.attempts) for d in claim.deliveries] == [(id_, 1) for id_ in others]
-        assert [d.id for d in (await harness.store.claim(want())).deliveries] == suspects
+        assert await claimed(harness, want()) == suspects
 
     async def test_a_suspect_that_was_settled_is_cleared(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
@@ -362,7 +371,7 @@ class LeaseContract:
         claim = await harness.store.claim(want(only=chosen))
         assert [(d.id, d.attempts) for d in claim.deliveries] == [(ids[1], 1), (ids[3], 1)]
         assert await harness.store.claim(want(only=chosen)) == Claim()
-        assert [(await see(harness, id_)).state for id_ in ids] == ["due", "leased", "due", "leased", "due"]
+        assert await states(harness, ids) == ["due", "leased", "due", "leased", "due"]
         assert await harness.store.claim(want(only=[])) == Claim()
 
     async def test_a_claim_of_chosen_rows_takes_the_oldest_and_no_more_than_asked_for(
@@ -380,18 +389,16 @@ class LeaseContract:
         [failed] = await emit(harness, 1)
         await settle_all(harness, Failed("no"))
         chosen = [later, settled, failed, *await emit(harness, 1)]
-        claim = await harness.store.claim(want(only=chosen))
-        assert [d.id for d in claim.deliveries] == chosen[3:]
+        assert await claimed(harness, want(only=chosen)) == chosen[3:]
         await harness.pass_time(31)
-        claim = await harness.store.claim(want(only=chosen))
-        assert [d.id for d in claim.deliveries] == [later]
+        assert await claimed(harness, want(only=chosen)) == [later]
 
     async def test_suspects_are_apart_among_chosen_rows_too(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
         await die(harness, want(3), times=2)
         chosen = [*ids[1:], *await emit(harness, 2)]
         without = dataclasses.replace(want(only=chosen), suspects=False)
-        assert [d.id for d in (await harness.store.claim(without)).deliveries] == chosen[2:]
+        assert await claimed(harness, without) == chosen[2:]
         claim = await harness.store.claim(want(only=chosen))
         assert [(d.id, d.crashes) for d in claim.deliveries] == [(id_, 2) for id_ in ids[1:]]
 
@@ -404,8 +411,7 @@ class LeaseContract:
         await harness.hold("shop", False)
         await harness.store.open_circuit("shop", 60, "503")
         assert (await harness.store.claim(want(only=chosen))).deliveries == ()
-        claim = await harness.store.claim(want(only=chosen, probe=True))
-        assert [d.id for d in claim.deliveries] == chosen
+        assert await claimed(harness, want(only=chosen, probe=True)) == chosen
 
     async def test_concurrent_claims_of_the_same_chosen_rows_never_share_one(self, harness: Harness) -> None:
         ids = await emit(harness, 40)

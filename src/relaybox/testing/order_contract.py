@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from relaybox.core.outcome import Delivered, Failed, Released, Retried
 from relaybox.stores.store import Claim, Settlement
-from relaybox.testing.harness import Harness, die, drain, emit, see, want
+from relaybox.testing.harness import Harness, claimed, die, drain, emit, see, settle, states, want
 
 
 class OrderContract:
@@ -17,8 +17,7 @@ class OrderContract:
 
     async def test_the_run_of_a_key_is_claimed_whole_and_in_order(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=key) for key in "aabab"]
-        claim = await harness.store.claim(want(ordered=True))
-        assert [d.id for d in claim.deliveries] == ids
+        assert await claimed(harness, want(ordered=True)) == ids
 
     async def test_no_later_row_of_a_key_while_its_head_is_leased(self, harness: Harness) -> None:
         await emit(harness, 1, key="a")
@@ -27,7 +26,7 @@ class OrderContract:
         other = await emit(harness, 1, key="b")
         claim = await harness.store.claim(want(ordered=True, owner="relay-2"))
         assert ([d.id for d in claim.deliveries], claim.parked) == (other, 2)
-        assert [(await see(harness, id_)).state for id_ in later] == ["parked"] * 2
+        assert await states(harness, later) == ["parked"] * 2
         assert await harness.store.claim(want(ordered=True)) == Claim()
 
     async def test_settling_the_head_makes_the_next_of_its_key_due(self, harness: Harness) -> None:
@@ -35,9 +34,9 @@ class OrderContract:
         head = await harness.store.claim(want(ordered=True))
         later = await emit(harness, 3, key="a")
         await harness.store.claim(want(ordered=True))
-        await harness.store.settle([Settlement(d, Delivered()) for d in head.deliveries])
-        assert [(await see(harness, id_)).state for id_ in later] == ["due", "parked", "parked"]
-        assert [d.id for d in (await harness.store.claim(want(ordered=True))).deliveries] == later
+        await settle(harness, head.deliveries, Delivered())
+        assert await states(harness, later) == ["due", "parked", "parked"]
+        assert await claimed(harness, want(ordered=True)) == later
 
     async def test_no_later_row_of_a_key_while_its_head_backs_off(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
@@ -67,8 +66,7 @@ class OrderContract:
         ids += await emit(harness, 2, key="a")
         assert (await harness.store.claim(want(ordered=True, skip=True))).parked == 2
         await harness.store.settle([Settlement(head, Failed("no"))], on_failed="skip")
-        claim = await harness.store.claim(want(ordered=True, skip=True))
-        assert [d.id for d in claim.deliveries] == ids[1:]
+        assert await claimed(harness, want(ordered=True, skip=True)) == ids[1:]
 
     async def test_the_run_of_a_dead_relay_is_claimed_again_as_a_run(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
@@ -83,7 +81,7 @@ class OrderContract:
             claim = await harness.store.claim(want(ordered=True))
             assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 2)]
             assert not (await harness.store.claim(want(ordered=True, owner="relay-2"))).deliveries
-            await harness.store.settle([Settlement(d, Delivered()) for d in claim.deliveries])
+            await settle(harness, claim.deliveries, Delivered())
 
     async def test_suspects_of_several_keys_are_claimed_together_each_alone_with_its_key(
         self, harness: Harness
@@ -110,8 +108,8 @@ class OrderContract:
         assert [d.id for d in claims[0].deliveries] == hot[:2]
         # What is left of the key is parked, and does not fill the window.
         assert {d.id for claim in claims[1:] for d in claim.deliveries} == set(others)
-        await harness.store.settle([Settlement(d, Delivered()) for d in claims[0].deliveries])
-        assert [d.id for d in (await harness.store.claim(short)).deliveries] == hot[2:4]
+        await settle(harness, claims[0].deliveries, Delivered())
+        assert await claimed(harness, short) == hot[2:4]
 
     async def test_no_due_row_of_a_key_in_hand_is_left_in_the_window(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=key) for key in "abcaaa"]
@@ -128,8 +126,8 @@ class OrderContract:
         assert ([d.id for d in claim.deliveries], claim.parked) == ([other], 1)
         alone = await harness.store.claim(want(ordered=True))
         assert [d.id for d in alone.deliveries] == [suspect]
-        await harness.store.settle([Settlement(d, Delivered()) for d in alone.deliveries])
-        assert [d.id for d in (await harness.store.claim(without)).deliveries] == [later]
+        await settle(harness, alone.deliveries, Delivered())
+        assert await claimed(harness, without) == [later]
 
     async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
         killer = await harness.emit("shop", key="a", max_attempts=1)
@@ -145,9 +143,7 @@ class OrderContract:
         await die(harness, want(ordered=True, skip=True), times=3)
         claim = await harness.store.claim(want(ordered=True, skip=True))
         assert [d.id for d in claim.failed] == [killer]
-        assert [d.id for d in (await harness.store.claim(want(ordered=True, skip=True))).deliveries] == [
-            later
-        ]
+        assert await claimed(harness, want(ordered=True, skip=True)) == [later]
 
     async def test_rows_without_a_key_need_no_order(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
@@ -167,9 +163,8 @@ class OrderContract:
         first = await harness.store.claim(want(10, ordered=True))
         for _ in range(4):
             assert not (await harness.store.claim(want(10, ordered=True, owner="relay-2"))).deliveries
-        await harness.store.settle([Settlement(d, Delivered()) for d in first.deliveries])
-        second = await harness.store.claim(want(10, ordered=True, owner="relay-2"))
-        assert [d.id for d in second.deliveries] == ids[10:20]
+        await settle(harness, first.deliveries, Delivered())
+        assert await claimed(harness, want(10, ordered=True, owner="relay-2")) == ids[10:20]
 
     async def test_concurrent_ordered_claims_never_share_a_key(self, harness: Harness) -> None:
         for i in range(60):
@@ -203,9 +198,8 @@ class OrderContract:
         [other] = await emit(harness, 1, key="b")
         [free] = await emit(harness, 1)
         chosen = [free, *ids[:2], ids[3], other]
-        claim = await harness.store.claim(want(ordered=True, only=chosen))
-        assert [d.id for d in claim.deliveries] == [ids[0], ids[1], other, free]
-        assert [(await see(harness, id_)).state for id_ in (ids[2], ids[4])] == ["due"] * 2
+        assert await claimed(harness, want(ordered=True, only=chosen)) == [ids[0], ids[1], other, free]
+        assert await states(harness, (ids[2], ids[4])) == ["due"] * 2
 
     async def test_a_key_whose_head_was_not_chosen_is_left_alone(self, harness: Harness) -> None:
         ids = await emit(harness, 5, key="a")
@@ -214,8 +208,8 @@ class OrderContract:
         claim = await harness.store.claim(want(4, ordered=True, only=chosen))
         assert ([d.id for d in claim.deliveries], claim.parked) == (other, 0)
         assert await harness.store.claim(want(ordered=True, only=chosen)) == Claim()
-        assert [(await see(harness, id_)).state for id_ in ids] == ["due"] * 5
-        assert [d.id for d in (await harness.store.claim(want(ordered=True))).deliveries] == ids
+        assert await states(harness, ids) == ["due"] * 5
+        assert await claimed(harness, want(ordered=True)) == ids
 
     async def test_more_keys_than_asked_for_whose_heads_were_not_chosen_are_no_hindrance(
         self, harness: Harness
@@ -235,16 +229,15 @@ class OrderContract:
         later = await emit(harness, 3, key="a")
         claim = await harness.store.claim(want(ordered=True, only=later[:2]))
         assert claim == Claim(parked=2)
-        assert [(await see(harness, id_)).state for id_ in later] == ["parked", "parked", "due"]
-        await harness.store.settle([Settlement(d, Delivered()) for d in held.deliveries])
-        claim = await harness.store.claim(want(ordered=True, only=[head, *later[:2]]))
-        assert [d.id for d in claim.deliveries] == later[:2]
+        assert await states(harness, later) == ["parked", "parked", "due"]
+        await settle(harness, held.deliveries, Delivered())
+        assert await claimed(harness, want(ordered=True, only=[head, *later[:2]])) == later[:2]
 
     async def test_chosen_rows_of_many_keys_drain_in_order(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=f"k{i % 7}") for i in range(60)]
         chosen, delivered = ids[:40], []
         while claim := (await harness.store.claim(want(9, ordered=True, only=chosen))).deliveries:
-            await harness.store.settle([Settlement(d, Delivered()) for d in claim])
+            await settle(harness, claim, Delivered())
             delivered += [d.id for d in claim]
         assert sorted(delivered) == sorted(chosen)
         for key in range(7):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
 
 from relaybox.core.event import Delivery, Event
-from relaybox.core.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
+from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, PayloadError, UnknownDestination, shorten
+from relaybox.operate.observers.count import Count
 from relaybox.relay.observer import Observer
 from relaybox.sinks.http.status import classify, phrase_of
 from relaybox.sinks.memory import MemorySink
@@ -121,42 +122,27 @@ class Tally(Observer):
 
     def __init__(self, note: str = _NOTHING_DUE) -> None:
         self._note = note
-        self._outcomes: Counter[type] = Counter()
+        self._count = Count()
         self._held: dict[str, str] = {}
 
     @property
     def drained(self) -> Drained:
         """The counts so far."""
-        counts = self._outcomes
-        idle = not self._held and not counts.total()
-        return Drained(
-            counts[Delivered],
-            counts[Retried],
-            counts[Failed],
-            dict(self._held),
-            self._note if idle else "",
-        )
+        count, note = self._count, "" if self._held or self._count else self._note
+        return Drained(count.delivered, count.retried, count.failed, dict(self._held), note)
 
     def claimed(self, destination: str, claim: Claim) -> None:
         """What was failed on the spot counts too."""
-        self._outcomes[Failed] += len(claim.failed)
+        self._count.failed += len(claim.failed)
         if claim.held is not None:
             state = "paused" if claim.held.why == "paused" else "circuit open"
             self._held[destination] = f"{state}: {claim.held.reason or 'no reason given'}"
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count each outcome that was written."""
-        for delivery, outcome in settlements:
-            if delivery.id not in lost and not isinstance(outcome, Released):
-                self._outcomes[type(outcome)] += 1
+        self._count.add(settlements, lost)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
         """One that closed holds nothing up any more."""
         if state == "closed":
             self._held.pop(destination, None)
-
-    def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        """No outcome."""
-
-    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """No outcome: it is tried again."""

@@ -1,26 +1,6 @@
-"""System checks: what is wrong with the outbox is told by ``manage.py check``, each thing by itself.
+"""System checks: ``manage.py check`` reports each thing that is wrong with the outbox by itself.
 
-| id | what |
-|---|---|
-| relaybox.E001 | ``OUTBOX`` is no dict, or has a key that is no setting |
-| relaybox.E002 | a value in ``OUTBOX`` is wrong |
-| relaybox.E003 | a destination is wrong |
-| relaybox.E004 | a route is wrong, or leads to a destination that does not exist |
-| relaybox.E005 | a handler cannot be imported, or is no function |
-| relaybox.E006 | ``OUTBOX["DATABASES"]`` names a database that does not exist or can hold no outbox |
-| relaybox.E007 | ``OUTBOX["DISPATCH"]`` is celery, and Celery is not installed |
-| relaybox.E008 | a destination's sink cannot be opened: a package is missing, or a function |
-| relaybox.E009 | the database's server is too old (with ``--database``) |
-| relaybox.W001 | a secret is not there in this process; it may be in the one that delivers |
-| relaybox.W002 | nothing may be sent to a destination's address |
-| relaybox.W003 | no route leads to a destination |
-| relaybox.W004 | a destination's settings will hardly do what was meant |
-| relaybox.W005 | the database is in memory, where no relay or worker sees it |
-| relaybox.W006 | events go to Celery, and the project has no Celery application |
-| relaybox.W007 | the sweep is not in beat's schedule |
-| relaybox.W008 | the tables are missing or too old (with ``--database``; no error, as ``migrate`` asks too) |
-| relaybox.W009 | events wait that no route takes (with ``--database``) |
-| relaybox.W010 | a time limit of Celery's is shorter than what the delivery task takes |
+``docs/reference/django.md`` says what each id means.
 """
 
 from __future__ import annotations
@@ -64,7 +44,7 @@ OLDEST = {
 UNROUTED = 1_000
 """How many waiting events are looked at for the types that no route takes."""
 
-SEVERAL = {"DESTINATIONS": "E003", "ROUTES": "E004", "HANDLERS": "E005"}
+SEVERAL = {"DESTINATIONS": "relaybox.E003", "ROUTES": "relaybox.E004", "HANDLERS": "relaybox.E005"}
 """Settings that hold several things, each of which may be wrong by itself."""
 
 
@@ -100,25 +80,25 @@ def _settings() -> list[CheckMessage]:
 def _mistakes(given: Any) -> Iterator[CheckMessage]:
     """Yield an error for each mistake in ``OUTBOX``, where ``parse`` stops at the first."""
     if not isinstance(given, Mapping):
-        yield from _parsed("E001", given)
+        yield from _parsed("relaybox.E001", given)
         return
     for key, value in given.items():
         if key not in KEYS:
-            yield from _parsed("E001", {key: value})
+            yield from _parsed("relaybox.E001", {key: value})
         elif key in SEVERAL and isinstance(value, Mapping):
             for name, one in value.items():
                 yield from _parsed(SEVERAL[key], {key: {name: one}})
         else:
-            yield from _parsed(SEVERAL.get(key, "E002"), {key: value})
+            yield from _parsed(SEVERAL.get(key, "relaybox.E002"), {key: value})
     yield from _unknown_functions(given.get("HANDLERS"))
     yield from _dead_ends(given)
 
 
-def _parsed(code: str, given: Any) -> Iterator[CheckMessage]:
+def _parsed(id_: str, given: Any) -> Iterator[CheckMessage]:
     try:
         parse(given)
     except ConfigError as error:
-        yield Error(str(error), id=f"relaybox.{code}")
+        yield Error(str(error), id=id_)
 
 
 def _unknown_functions(given: Any) -> Iterator[CheckMessage]:

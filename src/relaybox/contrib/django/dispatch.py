@@ -6,7 +6,6 @@ If that fails, the rows stay where they are, and the next sweep, or a relay that
 from __future__ import annotations
 
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_settings
+from relaybox.contrib.django.private import in_tests
 
 log = logging.getLogger("relaybox.django")
 
@@ -96,12 +96,6 @@ def rings() -> bool:
     keep them from being dropped.
     """
     return get_settings().DISPATCH == "relay" or not in_tests()
-
-
-def in_tests() -> bool:
-    """True if Django's test environment is set up."""
-    utils = sys.modules.get("django.test.utils")
-    return utils is not None and hasattr(utils._TestState, "saved_data")
 
 
 def has_celery() -> bool:

@@ -8,7 +8,7 @@ Django is told of the one that says most; the whole key is a ``UniqueConstraint`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from django.db.models import Q
 from django.db.models.expressions import RawSQL
 
 from relaybox.contrib.django.databases import dialect_of
+from relaybox.contrib.django.private import read_for_writing
 from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
 from relaybox.operate.admin import NAMED, Admin, Done, Named
 
@@ -41,29 +42,26 @@ FAILED = RawSQL("'failed'", (), models.CharField())
 DISCARDED = RawSQL("'discarded'", (), models.CharField())
 
 
-def refusal(model: type[models.Model], method: str, fix: str) -> TypeError:
-    """Return the error for an attempt to write a row other than by the outbox's own statements."""
-    return TypeError(f"{model.__name__}.{method} is not for the rows of {model._meta.db_table}: {fix}")
-
-
 EMIT = "only the outbox writes them; emit an event with relaybox.contrib.django.emit_event()"
 GIVE_UP = "discard an event that nobody wants any more; what was delivered goes when its retention is over"
+
+
+def refused(method: str, fix: str) -> Callable[..., Any]:
+    """Return a method that refuses to write rows other than by the outbox's own statements."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        model = getattr(self, "model", type(self))
+        raise TypeError(f"{model.__name__}.{method} is not for the rows of {model._meta.db_table}: {fix}")
+
+    return refuse
 
 
 class OutboxQuerySet(models.QuerySet):  # type: ignore[misc]
     """Rows to read; ``update()`` and ``delete()`` are left as they are, for repairs."""
 
-    def create(self, **kwargs: Any) -> Any:
-        """Refuse."""
-        raise refusal(self.model, "objects.create()", EMIT)
-
-    def bulk_create(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse."""
-        raise refusal(self.model, "objects.bulk_create()", EMIT)
-
-    def bulk_update(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse."""
-        raise refusal(self.model, "objects.bulk_update()", EMIT)
+    create = refused("objects.create()", EMIT)
+    bulk_create = refused("objects.bulk_create()", EMIT)
+    bulk_update = refused("objects.bulk_update()", EMIT)
 
 
 class OutboxEventQuerySet(OutboxQuerySet):
@@ -112,7 +110,7 @@ class OutboxEventQuerySet(OutboxQuerySet):
         from relaybox.contrib.django.dispatch import after_commit
         from relaybox.contrib.django.outbox import ask
 
-        self._for_write = True
+        read_for_writing(self)
         retried = 0
         for rows in self._failed():
             named = Named([id_ for _, id_ in rows], exact=True)
@@ -149,20 +147,14 @@ class OutboxTable(models.Model):  # type: ignore[misc]
     """A table that only the outbox writes."""
 
     objects = OutboxQuerySet.as_manager()
+    save = refused("save()", EMIT)
+    delete = refused("delete()", GIVE_UP)
 
     class Meta:
         """Nobody adds, changes or deletes rows by hand."""
 
         abstract = True
         default_permissions = ("view",)
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse."""
-        raise refusal(type(self), "save()", EMIT)
-
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Refuse."""
-        raise refusal(type(self), "delete()", GIVE_UP)
 
 
 class OutboxEvent(OutboxTable):

@@ -27,6 +27,7 @@ from relaybox.contrib.django.databases import (
     run_ours,
 )
 from relaybox.contrib.django.emit import emit_events
+from relaybox.contrib.django.private import alias_of, chosen_fields, gives
 from relaybox.database.dialects import refusal
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
@@ -68,7 +69,7 @@ class QuerySetRows:
 
     def __init__(self, outbox: Outbox, source: Source, queryset: Any, thread: ThreadPoolExecutor) -> None:
         _check_clauses(source, queryset)
-        using = queryset._db or router.db_for_write(queryset.model)
+        using = alias_of(queryset) or router.db_for_write(queryset.model)
         _check_place(source, using, outbox)
         self.aggregate_type, self.event_type = source.types(queryset.model.__name__)
         self._source = source
@@ -290,7 +291,7 @@ def _check_clauses(source: Source, queryset: Any) -> None:
         "distinct()": query.distinct,
         "a union, intersection or difference": query.combinator,
         "an aggregate (its annotations go into a Subquery)": query.group_by is not None,
-        "values_list() (use values())": not issubclass(queryset._iterable_class, kinds),
+        "values_list() (use values())": not issubclass(gives(queryset), kinds),
     }
     for what, found in refused.items():
         if found:
@@ -317,7 +318,7 @@ def _id(source: Source, queryset: Any) -> Any:
         field = model.pk if source.id == "pk" else model.get_field(source.id)
     except FieldDoesNotExist:
         field = None
-    chosen = queryset._fields
+    chosen = chosen_fields(queryset)
     if field is None or not getattr(field, "concrete", False):
         hint = did_you_mean(source.id, names)
         fix = "name the field of the documents' ids with Source(id=…)"

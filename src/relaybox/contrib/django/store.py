@@ -10,6 +10,7 @@ from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of, dialect_of, driver_error, execute, get_statements
+from relaybox.contrib.django.private import is_of_testcase
 from relaybox.contrib.django.sync import call
 from relaybox.database.dialects import refusal
 from relaybox.database.statements.delivery import Query, Statements
@@ -44,7 +45,7 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
     """True if the application has a transaction open there; that of a ``TestCase`` does not count."""
     blocks = connection.atomic_blocks
     if blocks:
-        return not blocks[-1]._from_testcase
+        return not is_of_testcase(blocks[-1])
     connected = connection.connection is not None
     return not (connection.get_autocommit() if connected else connection.settings_dict["AUTOCOMMIT"])
 

@@ -19,9 +19,10 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
+from relaybox.contrib.django.private import waiting_thread
 from relaybox.database.connect import in_loop
 
 T = TypeVar("T")
@@ -59,8 +60,7 @@ class _Entered(Generic[T]):
         """Do the work."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        executor = getattr(AsyncToSync.executors, "current", None) or AsyncToSync.loop_thread_executors[loop]
-        self._begun = (loop, task, executor)
+        self._begun = (loop, task, waiting_thread(loop))
         try:
             if self._left:
                 raise asyncio.CancelledError

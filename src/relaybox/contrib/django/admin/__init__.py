@@ -7,6 +7,7 @@ Everything is asked of the operators' service, as in the command line and the da
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partialmethod
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
@@ -18,17 +19,21 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
 
-from relaybox.contrib.django.admin import detail, display
-from relaybox.contrib.django.admin.actions import ACTIONS, DISCARD, FROM_DETAIL, REPLAY, RETRY, run
+from relaybox.contrib.django.admin import display
 from relaybox.contrib.django.admin.changelist import (
+    ACTIONS,
+    FROM_DETAIL,
+    Action,
     AgeFilter,
     DestinationFilter,
     EventList,
     StatusFilter,
     row_of,
+    run,
 )
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
+from relaybox.contrib.django.private import redirect_from_missing
 from relaybox.operate.admin import Admin
 
 T = TypeVar("T")
@@ -77,6 +82,16 @@ class OutboxAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return False
 
 
+def _action(action: Action) -> Callable[..., HttpResponse]:
+    """Return the method of an action, for users who have its permission."""
+
+    def method(self: OutboxAdmin, request: HttpRequest, queryset: Any) -> HttpResponse:
+        return run(action, self, request, queryset)
+
+    described = admin.action(description=f"{action.title} selected deliveries", permissions=[action.name])
+    return described(method)  # type: ignore[no-any-return]
+
+
 @admin.register(OutboxEvent)
 class OutboxEventAdmin(OutboxAdmin):
     """The deliveries."""
@@ -122,32 +137,10 @@ class OutboxEventAdmin(OutboxAdmin):
         """Return the last error."""
         return display.error(row.entry)
 
-    @admin.action(description="Retry selected deliveries", permissions=["retry"])  # type: ignore[untyped-decorator]
-    def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        """Let failed ones start again."""
-        return run(RETRY, self, request, queryset)
-
-    @admin.action(description="Replay selected deliveries", permissions=["replay"])  # type: ignore[untyped-decorator]
-    def replay(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        """Send final ones once more."""
-        return run(REPLAY, self, request, queryset)
-
-    @admin.action(description="Discard selected deliveries", permissions=["discard"])  # type: ignore[untyped-decorator]
-    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        """Give up those that wait or failed."""
-        return run(DISCARD, self, request, queryset)
-
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        """True if the user may retry."""
-        return self.may(request, "retry")
-
-    def has_replay_permission(self, request: HttpRequest) -> bool:
-        """True if the user may replay."""
-        return self.may(request, "replay")
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        """True if the user may discard."""
-        return self.may(request, "discard")
+    retry, replay, discard = map(_action, ACTIONS.values())
+    has_retry_permission = partialmethod(OutboxAdmin.may, what="retry")
+    has_replay_permission = partialmethod(OutboxAdmin.may, what="replay")
+    has_discard_permission = partialmethod(OutboxAdmin.may, what="discard")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[EventList]:
         """Return the list that asks the service."""
@@ -179,21 +172,21 @@ class OutboxEventAdmin(OutboxAdmin):
             raise PermissionDenied
         detailed = self._look(request, unquote(object_id))
         if detailed is None:
-            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
+            return redirect_from_missing(self, request, object_id)
         context = {**self._context(request, detailed), **(extra_context or {})}
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/relaybox/outboxevent/change_form.html", context)
 
-    def _look(self, request: HttpRequest, object_id: str) -> detail.Detailed | None:
+    def _look(self, request: HttpRequest, object_id: str) -> display.Detailed | None:
         try:
             id_ = UUID(object_id)
         except ValueError:
             return None
-        return self.ask(request, lambda admin: detail.look(admin, id_))
+        return self.ask(request, lambda admin: display.look(admin, id_))
 
-    def _context(self, request: HttpRequest, detailed: detail.Detailed) -> dict[str, Any]:
+    def _context(self, request: HttpRequest, detailed: display.Detailed) -> dict[str, Any]:
         entry, content = detailed.entry, detailed.content
-        using, listing = self.get_using(request), detail.listing_of(self.model, self.admin_site.name)
+        using, listing = self.get_using(request), display.listing_of(self.model, self.admin_site.name)
         return {
             **self.admin_site.each_context(request),
             "title": str(row_of(entry, using)),
@@ -202,15 +195,15 @@ class OutboxEventAdmin(OutboxAdmin):
             "original": row_of(entry, using),
             "preserved_filters": self.get_preserved_filters(request),
             "state": display.badge(entry.state),
-            "why": detail.sentence(detailed.reason),
+            "why": display.sentence(detailed.reason),
             "offered": [ACTIONS[name] for name in detailed.offered if self.may(request, name)],
             "from_detail": FROM_DETAIL,
             "sections": [
-                ("Event", list(detail.facts_of_event(entry, listing))),
-                ("Delivery", list(detail.facts_of_delivery(entry, listing))),
+                ("Event", list(display.facts_of_event(entry, listing))),
+                ("Delivery", list(display.facts_of_delivery(entry, listing))),
             ],
-            "payload": detail.payload(content),
-            "headers": detail.document(content.headers),
+            "payload": display.payload(content),
+            "headers": display.document(content.headers),
             "attempts": [(a, display.moment(a.failed_at, entry.seen_at)) for a in detailed.attempts],
             "siblings": [
                 (row_of(other, using), display.badge(other.state), display.age(other))

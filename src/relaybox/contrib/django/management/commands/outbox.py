@@ -1,17 +1,225 @@
-"""``manage.py outbox``: everything that the command line of Relaybox does, on the project's outbox."""
+"""``manage.py outbox``: the command line of Relaybox, on an alias of ``DATABASES`` and with ``OUTBOX``."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import typer
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from relaybox.contrib.django.cli import PROGRAM, app
+from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
+from relaybox.cli.database import DIALECT, Dialect
+from relaybox.cli.database import sql as print_sql
+from relaybox.cli.options import Json, Options, options
+from relaybox.cli.output import print_json
+from relaybox.cli.relay import Drained, Patience, relay, run_drain, run_prune
+from relaybox.cli.relay import drained_document as document
+from relaybox.cli.relay import show_drained as show
+from relaybox.cli.relay import show_removed as tell_removed
+from relaybox.contrib.django.conf import get_settings
+from relaybox.contrib.django.databases import connection_of
+from relaybox.contrib.django.outbox import ask, get_outbox
+from relaybox.contrib.django.private import is_typed, stream_of
+from relaybox.contrib.django.tables import check_tables
+from relaybox.core.commands import Program
+from relaybox.errors import ConfigError, RelayboxError
+from relaybox.operate.observers.count import Count
+
+if TYPE_CHECKING:
+    from relaybox.core.settings import Settings
+    from relaybox.operate.admin import Admin
+    from relaybox.outbox import Outbox
+
+T = TypeVar("T")
+PROGRAM = "manage.py outbox"
+
+
+class ProjectGroup(Group):
+    """The commands, whose errors are Django's."""
+
+    anywhere = ("--using",)
+
+    def fail(self, message: str) -> NoReturn:
+        """Tell an error of ours as every command of Django does."""
+        raise CommandError(message, returncode=2) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectOptions(Options):
+    """Where the settings come from: the project."""
+
+    database: str | None = None
+    config: str | None = None
+    using: str | None = None
+
+    no_destinations: ClassVar[str] = (
+        "no destinations are configured: add one to OUTBOX['DESTINATIONS'], or write a handler with "
+        "@outbox_handler in an app's outbox_handlers.py"
+    )
+    no_server: ClassVar[str] = "start it, or mend settings.DATABASES"
+
+    @property
+    def alias(self) -> str:
+        """The alias that was chosen, else the first that holds an outbox."""
+        return self.using or get_settings().DATABASES[0]
+
+    def outbox(self) -> Outbox:
+        """The project's outbox."""
+        return get_outbox(self.alias)
+
+    def settings(self, **flags: str | None) -> Settings:
+        """The settings of the project's outbox; no flag changes them."""
+        return self.outbox().settings
+
+    def read(self) -> Settings:
+        """No file is read."""
+        from relaybox.core.settings import Settings
+
+        return Settings()
+
+    def file(self) -> Path | None:
+        """No file is read."""
+        return None
+
+    def database_source(self) -> str | None:
+        """The project says it."""
+        return None
+
+    def origin(self, settings: Settings) -> str:
+        """Where settings come from."""
+        return "the project"
+
+    def sources(self, outbox: Outbox) -> str:
+        """What was read."""
+        from django.conf import settings as django_settings
+
+        return f"OUTBOX in {django_settings.SETTINGS_MODULE}, database {self.alias!r}"
+
+    def shown_database(self, settings: Settings) -> str:
+        """The database by its alias."""
+        return f"database {self.alias!r}"
+
+    def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
+        """Do the work with the service on Django's own connection."""
+        check_tables(self.alias)
+        return ask(self.alias, actor, work, interruptibly=True)
+
+
+app = make_app(ProjectGroup, completion=False)
+
+
+@app.callback()
+def outbox(
+    context: typer.Context,
+    using: Annotated[
+        str | None,
+        typer.Option(metavar="ALIAS", help="The database. Else the first of OUTBOX['DATABASES']."),
+    ] = None,
+) -> None:
+    """Deliver and look after the events of the outbox.
+
+    --using may stand before or after the command. Destinations, routes and handlers are those of the project.
+    """
+    context.obj = ProjectOptions(using=using)
+
+
+def migrate() -> None:
+    """Say how the tables are made: by Django's own migrate."""
+    raise ConfigError(f"Django makes the tables: run `{Program.migrate}`")
+
+
+def sql(
+    context: typer.Context,
+    dialect: Annotated[Dialect | None, typer.Option(help=DIALECT)] = None,
+    grants: Annotated[bool, typer.Option("--grants", help="Print the roles instead.")] = False,
+) -> None:
+    """Print the SQL that makes the tables, or the roles, for review and for psql, mariadb or sqlite3."""
+    print_sql(context, dialect, grants)
+
+
+def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = False) -> None:
+    """Deliver what is due now, then leave: the sweep, for cron.
+
+    Every database of OUTBOX['DATABASES'] is swept, or that of --using. What waits without a reason is made
+    due; what failed and is to be tried again later stays for later. Failures are told on standard error.
+    """
+    drained: dict[str, Drained] = {}
+    wrong: dict[str, None] = {}
+    for alias, given in _each(context):
+        try:
+            drained[alias] = _drain(given, patience)
+        except RelayboxError as error:
+            # The others are swept all the same.
+            wrong[str(error)] = None
+            continue
+        if drained[alias].stopped:
+            break
+    if drained:
+        _tell(drained, as_json)
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    if any(one.stopped for one in drained.values()):
+        raise typer.Exit(1)
+
+
+def _each(context: typer.Context) -> Iterator[tuple[str, ProjectOptions]]:
+    """Yield every alias of OUTBOX['DATABASES'], or that of --using, with its options."""
+    given = options(context)
+    assert isinstance(given, ProjectOptions)
+    for alias in (given.using,) if given.using else get_settings().DATABASES:
+        yield alias, replace(given, using=alias)
+
+
+def _drain(given: ProjectOptions, patience: str) -> Drained:
+    if connection_of(given.alias).in_atomic_block:
+        fix = "call it outside atomic(); in a TestCase, use relaybox.contrib.django.drain.drain()"
+        raise ConfigError(
+            f"database {given.alias!r} is in a transaction, and a relay would not see what it wrote: {fix}"
+        )
+    return run_drain(given, patience)
+
+
+def _tell(drained: dict[str, Drained], as_json: bool) -> None:
+    if as_json:
+        total = sum((one.counter.total for one in drained.values()), Count())
+        print_json({**asdict(total), "databases": {alias: document(one) for alias, one in drained.items()}})
+        return
+    for number, (alias, one) in enumerate(drained.items()):
+        if len(drained) > 1:
+            typer.echo(("\n" if number else "") + f"{alias}:")
+        show(one)
+
+
+def prune(context: typer.Context, as_json: Json = False) -> None:
+    """Remove what was kept longer than OUTBOX['RETENTION_HOURS']: for cron, where Celery's beat does not.
+
+    Every database of OUTBOX['DATABASES'], or that of --using. While a relay leads, there is nothing to do.
+    """
+    tell_removed({alias: run_prune(given) for alias, given in _each(context)}, as_json)
+
+
+def schedule(
+    remove: Annotated[bool, typer.Option("--remove", help="Take the entries away instead.")] = False,
+) -> None:
+    """Register the sweep and the clean-up in the schedule of django-celery-beat. Safe to repeat."""
+    from relaybox.contrib.django.beat import register, unregister
+
+    if remove:
+        typer.echo(f"removed {unregister()}")
+        return
+    for name, every in register().items():
+        typer.echo(f"{name}: every {every:g} s")
+
+
+for command in (relay, drain, prune, schedule, migrate, sql):
+    app.command(epilog=EXIT_STATUS)(command)
+add_commands(app)
 
 
 class Command(BaseCommand):  # type: ignore[misc]
@@ -40,11 +248,11 @@ class Command(BaseCommand):  # type: ignore[misc]
         arguments = ["--help"] if options.get("wants_help") else without_djangos(options["arguments"])
         if (using := options.get("using")) is not None:
             arguments = ["--using", using, *arguments]
-        if self._called_from_command_line:
+        if is_typed(self):
             run(arguments)
         with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(options.get("stdout") or self.stdout._out))
-            stack.enter_context(redirect_stderr(options.get("stderr") or self.stderr._out))
+            stack.enter_context(redirect_stdout(options.get("stdout") or stream_of(self.stdout)))
+            stack.enter_context(redirect_stderr(options.get("stderr") or stream_of(self.stderr)))
             stack.enter_context(logging_kept())
             try:
                 run(arguments)
