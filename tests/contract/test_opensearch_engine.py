@@ -190,8 +190,8 @@ async def test_a_document_that_is_too_large_alone_is_refused_alone(api: Api, bla
 
 async def test_requests_are_cut_by_bytes(api: Api, blank: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opensearch_bulk, "LARGEST_BODY", 1000)
-    lines = {at: opensearch_bulk.line_of(index(f"k{at}", "x" * 300)) for at in range(7)}
-    parts = list(opensearch_bulk.parts_of(lines))
+    actions = {at: opensearch_bulk.bulk_action_of(index(f"k{at}", "x" * 300)) for at in range(7)}
+    parts = list(opensearch_bulk.parts_of(actions))
     assert [list(part) for part in parts] == [[0, 1], [2, 3], [4, 5], [6]]
     api("PUT", f"/{blank.index}", {"mappings": {"dynamic": False}})
     assert await blank.kinds([index(f"k{at}", "x" * 300) for at in range(7)]) == [Delivered] * 7

@@ -41,7 +41,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _OutboxState:
     """What the outbox has of a document that was not delivered."""
 
     pending: bool = False
@@ -144,7 +144,7 @@ class Comparison:
         # An engine may give an id twice while others write to it.
         ids, self._doubtful = list(dict.fromkeys(self._doubtful)), []
         before = await self._wanted(await self._rows.existing(ids))
-        ways = await self._ways(ids)
+        in_outbox = await self._outbox_states(ids)
         found = await self._found(ids)
         after = await self._wanted(await self._rows.existing(ids))
         real: list[str] = []
@@ -152,7 +152,7 @@ class Comparison:
             states = (before.get(id_), after.get(id_))
             if not scanned and states[1] is not None:
                 self._counts["documents"] += 1
-            difference = self._judge(id_, states, found.get(id_), ways[id_], scanned=scanned)
+            difference = self._judge(id_, states, found.get(id_), in_outbox[id_], scanned=scanned)
             if difference is not None:
                 self._keep(difference)
                 # An event of what is refused would fail; one behind a failed event would wait with it.
@@ -165,7 +165,7 @@ class Comparison:
         id_: str,
         states: tuple[Wanted, Wanted],
         found: Mapping[str, Any] | None,
-        way: _Way,
+        state: _OutboxState,
         *,
         scanned: bool,
     ) -> Difference | None:
@@ -174,16 +174,16 @@ class Comparison:
             if after is not None and not scanned:
                 self._counts["matched"] += 1
             return None
-        if way.pending or not _unchanged(before, after):
+        if state.pending or not _unchanged(before, after):
             self._counts["in_flight"] += 1
             return None
         if after is None:
-            return Difference("orphaned", id_, failed=way.failed, blocked=way.blocked)
+            return Difference("orphaned", id_, failed=state.failed, blocked=state.blocked)
         refused = after.reason if isinstance(after, Unwritable) else None
         if found is None:
-            return Difference("missing", id_, failed=way.failed, refused=refused, blocked=way.blocked)
+            return Difference("missing", id_, failed=state.failed, refused=refused, blocked=state.blocked)
         fields = () if isinstance(after, Unwritable) else differing(after, found)
-        return Difference("stale", id_, fields, way.failed, refused, way.blocked)
+        return Difference("stale", id_, fields, state.failed, refused, state.blocked)
 
     def _keep(self, difference: Difference) -> None:
         self._counts[difference.kind] += 1
@@ -202,24 +202,24 @@ class Comparison:
             found.update(await engine.get(index, ids[start : start + PAGE]))
         return found
 
-    async def _ways(self, ids: Sequence[str]) -> Mapping[str, _Way]:
+    async def _outbox_states(self, ids: Sequence[str]) -> Mapping[str, _OutboxState]:
         target, rows = self._target, defaultdict[str, list[OfDocument]](list)
         for start in range(0, len(ids), PAGE):
             part = ids[start : start + PAGE]
             name = target.destination.name
             for row in await self._undelivered.of_documents(name, target.aggregate_type, part):
                 rows[row.document].append(row)
-        return {id_: self._way(rows[id_]) for id_ in ids}
+        return {id_: self._outbox_state(rows[id_]) for id_ in ids}
 
-    def _way(self, rows: Sequence[OfDocument]) -> _Way:
+    def _outbox_state(self, rows: Sequence[OfDocument]) -> _OutboxState:
         """What is for another index only neither helps this one nor harms it, unless it holds up its key."""
         destination = self._target.destination
         failed = max((row.id for row in rows if row.failed and self._is_for_us(row)), default=None)
         if destination.ordered and destination.on_failed == "block":
             blocking = max((row.id for row in rows if row.failed), default=None)
             if blocking is not None:
-                return _Way(False, blocking, blocked=True)
-        return _Way(any(not row.failed and self._is_for_us(row) for row in rows), failed)
+                return _OutboxState(False, blocking, blocked=True)
+        return _OutboxState(any(not row.failed and self._is_for_us(row) for row in rows), failed)
 
     def _is_for_us(self, row: OfDocument) -> bool:
         return row.only_for in (None, self._target.index)

@@ -39,14 +39,14 @@ _OVERLOAD = frozenset(
 """A cluster whose disks are full blocks writes and takes deletes: what waits has not failed by itself."""
 
 
-class Line(NamedTuple):
+class BulkAction(NamedTuple):
     """A change as it is sent: what to do, and the document if there is one."""
 
     sent: bytes
     is_delete: bool
 
 
-def line_of(change: Change) -> Line:
+def bulk_action_of(change: Change) -> BulkAction:
     """A change, encoded; raises ``Reject`` where no server takes it."""
     size = len(change.id.encode("utf-8", "surrogatepass"))
     if not 0 < size <= LONGEST_ID:
@@ -54,23 +54,23 @@ def line_of(change: Change) -> Line:
     what = {"_id": change.id, "version": change.version, "version_type": "external_gte"}
     try:
         if change.document is None:
-            return Line(json.encode({"delete": what}) + b"\n", is_delete=True)
+            return BulkAction(json.encode({"delete": what}) + b"\n", is_delete=True)
         document = json.encode(change.document)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Reject(f"the document cannot be written as JSON: {error}") from None
-    return Line(json.encode({"index": what}) + b"\n" + document + b"\n", is_delete=False)
+    return BulkAction(json.encode({"index": what}) + b"\n" + document + b"\n", is_delete=False)
 
 
-def parts_of(lines: Mapping[int, Line]) -> Iterator[dict[int, Line]]:
-    """The lines in requests that are not too large."""
-    part: dict[int, Line] = {}
+def parts_of(bulk_actions: Mapping[int, BulkAction]) -> Iterator[dict[int, BulkAction]]:
+    """The actions in requests that are not too large."""
+    part: dict[int, BulkAction] = {}
     size = 0
-    for at, line in lines.items():
-        if part and size + len(line.sent) > LARGEST_BODY:
+    for at, action in bulk_actions.items():
+        if part and size + len(action.sent) > LARGEST_BODY:
             yield part
             part, size = {}, 0
-        part[at] = line
-        size += len(line.sent)
+        part[at] = action
+        size += len(action.sent)
     if part:
         yield part
 

@@ -35,7 +35,7 @@ from relaybox.errors import ConfigError
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import Change
 from relaybox.search.http import Client, Reply
-from relaybox.search.opensearch.bulk import GUARD, Line, answer_to, items_of, line_of, parts_of
+from relaybox.search.opensearch.bulk import GUARD, BulkAction, answer_to, bulk_action_of, items_of, parts_of
 from relaybox.sinks.broker import TLS_OPTIONS, Address, flag, parse_address, tls_context
 from relaybox.sinks.sink import Answer, answer_of, clean
 
@@ -108,16 +108,16 @@ class OpenSearchEngine:
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
         """Do them all; each is answered as the server answered it."""
         answers: dict[int, Answer] = {}
-        lines: dict[int, Line] = {}
+        bulk_actions: dict[int, BulkAction] = {}
         for at, change in enumerate(changes):
             try:
-                lines[at] = line_of(change)
+                bulk_actions[at] = bulk_action_of(change)
             except Reject as error:
                 answers[at] = answer_of(error)
-        if lines and index not in self._aliases and index not in await self.present([index]):
+        if bulk_actions and index not in self._aliases and index not in await self.present([index]):
             raise self._missing(index)
         otherwise: Answer | None = None
-        for part in parts_of(lines):
+        for part in parts_of(bulk_actions):
             if otherwise is None:
                 try:
                     answers |= await self._bulk(index, part)
@@ -243,16 +243,16 @@ class OpenSearchEngine:
         """Give up the connections."""
         await self._client.close()
 
-    async def _bulk(self, index: str, part: Mapping[int, Line]) -> dict[int, Answer]:
+    async def _bulk(self, index: str, part: Mapping[int, BulkAction]) -> dict[int, Answer]:
         """Send them in one request, or in halves where it is too large."""
         params = {}
         guard = b""
         if index in self._aliases:
             params["require_alias"] = "true"
-            guard = GUARD if all(line.is_delete for line in part.values()) else b""
+            guard = GUARD if all(action.is_delete for action in part.values()) else b""
         if self._refresh and not index.endswith(BUILDING):
             params["refresh"] = "wait_for"
-        body = guard + b"".join(line.sent for line in part.values())
+        body = guard + b"".join(action.sent for action in part.values())
         path = f"/{_path(index)}/_bulk"
         reply = await self._client.request("POST", path, body=body, content_type=_NDJSON, params=params)
         if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
@@ -266,7 +266,7 @@ class OpenSearchEngine:
         answers = (answer_to(item, reply.where, self._secrets) for item in items)
         return dict(zip(part, answers, strict=True))
 
-    async def _halves(self, index: str, part: Mapping[int, Line], reply: Reply) -> dict[int, Answer]:
+    async def _halves(self, index: str, part: Mapping[int, BulkAction], reply: Reply) -> dict[int, Answer]:
         places = list(part)
         if len(places) == 1:
             size = len(part[places[0]].sent)
