@@ -12,37 +12,13 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+from relaybox.database.statements import histories
 from relaybox.errors import StoreError
 from relaybox.stores.ledger import Entry
 from relaybox.testing.checker import Committed, Overtaking, overtakings
 
 Difference = Literal["lost", "phantom", "disorder", "altered", "duplicate"]
 
-_TABLES = """
-PRAGMA cache_size = -65536;
-PRAGMA journal_mode = OFF;
-CREATE TABLE recorded (event BLOB, place INTEGER, digest BLOB, PRIMARY KEY (event, place)) WITHOUT ROWID;
-CREATE TABLE committed (
-    event BLOB, position INTEGER, ordering_key TEXT, status TEXT, sent INTEGER, created INTEGER,
-    compared INTEGER, PRIMARY KEY (event, position)
-) WITHOUT ROWID;
-"""
-_DIGESTS = """
-SELECT place, digest FROM recorded WHERE event = ? AND digest IS NOT NULL ORDER BY place"""
-
-# With min(), SQLite takes the other columns from the row that has it: that of the event, before its replays.
-_FATES = """
-SELECT event, ordering_key, min(position) AS position, status, max(sent), created, count(*),
-    (SELECT min(place) FROM recorded WHERE recorded.event = committed.event),
-    (SELECT count(*) FROM recorded WHERE recorded.event = committed.event)
-FROM committed WHERE compared GROUP BY event ORDER BY ordering_key, position"""
-_STRANGERS = """
-SELECT event, min(place) FROM recorded
-WHERE NOT EXISTS (SELECT 1 FROM committed WHERE committed.event = recorded.event)
-GROUP BY event ORDER BY min(place)"""
-_LEFT_OUT = """
-SELECT count(*) FROM (SELECT event FROM committed GROUP BY event HAVING NOT max(compared)) AS uncompared
-WHERE EXISTS (SELECT 1 FROM recorded WHERE recorded.event = uncompared.event)"""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -71,7 +47,7 @@ class Histories:
     def __init__(self) -> None:
         # A name that is empty is a file that has no name. Two loops may use it, one after the other.
         self._database = sqlite3.connect("", check_same_thread=False)
-        self._database.executescript(_TABLES)
+        self._database.executescript(histories.TABLES)
 
     def close(self) -> None:
         """Remove the database."""
@@ -80,14 +56,14 @@ class Histories:
     def record(self, records: Iterable[tuple[int, UUID, bytes | None]]) -> None:
         """Add what was recorded: its place, the event, and the digest of its payload."""
         self._database.executemany(
-            "INSERT OR IGNORE INTO recorded (place, event, digest) VALUES (?, ?, ?)",
+            histories.RECORD,
             ((place, event.bytes, digest) for place, event, digest in records),
         )
 
     def commit(self, rows: Iterable[tuple[Entry, bool, bool]]) -> None:
         """Add rows; the flags are True if a row counts as sent, and if it is compared and not only known."""
         self._database.executemany(
-            "INSERT OR REPLACE INTO committed VALUES (?, ?, ?, ?, ?, ?, ?)",
+            histories.COMMIT,
             (
                 (
                     entry.event_id.bytes,
@@ -104,32 +80,31 @@ class Histories:
 
     def digests(self, event: UUID) -> Sequence[tuple[int, bytes]]:
         """Return the places where an event was recorded with a payload."""
-        return self._database.execute(_DIGESTS, (event.bytes,)).fetchall()
+        return self._database.execute(histories.DIGESTS, (event.bytes,)).fetchall()
 
     def has_payloads(self) -> bool:
         """Return True if any record has a payload."""
-        some = "SELECT 1 FROM recorded WHERE digest IS NOT NULL LIMIT 1"
-        return self._database.execute(some).fetchone() is not None
+        return self._database.execute(histories.ANY_PAYLOAD).fetchone() is not None
 
     def size(self) -> int:
         """Return the number of deliveries that were recorded."""
-        [number] = self._database.execute("SELECT count(*) FROM recorded").fetchone()
+        [number] = self._database.execute(histories.SIZE).fetchone()
         return int(number)
 
     def fates(self) -> Iterator[Fate]:
         """Yield every event that is compared, by key and position."""
-        for event, key, position, status, sent, created, *rest in self._database.execute(_FATES):
+        for event, key, position, status, sent, created, *rest in self._database.execute(histories.FATES):
             moment = EPOCH + timedelta(microseconds=created)
             yield Fate(UUID(bytes=event), key, position, status, bool(sent), moment, *rest)
 
     def left_out(self) -> int:
         """Return the number of events that were recorded and have rows, but none that is compared."""
-        [number] = self._database.execute(_LEFT_OUT).fetchone()
+        [number] = self._database.execute(histories.LEFT_OUT).fetchone()
         return int(number)
 
     def strangers(self) -> Iterator[tuple[UUID, int]]:
         """Yield what was recorded and has no row, and where it was recorded first."""
-        for event, place in self._database.execute(_STRANGERS):
+        for event, place in self._database.execute(histories.STRANGERS):
             yield UUID(bytes=event), place
 
 

@@ -1,4 +1,4 @@
-"""Transactions and savepoints in words, for connections whose driver has no call for them."""
+"""Transactions, savepoints and locks in words, for connections whose driver has no call for them."""
 
 from __future__ import annotations
 
@@ -45,3 +45,39 @@ def in_transaction(steps: Steps[T]) -> Steps[T]:
             yield [TRANSACTION.rollback]
         raise
     return result
+
+
+BEGIN_WRITING = {
+    "postgresql": ("BEGIN ISOLATION LEVEL READ COMMITTED",),
+    "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
+    "sqlite": ("BEGIN IMMEDIATE",),
+}
+"""What begins a transaction of ours on somebody else's connection: its level may be another, and SQLite must
+know from the start that it writes.
+"""
+REPEATABLE_READ = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+_LOCK_WAIT = {
+    "postgresql": "SET LOCAL lock_timeout = {milliseconds}",
+    "mysql": "SET SESSION innodb_lock_wait_timeout = {seconds}",
+}
+
+
+def begin_on_sqlite(*, reads: bool) -> str:
+    """Begin a transaction that is a writer from the start, unless it only reads."""
+    return "BEGIN" if reads else "BEGIN IMMEDIATE"
+
+
+def lock_wait(backend: str, seconds: float) -> str | None:
+    """Say, inside a transaction, how long it waits for a lock; SQLite has one writer at a time."""
+    text = _LOCK_WAIT.get(backend)
+    return text and text.format(milliseconds=int(seconds * 1_000), seconds=int(seconds))
+
+
+def lock_tables(names: str) -> str:
+    """Keep others from writing to the tables until the end of the transaction (PostgreSQL)."""
+    return f"LOCK TABLE {names} IN SHARE MODE"
+
+
+def lock_file(table: str, column: str) -> str:
+    """Become the writer of an SQLite file, without a change."""
+    return f"UPDATE {table} SET {column} = {column} WHERE 1 = 0"  # noqa: S608

@@ -24,11 +24,6 @@ TRIES = 5
 PAUSE = 0.25
 """Seconds before the second try of one who is patient, and twice as many before each other."""
 
-_TEXTS = {
-    "postgresql": "SET LOCAL lock_timeout = {milliseconds}",
-    "mysql": "SET SESSION innodb_lock_wait_timeout = {seconds}",
-}
-
 DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
 _PASSING = {"40P01", "40001", "55P03", DEADLOCK, LOCK_WAIT_TIMEOUT, "database is locked"}
 
@@ -82,12 +77,6 @@ async def by_parts(ids: Sequence[str], work: Callable[[Sequence[str], float], Aw
             one, other = await by_parts(ids[:half], work), await by_parts(ids[half:], work)
             return Found(one.emitted + other.emitted, one.gone | other.gone)
     return await work(ids, PATIENT) if ids else Found(0, frozenset())
-
-
-def lock_wait(backend: str, seconds: float) -> str | None:
-    """What says, inside a transaction, how long it waits for a lock; SQLite has one writer at a time."""
-    text = _TEXTS.get(backend)
-    return text and text.format(milliseconds=int(seconds * 1_000), seconds=int(seconds))
 
 
 def is_passing(error: Any) -> bool:

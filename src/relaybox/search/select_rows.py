@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from relaybox.database.dialects import missing_tables
+from relaybox.database.transactions import lock_tables
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
 from relaybox.search.locks import Found, Portion, by_parts
@@ -151,7 +152,7 @@ class _Reader:
     def fence(self, connection: sa.Connection) -> None:
         """Wait for whoever writes to the table, and keep others from it until the end (PostgreSQL)."""
         name = connection.dialect.identifier_preparer.format_table(self.shape.base)
-        connection.exec_driver_sql(f"LOCK TABLE {name} IN SHARE MODE")
+        connection.exec_driver_sql(lock_tables(name))
 
     def page(self, connection: sa.Connection, after: Any, size: int, *, lock: bool = False) -> Sequence[Item]:
         """The next documents by id. Where none is left of the rows that were found, those behind them."""

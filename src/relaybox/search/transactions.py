@@ -14,8 +14,9 @@ from relaybox.database.connect import BUSY
 from relaybox.database.dialects import refusal
 from relaybox.database.drivers.find import channel
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.transactions import begin_on_sqlite, lock_wait
 from relaybox.receive.once_handler import ASYNC_DRIVERS
-from relaybox.search.locks import HURRIED, PATIENT, PAUSE, TRIES, Busy, is_passing, lock_wait
+from relaybox.search.locks import HURRIED, PATIENT, PAUSE, TRIES, Busy, is_passing
 from relaybox.search.rows import Also, Calls, Item
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _begin_by_ourselves(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "begin")
     def began(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("relaybox") == "read"
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        connection.exec_driver_sql(begin_on_sqlite(reads=reads))
 
 
 def _beneath(error: sa.exc.DBAPIError) -> Exception:

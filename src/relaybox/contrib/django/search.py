@@ -29,6 +29,7 @@ from relaybox.contrib.django.databases import (
 from relaybox.contrib.django.emit import emit_events
 from relaybox.contrib.django.private import alias_of, chosen_fields, gives
 from relaybox.database.dialects import refusal
+from relaybox.database.transactions import REPEATABLE_READ, lock_file, lock_tables, lock_wait
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
 from relaybox.outbox import Outbox
@@ -42,7 +43,6 @@ from relaybox.search.locks import (
     Portion,
     by_parts,
     is_passing,
-    lock_wait,
 )
 from relaybox.search.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
 from relaybox.search.source import Source
@@ -183,12 +183,12 @@ class QuerySetRows:
         if connection.vendor == "mysql":
             # It locks what is between rows under no other level, and holds it from the first row on.
             self._wait(HURRIED)
-            execute_text(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            execute_text(connection, REPEATABLE_READ)
         with transaction.atomic(using=self._using):
             tables = connection.vendor == "postgresql"
             if tables:
                 self._wait(PATIENT)
-                execute_text(connection, f"LOCK TABLE {self._tables(connection)} IN SHARE MODE")
+                execute_text(connection, lock_tables(self._tables(connection)))
             items = self._by_ids(ids, lock=not tables)
             there = {item.id for item in items}
             return self._write(calls(items, [id_ for id_ in ids if id_ not in there]))
@@ -223,7 +223,7 @@ class QuerySetRows:
             # SQLite: a writer from the first statement on, which sees what others have committed by then.
             model = self._queryset.model._meta
             name, key = (connection.ops.quote_name(one) for one in (model.db_table, model.pk.column))
-            execute_text(connection, f"UPDATE {name} SET {key} = {key} WHERE 1 = 0")  # noqa: S608
+            execute_text(connection, lock_file(name, key))
             return
         no_key = connection.features.has_select_for_no_key_update
         rows = self._queryset.model._base_manager.using(self._using).filter(**{f"{self._id}__in": ids})

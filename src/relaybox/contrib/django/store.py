@@ -15,6 +15,7 @@ from relaybox.contrib.django.sync import call
 from relaybox.database.dialects import refusal
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Steps, drive
+from relaybox.database.transactions import BEGIN_WRITING, TRANSACTION
 from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
 from relaybox.stores.sql.store import SqlStore
 
@@ -22,15 +23,6 @@ T = TypeVar("T")
 
 DEADLOCK = 1213
 TRIES = 5
-
-_BEGIN = {
-    "postgresql": ("BEGIN ISOLATION LEVEL READ COMMITTED",),
-    "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
-    "sqlite": ("BEGIN IMMEDIATE",),
-}
-"""The level is set because the project's own may be another, and SQLite must know from the start that it
-writes. ``atomic()`` can do neither.
-"""
 
 
 def open_store(using: str) -> SqlStore:
@@ -85,17 +77,17 @@ class DjangoDriver:
 
     def _transaction(self, connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
         try:
-            for statement in _BEGIN[connection.vendor]:
+            for statement in BEGIN_WRITING[connection.vendor]:
                 execute(connection, Query(statement, ()))
             if self._preamble is not None:
                 execute(connection, self._preamble)
             result = self._drive(connection, steps)
-            execute(connection, Query("COMMIT", ()))
+            execute(connection, TRANSACTION.commit)
             return result
         except BaseException:
             # A connection that broke has rolled back by closing.
             with suppress(Error):
-                execute(connection, Query("ROLLBACK", ()))
+                execute(connection, TRANSACTION.rollback)
             connection.close_if_unusable_or_obsolete()
             raise
 

@@ -24,6 +24,7 @@ from django.utils import timezone
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.core.commands import Program
 from relaybox.database.migrations import ALREADY_THERE, MIGRATIONS, NEWEST, Outbox, drop
+from relaybox.database.statements.server import NEWEST_MIGRATION
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
 ALREADY_GONE = {1051}
@@ -201,7 +202,7 @@ def recorded_version(connection: Any) -> int | None:
     with connection.cursor() as cursor:
         if "outbox_migration" not in connection.introspection.table_names(cursor):
             return None
-        cursor.execute("SELECT max(version) FROM outbox_migration")
+        cursor.execute(NEWEST_MIGRATION.format(migration="outbox_migration"))
         return cursor.fetchone()[0] or 0
 
 

@@ -22,7 +22,7 @@ from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements
 from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
 from relaybox.contrib.django.store import is_busy
-from relaybox.database.statements.delivery import Texts
+from relaybox.database.statements.task_mark import TEXTS
 
 T = TypeVar("T")
 
@@ -37,13 +37,6 @@ REST = 5.0
 ANSWER = 2.0
 """Seconds that Redis has to answer, unless ``broker_transport_options`` say otherwise."""
 
-_MARKING = {
-    "make": """
-INSERT INTO {leader} (name, relay, term, leads_until) VALUES (:mark, '', 0, {now}) {or_nothing}""",
-    "mark": """
-UPDATE {leader} SET term = term + 1, leads_until = {later} WHERE name = :mark AND leads_until <= {now}""",
-    "clear": "UPDATE {leader} SET leads_until = {now} WHERE name = :mark AND leads_until > {now}",
-}
 MARK = "celery task"
 
 
@@ -182,7 +175,7 @@ def clear_mark(using: str) -> None:
 def _execute(using: str, name: str, **params: Any) -> bool:
     """Execute one statement. True if it changed the row."""
     connection = connection_of(using)
-    query = get_statements(dialect_of(connection)).others(Texts(_MARKING))(name, mark=MARK, **params)
+    query = get_statements(dialect_of(connection)).others(TEXTS)(name, mark=MARK, **params)
     with connection.cursor() as cursor:
         cursor.execute(query.sql, query.params)
         return bool(cursor.rowcount == 1)
