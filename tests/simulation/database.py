@@ -143,6 +143,8 @@ class Database:
         self._locks: dict[Key, Transaction] = {}
         self._last_position = 0
         self._unflushed: list[dict[str, Row | None]] = []
+        self.forgotten: dict[str, float] = {}
+        """The tokens of the claims that a killed server forgot, and when, in true time, each was to end."""
         self._sessions: dict[Transaction, None] = {}
 
     def now(self) -> float:
@@ -230,7 +232,9 @@ class Database:
         gone: set[str] = set()
         for before in reversed(self._unflushed[len(self._unflushed) - forget :] if forget else []):
             for id_, row in before.items():
-                self._put(id_, row, told=False)
+                claimed = self._put(id_, row, told=False)
+                if claimed is not None and claimed.token is not None:
+                    self.forgotten[claimed.token] = (claimed.leased_until or 0.0) - self.skew
                 if row is None:
                     gone.add(id_)
         self._unflushed.clear()

@@ -25,6 +25,7 @@ class Applied(NamedTuple):
     event_id: UUID
     payload: str | None
     position: int
+    token: str
     node: Node
     begun: float
     at: float
@@ -116,7 +117,8 @@ class Receiver:
             applies, reply = self._take(delivery)
             if applies:
                 event = delivery.event_id, delivery.payload, delivery.position
-                self.applied.append(Applied(*event, node, begun, self.world.now))
+                token = delivery.lease_token.hex
+                self.applied.append(Applied(*event, token, node, begun, self.world.now))
                 if late or reply is not DELIVERED:
                     self.misled[delivery.event_id] += 1
             if reply is not DELIVERED:

@@ -484,10 +484,18 @@ class Schedule:
         return [Committed(name, e.event_id, e.ordering_key, e.position, _bytes(e.payload)) for e in known]
 
     def _excused(self, receiver: Receiver) -> dict[tuple[str, UUID], int]:
-        """For each event that came again: how often a fault befell what was in flight in between."""
+        """For each event that came again: how often a fault befell what was in flight in between.
+
+        What was sent on a lease that a killed server forgot excuses itself: its settle finds no row, and its
+        relay learns that only then, which may be long after the server is back.
+        """
         excused = Counter({(receiver.name, event_id): count for event_id, count in receiver.misled.items()})
+        forgotten = self.database.forgotten
         before: dict[int, Applied] = {}
         for delivery in receiver.applied:
+            if delivery.begun < forgotten.get(delivery.token, 0.0):
+                excused[receiver.name, delivery.event_id] += 1
+                continue
             number = delivery.event_id.int
             one, before[number] = before.get(number), delivery
             if one is not None:

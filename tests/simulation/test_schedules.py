@@ -18,7 +18,7 @@ from tests.simulation.world import Node, World
 
 SCHEDULES = 600
 BLOCK = 100
-MENDED = (2877, 3838, 26343, 28827, 30137, 31376, 32079, 37096, 37658, 39924)
+MENDED = (2877, 3838, 26343, 28827, 30137, 31376, 32079, 37096, 37658, 39924, 173691)
 """A probe that was made with the same event for ever (2877, 28827), slow rows of large events that kept
 others out (3838); the others were the judge's own."""
 ROOT = Path(__file__).parents[2]

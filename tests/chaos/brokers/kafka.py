@@ -8,10 +8,22 @@ import signal
 import time
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 from uuid import UUID, uuid4
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from tests.chaos.brokers.base import DOWN, PATIENCE, SILENT, Harm, Message
 from tests.integration.kafka_log import headers, make_topic, read
@@ -22,6 +34,7 @@ PARTITIONS = 4
 SMALL = 800  # Bytes: some of the events are larger, and some are not
 STILL = 0.4  # Seconds without a new message in a topic that takes none
 _log = logging.getLogger("tests.kafka")
+T = TypeVar("T")
 
 
 class Kafka:
@@ -38,13 +51,7 @@ class Kafka:
         self.harms = {
             "killed": Harm(self._kill, running.start, DOWN, shut=True),
             "stopped": Harm(running.pause, running.resume, SILENT),
-            # With one replica of two it has to refuse what all replicas shall have.
-            "full": Harm(
-                partial(self._set, "min.insync.replicas", "2"),
-                partial(self._set, "min.insync.replicas", "1"),
-                "no answer|[Rr]eplica",
-                shut=True,
-            ),
+            "forbidden": Harm(self._forbid, self._allow, "[Aa]uthoriz", shut=True),
             "deleted": Harm(
                 self._delete, self._create, "create the topic|[Uu]nknown topic|no answer", shut=True
             ),
@@ -69,7 +76,9 @@ class Kafka:
 
     def _messages(self) -> list[Message]:
         found = read(self._running.bootstrap, self._topic)
-        return [Message(UUID(headers(one)["event-id"]), one.value() or b"") for one in found]
+        # Without an id are those by which ``_forbid`` tries whether any is taken.
+        events = [one for one in found if "event-id" in headers(one)]
+        return [Message(UUID(headers(one)["event-id"]), one.value() or b"") for one in events]
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self._running.bootstrap}, logger=_log)
@@ -86,6 +95,37 @@ class Kafka:
         [done] = admin.incremental_alter_configs([resource]).values()
         done.result(PATIENCE)
 
+    def _forbid(self) -> None:
+        """Return when it refuses: a rule that was recorded is not yet in force."""
+        admin = self._admin()
+        for done in admin.create_acls(self._rules(AclBinding)).values():
+            done.result(PATIENCE)
+        wait_for(lambda: all(self._refuses(number) for number in range(PARTITIONS)), "it refuses")
+
+    def _allow(self) -> None:
+        admin = self._admin()
+        for done in admin.delete_acls(self._rules(AclBindingFilter)).values():
+            done.result(PATIENCE)
+
+    def _rules(self, kind: type[T]) -> list[T]:
+        """Where a topic has a rule, what no rule allows is forbidden too."""
+        anybody = ResourceType.TOPIC, self._topic, ResourcePatternType.LITERAL, "User:*", "*"
+        return [
+            kind(*anybody, AclOperation.ALL, AclPermissionType.ALLOW),
+            kind(*anybody, AclOperation.WRITE, AclPermissionType.DENY),
+        ]
+
+    def _refuses(self, partition: int) -> bool:
+        answers: list[KafkaError | None] = []
+        producer = Producer(
+            {"bootstrap.servers": self._running.bootstrap, "acks": "all", "retries": 0}, logger=_log
+        )
+        producer.produce(
+            self._topic, b"", partition=partition, on_delivery=lambda error, _: answers.append(error)
+        )
+        producer.flush(PATIENCE)
+        return any(error and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for error in answers)
+
     def _create(self) -> None:
         def made() -> bool:
             # The one of this name that was deleted may still be on its way out.
@@ -97,13 +137,14 @@ class Kafka:
 
     def _delete(self) -> None:
         """It takes nothing any more, is read, and goes."""
-        self._set("min.insync.replicas", "2")
+        self._forbid()
         self._wait_until_still()
         self._gone += self._messages()
         admin = self._admin()
         [done] = admin.delete_topics([self._topic]).values()
         done.result(PATIENCE)
         wait_for(lambda: not self._is_there(), "the topic is gone")
+        self._allow()
 
     def _is_there(self) -> bool:
         return self._topic in self._admin().list_topics(timeout=PATIENCE).topics
