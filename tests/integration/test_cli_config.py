@@ -184,7 +184,9 @@ def test_tables_that_are_missing_or_older_are_named_with_the_fix(
         "relay", "--database", url, status=2
     )
     project.run("migrate", "--database", url)
-    newer = "from relaybox import cli, migrations; migrations.NEWEST += 1; cli.main()"
+    newer = (
+        "from relaybox import cli\nfrom relaybox.database import migrations as m\nm.NEWEST += 1\ncli.main()"
+    )
     said = project.run("relay", "--database", url, status=2, command=(sys.executable, "-c", newer))
     versions = f"the tables are at version {NEWEST} and this release needs {NEWEST + 1}"
     assert f"{versions}: run `relaybox migrate`" in said

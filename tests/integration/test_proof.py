@@ -15,11 +15,24 @@ from tests.proof.check import LEAST, lacking
 from tests.proof.parts import DATABASES, PARTS, SIMULATION, CoreChanged, Run
 
 TESTED = "planted-bugs"
-BESIDE = {
-    "actions", "admin", "config", "database_url", "errors", "failures", "field", "fingerprint", "health",
-    "journal", "ledger", "load", "observe", "observers", "program", "series", "setting", "signature",
-    "tracing", "why",
-}  # fmt: skip
+BESIDE = frozenset(
+    f"relaybox.{name}"
+    for name in (
+        "core.commands",
+        "core.fingerprint",
+        "core.imports",
+        "core.schemes",
+        "core.settings",
+        "core.text",
+        "core.values",
+        "errors",
+        "operate.admin",
+        "operate.canary",
+        "operate.observers.log",
+        "operate.observers.several",
+        "operate.observers.traces",
+    )
+)
 """What the core imports and is not of it: it shows, configures, or is used by operators alone."""
 
 
@@ -40,7 +53,7 @@ def test_the_core_is_the_same_wherever_it_lies(package: Path) -> None:
     assert core.digest(package) == core.digest()
 
 
-@pytest.mark.parametrize("name", ["relay/lane.py", "stores/claim_statements.py", "retry.py"])
+@pytest.mark.parametrize("name", ["relay/lane.py", "database/statements/claim.py", "core/retry.py"])
 def test_a_change_of_the_core_changes_its_hash(package: Path, name: str) -> None:
     before = core.digest(package)
     (package / name).write_bytes((package / name).read_bytes() + b"\n")
@@ -64,17 +77,14 @@ def test_a_change_of_a_face_leaves_the_core_as_it_is(package: Path) -> None:
 
 def test_what_the_core_imports_is_of_the_core_or_known_to_be_beside_it() -> None:
     graph = grimp.build_graph("relaybox")
-    own = {module for module in graph.modules if module.split(".")[1:2] and _top(module) in _names()}
-    imported = {_top(name) for module in own for name in graph.find_modules_directly_imported_by(module)}
-    assert imported - _names() - BESIDE - {""} == set()
+    own = {_module(file) for file in core.files().values()}
+    imported = {name for module in own for name in graph.find_modules_directly_imported_by(module)}
+    assert imported - own == BESIDE
 
 
-def _names() -> set[str]:
-    return {name.removesuffix(".py") for name in core.CORE}
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[2].partition(".")[0]
+def _module(file: Path) -> str:
+    names = ("relaybox", *file.relative_to(core.PACKAGE).with_suffix("").parts)
+    return ".".join(names).removesuffix(".__init__")
 
 
 def test_a_release_lacks_nothing_with_enough_figures_of_the_present_core() -> None:
