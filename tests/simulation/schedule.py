@@ -15,6 +15,7 @@ from uuid import UUID
 from relaybox.core import circuit
 from relaybox.core.event import Delivery
 from relaybox.core.settings import Destination
+from relaybox.database.statements.delivery import Texts
 from relaybox.emit.wakes.local import LocalWake
 from relaybox.operate.observers.several import Observers
 from relaybox.relay import crashpoint, decide, lane, settle, sizing
@@ -520,7 +521,7 @@ class Schedule:
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (steps, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
-            (upkeep, "templates", lambda *_: {"fence": ""}),
+            (upkeep, "texts", lambda *_: Texts({"fence": ""})),
             (caretaker, "PRUNE", 1.0 if self.plan.differs or self.plan.keyed else PRUNES),
             (prune, "PROMPT", sayings.PROMPT),
             (upkeep, "PROMPT", sayings.PROMPT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -20,6 +20,7 @@ from relaybox.core import ordering
 from relaybox.core.ordering import Candidate
 from relaybox.database import dialects
 from relaybox.database.schema import make_tables
+from relaybox.database.statements.delivery import Texts
 from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
 from relaybox.stores.store import ANY_SIZE
 from tests.simulation.database import (
@@ -58,8 +59,8 @@ class FakeStatements:
         self._flavour = flavour
         self._prefix = prefix
 
-    def others(self, templates: Mapping[str, str]) -> FakeStatements:
-        return FakeStatements(self._flavour, "upkeep " if "fence" in templates else "")
+    def others(self, texts: Texts) -> FakeStatements:
+        return FakeStatements(self._flavour, "upkeep " if "fence" in texts.statements else "")
 
     def __call__(self, name: str, **params: Any) -> Query:
         first = "locked " if self._flavour == "steps" and name in LOCKS_FIRST else ""
