@@ -273,8 +273,8 @@ class SqlUpkeep:
         gone = yield from self._remove(term, "delivered", words)
         if gone is None:
             return None
-        last = max(row[0] for row in gone) if len(gone) == words["limit"] else None
-        return Slice(len(gone), None if last is None else self._dialect.from_time(last))
+        times = (self._dialect.from_time(row[0]) for row in gone)
+        return Slice(len(gone), max(times) if len(gone) == words["limit"] else None)
 
     def _prune_discarded(
         self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
@@ -307,7 +307,11 @@ class SqlUpkeep:
         return self._sql(name, after=self._dialect.to_uuid(after or UUID(int=0)), limit=limit)
 
     def _last(self, rows: Sequence[Row], limit: int) -> UUID | None:
-        return self._dialect.from_uuid(rows[-1][0]) if len(rows) == limit else None
+        """Return the last id of a full page from which the next one can go on."""
+        for id_, *_ in reversed(rows if len(rows) == limit else ()):
+            with suppress(ValueError, TypeError, AttributeError):
+                return self._dialect.from_uuid(id_)
+        return None
 
     def _ids(self, ids: Iterable[Any]) -> Any:
         """As the database takes many at once, where that is not one parameter each."""
