@@ -47,8 +47,8 @@ DIALECTS = {
     "single": replace(dialects.SQLITE, **_TIMES, native=True),
 }
 TABLES = make_tables(sa.MetaData())
-LOCKS_FIRST = frozenset({"ensure_destination", "open", "probe", "close", "pause"})
-"""Changes of a destination's row that on MariaDB wait for its lock before they look at it."""
+LOCKS_FIRST = frozenset({"ensure_destination", "open", "probe", "close", "pause", "hold_alone"})
+"""Changes of one row that on MariaDB wait for its lock before they look at it."""
 
 
 class FakeStatements:
@@ -80,8 +80,8 @@ EVENT_WRITES = frozenset(
     {
         "claim", "claim_light", "claim_unsuspected", "claim_chosen", "claim_ordered", "claim_chosen_ordered",
         "lease", "park", "settle", "deliver", "deliver_lease", "delete", "delete_lease", "copy_failed",
-        "extend", "make_heads_due", "make_due", "upkeep make_heads_due", "upkeep unpark", "upkeep make_due",
-        "upkeep delivered", "upkeep remove",
+        "extend", "hold_alone", "locked hold_alone", "make_heads_due", "make_due", "upkeep make_heads_due",
+        "upkeep unpark", "upkeep make_due", "upkeep delivered", "upkeep remove",
     }
 )  # fmt: skip
 """What waits for a table lock that lets others read, and lock rows."""
@@ -172,10 +172,12 @@ class Server:
         found: Callable[..., Rows] = getattr(self, "do_" + name.replace(" ", "__"))
         return self._statements.setdefault(name, found)
 
-    def _locked(self, name: str, transaction: Transaction, destination: str, **params: Any) -> Rows:
-        if self._place(transaction, destination) is not None:
-            self.database.wait_for(transaction, (HELD_BY, destination))
-        return self._statement(name)(transaction, destination=destination, **params)
+    def _locked(self, name: str, transaction: Transaction, **params: Any) -> Rows:
+        if "id" in params:
+            self.database.wait_for(transaction, params["id"])
+        elif self._place(transaction, params["destination"]) is not None:
+            self.database.wait_for(transaction, (HELD_BY, params["destination"]))
+        return self._statement(name)(transaction, **params)
 
     def do_record_attempts(self, transaction: Transaction, **_: Any) -> Rows:
         return []
@@ -306,10 +308,9 @@ class Server:
             row.leased_until, row.token, row.owner = until, token, owner
         return []
 
-    def do_hold_alone(self, transaction: Transaction, id: str | UUID, token: str | UUID, alone: bool) -> Rows:
-        id_, token = UUID(str(id)).hex, UUID(str(token)).hex
-        for _item, row in self._mine(transaction, [Item(id_, token, "pending", 0, 0, "")]):
-            self.database.change(transaction, id_).crashes = row.deaths + alone * ordering.ALONE
+    def do_hold_alone(self, transaction: Transaction, id: str, token: str, alone: bool) -> Rows:
+        for _item, row in self._mine(transaction, [Item(id, token, "pending", 0, 0, "")]):
+            self.database.change(transaction, id).crashes = row.deaths + alone * ordering.ALONE
         return []
 
     def do_read(self, transaction: Transaction, ids: Sequence[str]) -> Rows:

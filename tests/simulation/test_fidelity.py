@@ -346,13 +346,21 @@ class Machine(RuleBasedStateMachine):
 
         self.check("extend", act, end)
 
-    @precondition(lambda self: self.leased)
-    @rule(which=picks, alone=st.booleans(), end=st.booleans())
-    def hold_alone(self, which: list[int], alone: bool, end: bool) -> None:
+    @precondition(lambda self: self._suspects())
+    @rule(which=st.integers(0, 40), alone=st.booleans(), end=st.booleans())
+    def hold_alone(self, which: int, alone: bool, end: bool) -> None:
+        """As a relay does it: a suspect, also one whose lease was lost."""
+        suspects = self._suspects()
+
         async def act(side: Twin) -> Any:
-            return await side.store.hold_alone(self._of(side, self._lease(which[0])), alone)
+            delivery = self._of(side, suspects[-1 - which % len(suspects)])
+            return await side.store.hold_alone(delivery, alone)
 
         self.check("hold alone", act, end)
+        self.both.met["held alone"] += 1
+
+    def _suspects(self) -> list[Pair]:
+        return [pair for pair in self.leased if pair.fake.suspect]
 
     @precondition(lambda self: self.leased)
     @rule(which=picks, on_failed=policies, end=st.booleans())

@@ -163,7 +163,7 @@ class Store(Protocol):
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
         """Have the death of the relay that holds this row count, or (not ``alone``) no longer.
 
-        A fresh claim does not count. Nothing changes if the lease was lost.
+        Only a suspect is held alone. A fresh claim does not count. Nothing changes if the lease was lost.
         """
         ...
 

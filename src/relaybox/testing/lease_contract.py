@@ -382,6 +382,13 @@ class LeaseContract:
         claims = [(await harness.store.claim(want(2, only=chosen))).deliveries for _ in range(4)]
         assert [[d.id for d in claim] for claim in claims] == [ids[1:3], ids[3:5], ids[5:], []]
 
+    async def test_no_more_suspects_of_chosen_rows_are_claimed_than_asked_for(self, harness: Harness) -> None:
+        ids = await emit(harness, 4)
+        await die(harness, want(4), times=2)
+        for ordered in (False, True):
+            claim = await harness.store.claim(want(1, ordered=ordered, only=ids))
+            assert len(claim.deliveries) == 1
+
     async def test_of_chosen_rows_only_those_that_are_due_are_claimed(self, harness: Harness) -> None:
         later = await harness.emit("shop", delay=30)
         [settled] = await emit(harness, 1)

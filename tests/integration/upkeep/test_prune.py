@@ -126,6 +126,32 @@ async def test_a_batch_removes_the_oldest_first_and_the_next_goes_on_where_it_en
     assert bench.ids() == {earlier}, "it is left to the next round"
 
 
+async def test_a_time_of_delivery_that_is_no_text_does_not_stop_a_batch(bench: Bench) -> None:
+    spoil(bench, "delivered", "delivered_at = CAST('2020' || x'ff' AS TEXT)")
+    upkeep, term = await bench.leader()
+    step = some(await upkeep.prune_delivered(term, "shop", 0.0, None, 2))
+    assert (step.changed, bench.ids()) == (2, set())
+
+
+async def test_a_walk_goes_on_behind_an_id_that_is_no_uuid(bench: Bench) -> None:
+    spoil(bench, "discarded", "id = '~'")
+    upkeep, term = await bench.leader()
+    step = some(await upkeep.prune_discarded(term, lambda _: 0.0, None, 2))
+    assert step.changed == 2
+    assert step.after is not None
+
+
+def spoil(bench: Bench, status: str, values: str) -> None:
+    """Put two old rows and edit the first by hand."""
+    if bench.engine.dialect.name != "sqlite":
+        pytest.skip("only SQLite keeps a value of another type than that of the column")
+    spoilt, _ = (bench.put("shop", status, age=LONG_AGO) for _ in range(2))
+    with bench.engine.begin() as connection:
+        connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+        update = f"UPDATE outbox_event SET {values} WHERE id = ?"  # noqa: S608
+        connection.exec_driver_sql(update, (spoilt.hex,))
+
+
 async def test_walks_go_through_the_whole_table_step_by_step(bench: Bench) -> None:
     upkeep, term = await bench.leader()
     for status in ("discarded", "pending", "discarded", "failed", "discarded"):

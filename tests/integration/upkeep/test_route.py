@@ -104,6 +104,46 @@ async def test_one_that_somebody_spoilt_stays_and_the_others_go(bench: Bench) ->
     assert [row.event_id for row in rows(bench, "mail")] == [whole]
 
 
+@pytest.mark.parametrize("position", ["x'00ff'", "'garbage'", "-1.5"])
+async def test_a_position_that_is_no_number_holds_up_nobody_and_keeps_the_order_of_the_others(
+    bench: Bench, position: str
+) -> None:
+    only_sqlite(bench)
+    first, spoilt, second, third = emit(bench, *(order(3 * n) for n in range(4)))
+    spoil(bench, spoilt, f"position = {position}")
+    spoil(bench, first, "next_attempt_at = datetime('now')")
+    assert await routed(bench) == Round(4)
+    for name in ("mail", "index"):
+        ids = [row.event_id for row in rows(bench, name)]
+        assert spoilt in ids
+        assert [id_ for id_ in ids if id_ != spoilt] == [first, second, third]
+
+
+async def test_a_row_whose_id_is_no_text_stays_and_the_others_go(bench: Bench) -> None:
+    only_sqlite(bench)
+    spoilt, whole = emit(bench, order(1), order(2))
+    spoil(bench, spoilt, "id = x'00ff', position = 7")
+    spoil(bench, whole, "position = 7")
+    assert await routed(bench) == Round(1)
+    assert [row.event_id for row in rows(bench, "mail")] == [whole]
+    with bench.engine.connect() as connection:
+        kept = connection.exec_driver_sql("SELECT event_id FROM outbox_event WHERE destination = ''")
+        assert kept.scalars().all() == [spoilt.hex]
+
+
+def only_sqlite(bench: Bench) -> None:
+    if bench.engine.dialect.name != "sqlite":
+        pytest.skip("only SQLite keeps a value of another type than that of the column")
+
+
+def spoil(bench: Bench, event_id: UUID, values: str) -> None:
+    """Edit the row of an event by hand."""
+    with bench.engine.begin() as connection:
+        connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+        update = f"UPDATE outbox_event SET {values} WHERE event_id = ?"  # noqa: S608
+        connection.exec_driver_sql(update, (event_id.hex,))
+
+
 async def test_an_event_goes_to_every_destination_that_takes_it_as_it_was_emitted(bench: Bench) -> None:
     call = order(1, idempotency_key="once", headers={"a": "ü"}, tenant="t", max_attempts=9)
     binary = Call("Order", "ö", "order.paid", b"\0\xff", key="k" * 300)

@@ -61,7 +61,7 @@ WORDS = {
         ELSE 0 END""",
     # As ``ordering.together`` has it.
     "together": """suspicion = first
-        AND rank <= CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END""",
+        AND rank <= least(:limit, CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END)""",
     "wanted": "(:suspects OR NOT {suspect})",
     # Nobody waits for a claim to be on disk: a server that crashes before it is forgets a lease, and what
     # was in flight is claimed once more. What is claimed is on disk, because its emitter waited.

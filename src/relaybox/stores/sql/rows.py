@@ -71,7 +71,7 @@ def without_unaddressable(
     unread: list[Unread] = []
     for row in rows:
         id_, key = row[:2]
-        if isinstance(id_, str) and isinstance(key, str | None):
+        if addressable(dialect, id_) and isinstance(key, str | None):
             named.append(row)
         else:
             unread.append(_unread(id_, key, "its id or its ordering_key is no text"))
@@ -85,12 +85,18 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
     # A position that is no number cannot be compared; its row will be found unreadable. What has no name
     # cannot be leased.
     return [
-        Candidate(id_, key, _number(position), free and isinstance(id_, str), _number(suspect), *size)
+        Candidate(id_, key, number(position), free and isinstance(id_, str), number(suspect), *size)
         for id_, key, position, free, suspect, *size in rows
     ]
 
 
-def _number(value: Any) -> int:
+def addressable(dialect: Dialect, id_: Any) -> bool:
+    """True if a statement can name the row of this id."""
+    return dialect.typed or isinstance(id_, str)
+
+
+def number(value: Any) -> int:
+    """Return the value, or 0 if it is not a whole number and so cannot be compared with others."""
     return value if isinstance(value, int) else 0
 
 

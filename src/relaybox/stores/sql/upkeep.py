@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.upkeep import PROMPT, texts
 from relaybox.database.steps import Row, Steps
+from relaybox.stores.sql.rows import addressable, number
 from relaybox.stores.sql.steps import lock_lines
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import (
@@ -159,12 +161,13 @@ class SqlUpkeep:
         seen = await self._run(lambda: self._unrouted(term, after, limit))
         if seen is None:
             return None
-        wanted = sorted(
-            (position, id_)
+        wanted = [
+            (number(position), id_)
             for id_, _, position, event_type in seen
-            if isinstance(event_type, str) and router.takes(event_type)
-        )
-        ids, changed = [id_ for _, id_ in wanted], 0
+            # One that no statement can name would be removed without a copy: it stays where it is.
+            if addressable(self._dialect, id_) and isinstance(event_type, str) and router.takes(event_type)
+        ]
+        ids, changed = [id_ for _, id_ in sorted(wanted, key=itemgetter(0))], 0
         for start in range(0, len(ids), ROUTED):
             waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
             routed = await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
@@ -270,8 +273,8 @@ class SqlUpkeep:
         gone = yield from self._remove(term, "delivered", words)
         if gone is None:
             return None
-        last = max(row[0] for row in gone) if len(gone) == words["limit"] else None
-        return Slice(len(gone), None if last is None else self._dialect.from_time(last))
+        times = (self._dialect.from_time(row[0]) for row in gone)
+        return Slice(len(gone), max(times) if len(gone) == words["limit"] else None)
 
     def _prune_discarded(
         self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
@@ -304,7 +307,11 @@ class SqlUpkeep:
         return self._sql(name, after=self._dialect.to_uuid(after or UUID(int=0)), limit=limit)
 
     def _last(self, rows: Sequence[Row], limit: int) -> UUID | None:
-        return self._dialect.from_uuid(rows[-1][0]) if len(rows) == limit else None
+        """Return the last id of a full page from which the next one can go on."""
+        for id_, *_ in reversed(rows if len(rows) == limit else ()):
+            with suppress(ValueError, TypeError, AttributeError):
+                return self._dialect.from_uuid(id_)
+        return None
 
     def _ids(self, ids: Iterable[Any]) -> Any:
         """As the database takes many at once, where that is not one parameter each."""
