@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from asyncmy.errors import OperationalError
 
 from relaybox.database.pools.mysql import CHECK_FAILED, DEADLOCK, TRIES, Asyncmy
+from relaybox.database.steps import Steps
 from relaybox.errors import StoreError
 from tests.waiting import cancel
 
@@ -79,3 +82,56 @@ async def test_a_broken_check_is_tried_once_more_without_checks() -> None:
     driver = Failing(CHECK_FAILED, CHECK_FAILED)
     with pytest.raises(StoreError, match=str(CHECK_FAILED)):
         await driver.run(lambda: iter(()))  # type: ignore[arg-type]
+
+
+class Connection:
+    """A connection whose COMMITs fail one after the other, with these errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+        self.ended: list[str] = []
+
+    async def begin(self) -> None:
+        pass
+
+    async def commit(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.ended.append("commit")
+
+    async def rollback(self) -> None:
+        self.ended.append("rollback")
+
+    def close(self) -> None:
+        self.ended.append("close")
+
+
+class Committing(Asyncmy):
+    def __init__(self, connection: Connection) -> None:
+        super().__init__("mysql://127.0.0.1/none", 1, True)
+        self._connection = connection
+
+    async def _open(self) -> Any:
+        return self
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        yield self._connection
+
+
+def work() -> Steps[str]:
+    yield from ()
+    return "done"
+
+
+async def test_a_connection_whose_commit_was_not_answered_is_closed() -> None:
+    connection = Connection(OperationalError(2013, "Lost connection"))
+    with pytest.raises(StoreError, match="Lost connection"):
+        await Committing(connection).run(work)
+    assert connection.ended == ["close"]
+
+
+async def test_a_commit_that_met_a_deadlock_is_rolled_back_and_tried_again() -> None:
+    connection = Connection(OperationalError(DEADLOCK, "Deadlock found"))
+    assert await Committing(connection).run(work) == "done"
+    assert connection.ended == ["rollback", "commit"]
