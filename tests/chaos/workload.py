@@ -92,7 +92,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One emitter: how many events it commits at least, and over how many seconds it spreads them."""
+    """One emitter: how many events it commits at least, and over how many seconds it spreads them.
+
+    It gives up if it could commit nothing for ``patience`` seconds. A slow machine only makes it slow.
+    """
 
     place: Place
     driver: str
@@ -130,13 +133,16 @@ class Emitter:
         self._rest = 0.002 if plan.driver == "sqlite3" else 0.0
 
     def run(self) -> None:
-        begun, committed = time.monotonic(), 0
+        begun = progressed = time.monotonic()
+        committed = 0
         while committed < self._plan.events:
-            elapsed = time.monotonic() - begun
-            if elapsed > self._plan.patience:
-                raise TimeoutError(f"only {committed} events committed after {elapsed:.0f} s")
-            committed += self._try()
-            ahead = committed / self._plan.events * self._plan.seconds - elapsed
+            now = time.monotonic()
+            if now - progressed > self._plan.patience:
+                raise TimeoutError(f"no event committed for {now - progressed:.0f} s, after {committed}")
+            if done := self._try():
+                committed += done
+                progressed = now
+            ahead = committed / self._plan.events * self._plan.seconds - (now - begun)
             if ahead > 0.01 or self._rest:
                 time.sleep(max(ahead, self._rest))
 
