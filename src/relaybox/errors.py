@@ -78,6 +78,10 @@ class RowsLocked(StoreError):
         self.lost = lost
 
 
+class RowRefused(StoreError):
+    """A row breaks a constraint of its table, as one that was edited by hand may. Nothing was written."""
+
+
 class EmitError(RelayboxError):
     """The event, or the inbox's mark, was not written. The caller's transaction is as it was."""
 

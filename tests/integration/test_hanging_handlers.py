@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from relaybox.core.event import Delivery, Event, Status
 from relaybox.core.outcome import Delivered, Interrupted, Reject, Retry, Unreachable
 from relaybox.core.settings import Destination
+from relaybox.relay.decide import FORGIVEN_STOPS
 from relaybox.relay.observer import Observer
 from relaybox.sinks import handler as handlers
 from relaybox.sinks import threads
@@ -214,6 +217,53 @@ async def test_a_relay_that_stops_does_not_wait_and_does_not_say_that_it_was_not
     assert set(lanes.statuses(store)) == {Status.PENDING}
     assert [row.lease_token for row in store.rows.values()] == [None, None]
     assert len(hanging.called) == 1
+
+
+async def test_a_probe_that_a_stop_interrupts_leaves_the_circuit_open(hanging: Hanging) -> None:
+    store = lanes.filled(1)
+    lanes.open_circuit(store)
+    async with lanes.running(lanes.make(store, hanging, timeout="10ms"), patience=0.05):
+        await await_for(lambda: hanging.called, "the probe")
+    assert store.destinations["runner"].circuit == "open"
+
+
+async def interrupted_drain(store: MemoryStore, hanging: Hanging) -> None:
+    """Stop a drain while it calls the handler."""
+    lane = lanes.make(store, hanging, ordered=True, on_failed="skip", timeout="1ms")
+    draining = asyncio.ensure_future(lanes.drain(store, lane, patience=0.01))
+    calls = len(hanging.called)
+    await await_for(lambda: len(hanging.called) > calls, "a call")
+    lane.stop()
+    await draining
+
+
+async def test_a_function_that_no_drain_waits_out_is_failed_in_the_end_and_its_threads_are_capped(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = FORGIVEN_STOPS + 5
+    monkeypatch.setattr(threads, "MOST_LEFT", calls)
+    store = lanes.filled(2, key="k")
+    first, second = store.rows.values()
+    for _ in range(calls):
+        await await_for(lambda: first.free(time.time()), "its next attempt")
+        await interrupted_drain(store, hanging)
+    assert first.status is Status.FAILED
+    assert first.error_message == "the relay stopped before the handler returned"
+    assert second.status is Status.PENDING
+    assert await lanes.drain(store, lanes.make(store, hanging, ordered=True, on_failed="skip"))
+    assert (len(hanging.threads), store.destinations["runner"].circuit) == (calls, "open")
+
+
+async def test_a_child_process_forgets_the_threads_that_its_parent_left_to_themselves(
+    hanging: Hanging, short_limit: None
+) -> None:
+    async with sink_for(hanging) as sink:
+        await sink.send([make_delivery()])
+        assert sink.overdue == 1
+        if not (child := os.fork()):
+            os._exit(sink.overdue)
+        assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+        assert sink.overdue == 1
 
 
 async def test_a_drain_ends_though_every_handler_hangs(

@@ -178,6 +178,7 @@ SPOILT: list[tuple[str, str, Any]] = [
     *(("sqlite", "created_at", "yesterday"), ("sqlite", "attempts", -5), ("sqlite", "headers", "{")),
     *(("sqlite", "status", "archived"), ("sqlite", "destination", b"\xff"), ("sqlite", "id", NOT_UTF8)),
     *(("sqlite", "id", BLOB), ("sqlite", "ordering_key", NOT_UTF8), ("sqlite", "ordering_key", BLOB)),
+    *(("sqlite", "id", "a\0b"), ("sqlite", "ordering_key", "a\0b")),
     *(("mariadb", "event_id", "garbage"), ("mariadb", "attempts", -5), ("mariadb", "headers", "{")),
     *(("mariadb", "created_at", "0000-00-00 00:00:00"), ("postgresql-18", "created_at", "infinity")),
     *(("postgresql-18", "attempts", 2**31 - 1), ("postgresql-18", "headers", "5")),

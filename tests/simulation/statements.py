@@ -112,6 +112,7 @@ class Item(msgspec.Struct):
     given_back: int
     attempt: int
     relay: str
+    cut_off: int = 0
     seconds: float | None = None
     error: str | None = None
     copy: str | None = None
@@ -422,7 +423,7 @@ class Server:
             row = self.database.change(transaction, item.id)
             row.status = item.status
             row.attempts -= item.given_back
-            row.crashes = row.deaths if item.seconds is None else 0
+            row.crashes = row.deaths + 1 if item.cut_off else row.deaths if item.seconds is None else 0
             if item.status != "pending":
                 row.next_attempt_at = None
             elif item.seconds is not None:

@@ -52,6 +52,7 @@ policies: st.SearchStrategy[OnFailed] = st.sampled_from(("block", "skip"))
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Delivered, st.booleans()),
     st.builds(Retried, st.sampled_from((0.0, 50.0, 350.0)), st.sampled_from(("503", "")), st.booleans()),
+    st.just(Retried(50.0, "stopped", counts=False, cut_off=True)),
     st.builds(Failed, st.just("400"), st.booleans()),
     st.just(Released()),
 )
@@ -433,7 +434,7 @@ class Machine(RuleBasedStateMachine):
 
 
 EXAMPLES = int(os.environ.get("RELAYBOX_FIDELITY", "0"))
-HISTORIES = {"postgresql-18": 15, "mariadb": 12, "sqlite": 12}
+HISTORIES = {"postgresql-18": 20, "mariadb": 12, "sqlite": 12}
 COMMON = settings(
     stateful_step_count=40,
     derandomize=not EXAMPLES,

@@ -26,7 +26,7 @@ from relaybox.core.outcome import (
 )
 from relaybox.core.retry import delay
 from relaybox.core.settings import Backoff, Destination
-from relaybox.relay.decide import LONGEST_AFTER, Opening, Policy
+from relaybox.relay.decide import FORGIVEN_STOPS, LONGEST_AFTER, Opening, Policy
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT, BYTES_IN_FLIGHT, LARGEST, Sizing
 from relaybox.sinks.sink import Answer
 from tests.unit import deliveries
@@ -77,7 +77,7 @@ def test_jitter_spreads_the_wait() -> None:
         (Retry(), 1, Retried(2, "failed")),
         (Retry("500"), 5, Failed("500")),
         (Retry("500", after=7), 5, Failed("500")),
-        (Interrupted("stopped", after=7), 5, Retried(7, "stopped", counts=False)),
+        (Interrupted("stopped", after=7), 5, Retried(7, "stopped", counts=False, cut_off=True)),
         (Unavailable("503"), 5, Retried(2, "503", counts=False)),
         (Unavailable("429", after=30), 1, Retried(30, "429", counts=False)),
         (Unreachable("refused"), 5, Retried(FIRST_PAUSE, "refused", counts=False)),
@@ -86,6 +86,21 @@ def test_jitter_spreads_the_wait() -> None:
 )
 def test_an_answer_decides_what_becomes_of_the_row(answer: Answer, attempts: int, outcome: Outcome) -> None:
     assert policy().decide(answer, make(attempts))[0] == outcome
+
+
+@pytest.mark.parametrize(
+    ("stops", "attempts", "outcome"),
+    [
+        (FORGIVEN_STOPS - 1, 5, Retried(7, "stopped", counts=False, cut_off=True)),
+        (FORGIVEN_STOPS, 4, Retried(7, "stopped", cut_off=True)),
+        (FORGIVEN_STOPS, 5, Failed("stopped")),
+    ],
+)
+def test_stops_that_interrupt_a_function_again_and_again_count_as_attempts(
+    stops: int, attempts: int, outcome: Outcome
+) -> None:
+    delivery = deliveries.make(attempts=attempts, crashes=stops)
+    assert policy().decide(Interrupted("stopped", after=7), delivery)[0] == outcome
 
 
 NONSENSE: list[Any] = ["soon", "", b"3", float("nan"), object(), [], 1j, 10**400, "1e999"]

@@ -23,7 +23,7 @@ class Retry(Exception):
 
 
 class Interrupted(Retry):
-    """The relay stopped while the handler ran, and the handler runs on: the attempt is given back."""
+    """The relay stopped while the handler ran, and the handler runs on: a stop is not a failure."""
 
 
 class Reject(Exception):
@@ -68,11 +68,15 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """Due again ``after`` seconds from now; ``counts=False`` gives the attempt back."""
+    """Due again ``after`` seconds from now; ``counts=False`` gives the attempt back.
+
+    ``cut_off``: there was no answer, so the row's ``crashes`` grow by one instead of starting again from 0.
+    """
 
     after: float
     error: str
     counts: bool = True
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from uuid import UUID
 from relaybox.core.commands import Program
 from relaybox.core.event import Delivery
 from relaybox.core.values import without_password
-from relaybox.errors import Locked, NoTables, StoreError
+from relaybox.errors import Locked, NoTables, RowRefused, StoreError
 from relaybox.wire.codec import Limits
 
 _ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
@@ -122,7 +123,8 @@ POSTGRESQL = Dialect(
         "least": "least",
         "lock": "FOR UPDATE",
         "items": """json_to_recordset(CAST(:items AS json)) AS s(id uuid, token uuid, status text,
-        seconds float8, error text, given_back int, attempt int, relay text, copy uuid)""",
+        seconds float8, error text, given_back int, cut_off int, attempt int, relay text,
+        copy uuid)""",
         "dead_letter_headers": """CASE jsonb_typeof(headers) WHEN 'object' THEN headers
         ELSE jsonb_build_object() END || jsonb_build_object(
         'relaybox-dead-letter-from', destination, 'relaybox-dead-letter-reason', error)""",
@@ -169,8 +171,8 @@ def _mysql(name: str, collation: str) -> Dialect:
             id CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
             token CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.token',
             status VARCHAR(20) PATH '$.status', seconds DOUBLE PATH '$.seconds', error TEXT PATH '$.error',
-            given_back INT PATH '$.given_back', attempt INT PATH '$.attempt',
-            relay VARCHAR(200) PATH '$.relay',
+            given_back INT PATH '$.given_back', cut_off INT PATH '$.cut_off',
+            attempt INT PATH '$.attempt', relay VARCHAR(200) PATH '$.relay',
             copy CHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$.copy')) s""",
             "join": "STRAIGHT_JOIN",
             "this": "id = :id",
@@ -211,8 +213,8 @@ SQLITE = Dialect(
             json_extract(value, '$.id') AS id, json_extract(value, '$.token') AS token,
             json_extract(value, '$.status') AS status, json_extract(value, '$.seconds') AS seconds,
             json_extract(value, '$.error') AS error, json_extract(value, '$.given_back') AS given_back,
-            json_extract(value, '$.attempt') AS attempt, json_extract(value, '$.relay') AS relay,
-            json_extract(value, '$.copy') AS copy
+            json_extract(value, '$.cut_off') AS cut_off, json_extract(value, '$.attempt') AS attempt,
+            json_extract(value, '$.relay') AS relay, json_extract(value, '$.copy') AS copy
         FROM json_each(:items)) AS s""",
         "keys": "(SELECT value AS ordering_key FROM json_each(:keys)) AS k",
         "chosen": "(SELECT value AS chosen_id FROM json_each(:only)) AS c",
@@ -236,6 +238,8 @@ _NO_TABLE = frozenset({"42P01", "42703", "3F000", "42S02", "42S22", 1146, 1054})
 # A lock that was waited for as long as the session's settings say: in PostgreSQL, and in MySQL.
 LOCK_NOT_AVAILABLE, LOCK_WAIT_TIMEOUT = "55P03", 1205
 _NO_TABLE_IN_SQLITE = ("no such table", "has no column")
+# A unique key or a CHECK in MySQL and MariaDB. PostgreSQL has a class of states for both.
+_CONSTRAINTS = frozenset({1062, 3819, 4025})
 
 
 def missing_tables(error: BaseException) -> str | None:
@@ -257,7 +261,13 @@ def refusal(error: Exception, url: str = "") -> StoreError:
     # Drivers of MySQL tell a state, too, which is that of many errors.
     if _code(error) == LOCK_NOT_AVAILABLE or error.args[:1] == (LOCK_WAIT_TIMEOUT,):
         return Locked(f"another session holds a lock for too long ({text}); end its transaction")
-    return StoreError(text)
+    return RowRefused(text) if _breaks_constraint(error) else StoreError(text)
+
+
+def _breaks_constraint(error: Exception) -> bool:
+    number, state = (*error.args, None)[0], getattr(error, "sqlstate", None)
+    broken = isinstance(number, int) and number in _CONSTRAINTS
+    return broken or str(state).startswith("23") or isinstance(error, sqlite3.IntegrityError)
 
 
 def _code(error: BaseException) -> Any:

@@ -34,6 +34,10 @@ SHORTEST_WAIT = 0.25
 """Seconds: what does not count could otherwise go on without a pause and without an end."""
 
 
+FORGIVEN_STOPS = 2
+"""Stops in a row that may interrupt a function before each of them counts as an attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """The circuit is to be opened; ``gone``: the destination is to be paused instead."""
@@ -79,10 +83,17 @@ class Policy:
                     opening = Opening(_reason(answer, "unavailable"), seconds_asked(answer))
                 return outcome, opening
             case Interrupted():
-                return Retried(seconds_asked(answer) or 0.0, answer.reason, counts=False), None
+                return self._interrupted(answer, delivery), None
             case Retry():
                 return self._retry(answer, delivery), None
         return self._retry(Retry(f"the sink answered {answer!r}"[:200]), delivery), None
+
+    def _interrupted(self, answer: Interrupted, delivery: Delivery) -> Outcome:
+        """Forgive the first stops in a row. A function that no relay ever waits out would run without end."""
+        counts = delivery.crashes >= FORGIVEN_STOPS
+        if counts and delivery.attempts >= delivery.max_attempts:
+            return Failed(answer.reason)
+        return Retried(seconds_asked(answer) or 0.0, answer.reason, counts, cut_off=True)
 
     def _retry(self, answer: Retry | Unavailable, delivery: Delivery) -> Outcome:
         if delivery.attempts >= delivery.max_attempts:

@@ -19,7 +19,7 @@ from uuid import UUID
 from relaybox.core.circuit import THRESHOLD, Circuit
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import together
-from relaybox.core.outcome import Delivered, Outcome, Released, Retry
+from relaybox.core.outcome import Delivered, Interrupted, Outcome, Released, Retry
 from relaybox.core.settings import Destination
 from relaybox.core.shadow import MARK, is_shadow
 from relaybox.errors import RowsLocked, StoreError
@@ -424,7 +424,8 @@ class Lane:
             self._leave_rest(batch, delivery)
         if position not in batch.unsettled:
             return
-        if type(answer) is not Released:
+        # A function that a stop interrupted says nothing of its destination.
+        if not isinstance(answer, Released | Interrupted):
             batch.tried = True
         outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
         self._settler.add(Settlement(delivery, outcome))

@@ -142,10 +142,10 @@ class Relay:
             return error
 
     async def _try(self, doing: str, work: Callable[[], Awaitable[T]]) -> T | None:
-        """What can be delivered is delivered, whatever goes wrong beside it."""
+        """Report what goes wrong beside the deliveries; they go on."""
         try:
             return await work()
-        except StoreError as error:
+        except Exception as error:
             self._shared.observer.trouble("", doing, error)
             return None
 

@@ -1,15 +1,18 @@
 """Threads for functions of the application that are not asynchronous.
 
 A thread cannot be stopped. One whose function does not return in time is left to itself, and another takes
-its place, as long as there are not too many of those. All are daemons, so that none holds up an exit.
+its place, as long as there are not too many of those. They are counted for the whole process, by destination:
+a drain that ends leaves its threads behind. All are daemons, so that none holds up an exit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -24,6 +27,18 @@ log = logging.getLogger("relaybox.handler")
 MOST_LEFT = 10
 """Threads that may be left to themselves before no other call is begun."""
 
+_left: defaultdict[str, set[_Worker]] = defaultdict(set)
+"""By destination, the threads of this process that were left to themselves."""
+
+
+def _forget_left() -> None:
+    for workers in _left.values():
+        workers.clear()
+
+
+# No thread but the one that forks lives on in a child process.
+os.register_at_fork(after_in_child=_forget_left)
+
 
 class Threads:
     """As many as there are calls at once; those that are idle are kept for the next."""
@@ -32,18 +47,19 @@ class Threads:
         self._name = name
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
-        self._left: set[_Worker] = set()
+        self._left = _left[name]
 
     @property
     def left(self) -> int:
         """The number of threads that were left to themselves and are still in their function."""
-        self._left = {worker for worker in self._left if worker.running}
+        # A copy is looked at: another relay of this process may run in a thread of its own.
+        self._left -= {worker for worker in list(self._left) if not worker.running}
         return len(self._left)
 
     def longer_than(self, seconds: float) -> int:
         """Return the number of functions that have run for longer, of those left to themselves too."""
         limit = time.monotonic() - seconds
-        return sum(worker.began < limit for worker in self._busy | self._left if worker.running)
+        return sum(worker.began < limit for worker in (*self._busy, *self._left) if worker.running)
 
     def check_room(self) -> None:
         """Raise ``Unreachable`` while too many threads are left to themselves."""

@@ -312,8 +312,9 @@ class MemoryStore:
                 row.status, row.next_attempt_at = Status.DELIVERED, None
                 if not keep:
                     del self.rows[row.id]
-            case Retried(after, error, counts):
-                row.next_attempt_at, row.error_message, row.crashes = now + wait(after), error, 0
+            case Retried(after, error, counts, cut_off):
+                row.next_attempt_at, row.error_message = now + wait(after), error
+                row.crashes = row.crashes + 1 if cut_off else 0
                 row.attempts -= not counts
             case Failed(error, counts):
                 row.status, row.next_attempt_at, row.error_message = Status.FAILED, None, error

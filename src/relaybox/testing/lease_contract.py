@@ -357,6 +357,12 @@ class LeaseContract:
         await settle_all(harness, Retried(30, "500"))
         assert await see(harness, id_) == Seen("scheduled", 1, 0, "500")
 
+    async def test_a_delivery_that_was_cut_off_counts_as_one_more_death(self, harness: Harness) -> None:
+        [id_] = await emit(harness, 1)
+        await die(harness, want(), times=2)
+        await settle_all(harness, Retried(30, "stopped", counts=False, cut_off=True))
+        assert await see(harness, id_) == Seen("scheduled", 0, 3, "stopped")
+
     async def test_concurrent_claims_never_share_a_row(self, harness: Harness) -> None:
         ids = await emit(harness, 60)
         claims = await asyncio.gather(*(harness.store.claim(want(10, owner=f"relay-{i}")) for i in range(8)))

@@ -91,7 +91,8 @@ WHERE id IN (:ids) AND status IN ('pending', 'failed') ORDER BY id {skip_locked}
 ORDER BY next_attempt_at, position LIMIT :limit""",
     "settlement": """{set}status = s.status,
     {set}attempts = e.attempts - CASE WHEN e.attempts > 0 THEN s.given_back ELSE 0 END,
-    {set}crashes = CASE WHEN s.seconds IS NULL THEN {deaths} ELSE 0 END,
+    {set}crashes = CASE WHEN s.cut_off = 1 THEN {least}({deaths}, 998) + 1
+        WHEN s.seconds IS NULL THEN {deaths} ELSE 0 END,
     {set}next_attempt_at = CASE WHEN s.status <> 'pending' THEN NULL
         WHEN s.seconds IS NULL THEN e.next_attempt_at ELSE {item_later} END,
     {set}delivered_at = CASE WHEN s.status = 'delivered' THEN {now} END,

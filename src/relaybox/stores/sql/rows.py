@@ -71,10 +71,10 @@ def without_unaddressable(
     unread: list[Unread] = []
     for row in rows:
         id_, key = row[:2]
-        if addressable(dialect, id_) and isinstance(key, str | None):
+        if nameable(id_) and (key is None or nameable(key)):
             named.append(row)
         else:
-            unread.append(_unread(id_, key, "its id or its ordering_key is no text"))
+            unread.append(_unread(id_, key, "its id or its ordering_key is not a text, or has a NUL in it"))
     return named, unread
 
 
@@ -85,14 +85,19 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
     # A position that is no number cannot be compared; its row will be found unreadable. What has no name
     # cannot be leased.
     return [
-        Candidate(id_, key, number(position), free and isinstance(id_, str), number(suspect), *size)
+        Candidate(id_, key, number(position), free and nameable(id_), number(suspect), *size)
         for id_, key, position, free, suspect, *size in rows
     ]
 
 
 def addressable(dialect: Dialect, id_: Any) -> bool:
     """True if a statement can name the row of this id."""
-    return dialect.typed or isinstance(id_, str)
+    return dialect.typed or nameable(id_)
+
+
+def nameable(value: Any) -> bool:
+    """True if a statement can name a row by this value: SQLite's JSON ends a text at its first NUL."""
+    return isinstance(value, str) and "\0" not in value
 
 
 def number(value: Any) -> int:

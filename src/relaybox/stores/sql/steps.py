@@ -25,7 +25,7 @@ from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps
 from relaybox.errors import Locked
 from relaybox.stores.sql.delivered import OfLease, by_lease
-from relaybox.stores.sql.rows import POSITION, Unread, candidates, read, without_unaddressable
+from relaybox.stores.sql.rows import POSITION, Unread, candidates, nameable, read, without_unaddressable
 from relaybox.stores.store import (
     Claim,
     DeadLetter,
@@ -342,7 +342,7 @@ def make_found_due(sql: Statements, results: Sequence[list[Row]]) -> Steps[None]
 def fail_unread(sql: Statements, unread: Sequence[Unread], want: Want) -> Steps[None]:
     """So that the others need not wait for them."""
     fail = [sql("fail_unreadable", id=row.id, text=row.text_id, error=row.error) for row in unread]
-    keys = {row.key for row in unread if isinstance(row.key, str)}
+    keys = {row.key for row in unread if nameable(row.key)}
     block = want.on_failed == "block"
     queries = [lock_settles(sql, want.destination), *fail] if keys else fail
     heads = [make_heads_due(sql, want.destination, keys, block)] if keys else []
@@ -544,12 +544,13 @@ def _effect(outcome: Outcome) -> dict[str, Any]:
     match outcome:
         case Delivered():
             return {"status": Status.DELIVERED, "given_back": 0}
-        case Retried(after, error, counts):
+        case Retried(after, error, counts, cut_off):
             return {
                 "status": Status.PENDING,
                 "seconds": wait(after),
                 "error": storable(error),
                 "given_back": int(not counts),
+                "cut_off": int(cut_off),
             }
         case Failed(error, counts):
             return {"status": Status.FAILED, "error": storable(error), "given_back": int(not counts)}

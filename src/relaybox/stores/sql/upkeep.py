@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.upkeep import PROMPT, texts
 from relaybox.database.steps import Row, Steps
+from relaybox.errors import RowRefused
 from relaybox.stores.sql.rows import addressable, number
 from relaybox.stores.sql.steps import lock_lines
 from relaybox.stores.sql.store import UPKEEP, SqlStore
@@ -44,6 +46,8 @@ ROWS_OF_A_KEY = 5
 """Rows read for each of them where a database cannot step from one key to the next."""
 ROUTED = 100
 """Events given to their destinations in one transaction; all of them are read with their payloads."""
+log = logging.getLogger(__name__)
+
 # Every database reads a UUID from its 32 digits.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -53,6 +57,8 @@ class SqlUpkeep:
 
     def __init__(self, store: SqlStore) -> None:
         self._run = partial(store.driver.run, lane=UPKEEP)
+        self._refused: set[Any] = set()
+        """Ids of unrouted rows that break a constraint, which was logged."""
         # A relay that is not seen in time is taken for dead.
         self._run_vital = store.vital.run
         self._store_sql = store.steps.statements
@@ -169,8 +175,7 @@ class SqlUpkeep:
         ]
         ids, changed = [id_ for _, id_ in sorted(wanted, key=itemgetter(0))], 0
         for start in range(0, len(ids), ROUTED):
-            waiting = await self._run(partial(self._waiting, ids[start : start + ROUTED]))
-            routed = await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
+            routed = await self._route_some(term, router, ids[start : start + ROUTED])
             if routed is None:
                 return None
             changed += routed
@@ -178,6 +183,27 @@ class SqlUpkeep:
             return Slice(changed, None)
         _, due, position, _ = seen[-1]
         return Slice(changed, (self._dialect.from_time(due), position))
+
+    async def _route_some(self, term: int, router: Router, ids: Sequence[Any]) -> int | None:
+        """Route these together; if the database refuses a row, one by one, so that only that one stays."""
+        waiting = await self._run(partial(self._waiting, ids))
+        try:
+            return await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
+        except RowRefused as error:
+            if len(ids) == 1:
+                if ids[0] not in self._refused:
+                    # PostgreSQL adds the row itself, with its payload.
+                    problem = str(error).partition(" DETAIL:")[0]
+                    log.warning("row %s stays unrouted, because it breaks a constraint: %s", ids[0], problem)
+                self._refused.update(ids)
+                return 0
+        changed = 0
+        for id_ in ids:
+            routed = await self._route_some(term, router, [id_])
+            if routed is None:
+                return None
+            changed += routed
+        return changed
 
     async def record(self, minutes: Sequence[Minute]) -> None:
         """Write what was counted."""
