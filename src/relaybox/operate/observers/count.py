@@ -1,4 +1,4 @@
-"""What observers keep by destination: counts, in all and since they were last logged, and what holds it up."""
+"""What observers keep by destination: counts in all, counts since the last log, and what holds it up."""
 
 from __future__ import annotations
 
