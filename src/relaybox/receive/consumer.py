@@ -53,12 +53,12 @@ class Once(Protocol):
     def once(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractContextManager[bool]:
-        """A block that is told whether the message is new."""
+        """Return a block that gets True if the message is new."""
 
     def aonce(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
-        """The same on an asynchronous connection."""
+        """Return the same for an asynchronous connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,20 @@ Verdict: TypeAlias = Done | Later | Crashed | Refused
 class Consumer:
     """Handlers by event type, and where their effects and the inbox's marks are kept.
 
-    ``transaction`` opens the application's transaction: a SQLAlchemy ``sessionmaker``, ``Engine`` or their
-    asynchronous twins, or a function that returns a context manager, which gives a connection and commits at
-    its end. ``consumer`` is the name under which the inbox remembers, its own unless one is given here: one
+    ``transaction`` opens the application's transaction: a SQLAlchemy ``sessionmaker``, ``Engine``, their
+    asynchronous counterparts, or a function that returns a context manager, which gives a connection and
+    commits at its end. ``consumer`` is the name under which the inbox remembers, by default the inbox's: one
     for each set of handlers, because two that shared it would each do a part of the work.
     """
 
     def __init__(self, *, inbox: Once, transaction: Any, consumer: str | None) -> None:
         self._inbox = inbox
         self._begin = opener(transaction)
-        self._consumer = _name(consumer, inbox)
+        name = inbox.consumer if consumer is None else consumer
+        if name is None:
+            fix = "write consumer='…', or a name for all in Inbox(consumer='…')"
+            raise ConfigError(f"consumer is missing; {fix}")
+        self._consumer = parse_name(name, "consumer")
         self._handlers: Handlers = []
         self._routes = Routes([])
         self._asynchronous = False
@@ -120,23 +124,19 @@ class Consumer:
             raise ConfigError("on: say which events it takes, as in @receiver.on('order.*')")
 
         def register(function: Handler) -> Handler:
-            self._register(function, events)
+            called, asynchronous = _with_connection(function), is_asynchronous(function)
+            if self._handlers and asynchronous != self._asynchronous:
+                raise ConfigError(
+                    f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all "
+                    "of them are async functions or none is"
+                )
+            route = Route(events, to=str(len(self._handlers)))
+            self._asynchronous = asynchronous
+            self._handlers.append(called)
+            self._routes = Routes([*self._routes.routes, route])
             return function
 
         return register
-
-    def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
-        called = _with_connection(function)
-        asynchronous = is_asynchronous(function)
-        if self._handlers and asynchronous != self._asynchronous:
-            raise ConfigError(
-                f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all of "
-                "them are async functions or none is"
-            )
-        route = Route(events, to=str(len(self._handlers)))
-        self._asynchronous = asynchronous
-        self._handlers.append(called)
-        self._routes = Routes([*self._routes.routes, route])
 
     def _of(self, event: Event) -> Handlers:
         return [self._handlers[int(place)] for place in self._routes.destinations(event.type)]
@@ -182,7 +182,7 @@ class Consumer:
         began = ended = False
         try:
             async with (
-                aopened(self._begin) as connection,
+                opened(self._begin, asynchronous=True) as connection,
                 self._inbox.aonce(connection, event, consumer=self._consumer) as first,
             ):
                 began = True
@@ -215,30 +215,21 @@ class Consumer:
 
 
 SWALLOWED = "a handler failed, and the context manager of transaction swallowed its exception"
-_FIX_SYNC = (
+_FIX = (
     "handlers that are no async functions need a context manager (`with`): give a sessionmaker, an Engine or "
-    "a function made with contextlib.contextmanager"
-)
-_FIX_ASYNC = (
+    "a function made with contextlib.contextmanager",
     "async handlers need an asynchronous context manager (`async with`): give an async_sessionmaker, an "
-    "AsyncEngine or a function made with contextlib.asynccontextmanager"
+    "AsyncEngine or a function made with contextlib.asynccontextmanager",
 )
 
 
 def _noted(reason: str, error: BaseException) -> str:
-    """With what the inbox has to say of it."""
+    """Return the reason with what the inbox has to say of it."""
     return "; ".join((reason, *getattr(error, "__notes__", ())))
 
 
-def _name(consumer: str | None, inbox: Once) -> str:
-    name = inbox.consumer if consumer is None else consumer
-    if name is None:
-        raise ConfigError("consumer is missing; write consumer='…', or a name for all in Inbox(consumer='…')")
-    return parse_name(name, "consumer")
-
-
 def opener(transaction: Any) -> Callable[[], Any]:
-    """What begins a transaction: the setting itself, or its ``begin``; raises ``ConfigError``."""
+    """Return what begins a transaction: the setting itself, or its ``begin``."""
     begin = getattr(transaction, "begin", transaction)
     if not callable(begin):
         raise ConfigError(
@@ -248,36 +239,23 @@ def opener(transaction: Any) -> Callable[[], Any]:
     return begin  # type: ignore[no-any-return]
 
 
-def opened(begin: Callable[[], Any]) -> AbstractContextManager[Any]:
-    """The block of a transaction, for `with`."""
+def opened(begin: Callable[[], Any], *, asynchronous: bool = False) -> Any:
+    """Return the block of a transaction, for `with`, or for `async with` if ``asynchronous``."""
     block = begin()
-    if not hasattr(type(block), "__enter__"):
-        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_SYNC}")
-    if isinstance(block, (Connection, Session)):
+    if not hasattr(type(block), "__aenter__" if asynchronous else "__enter__"):
+        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX[asynchronous]}")
+    if isinstance(block, Connection | Session):
         block.close()
-        raise _uncommitted(block)
-    return block  # type: ignore[no-any-return]
-
-
-def aopened(begin: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
-    """The block of a transaction, for `async with`."""
-    block = begin()
-    if not hasattr(type(block), "__aenter__"):
-        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_ASYNC}")
-    if isinstance(block, (AsyncConnection, AsyncSession)):
-        raise _uncommitted(block)
-    return block  # type: ignore[no-any-return]
-
-
-def _uncommitted(block: Any) -> ConfigError:
-    return ConfigError(
-        f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
-        "sessionmaker itself, or its begin"
-    )
+    if isinstance(block, Connection | Session | AsyncConnection | AsyncSession):
+        raise ConfigError(
+            f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
+            "sessionmaker itself, or its begin"
+        )
+    return block
 
 
 def finished(result: Any) -> Any:
-    """What a plain handler returned; raises ``ConfigError`` where its work would run after the commit."""
+    """Return what a plain handler returned; raise ``ConfigError`` if its work would run after the commit."""
     if unfinished(result):
         raise ConfigError(
             "the handler returned an awaitable, which would run after the commit; write async def, or wait "
@@ -287,12 +265,12 @@ def finished(result: Any) -> Any:
 
 
 def cancelled(error: BaseException) -> bool:
-    """Whether whoever waits has given up; else it failed, or a handler or a client cancelled itself."""
+    """True if the caller has given up; else it failed, or a handler or a client cancelled itself."""
     return isinstance(error, asyncio.CancelledError) and being_cancelled()
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
-    """Whether a handler is an async function; raises ``ConfigError`` for one that can be neither."""
+    """True if a handler is an async function; raise ``ConfigError`` for one that can be neither."""
     kinds = (function, getattr(function, "__call__", None))  # noqa: B004
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise ConfigError(f"on: {shorten(function)} yields, so that a call would run none of it")
@@ -314,7 +292,7 @@ def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any
 
 
 def seconds_of(after: float | timedelta | None) -> float | None:
-    """What a handler said of when to try again, in seconds."""
+    """Return when a handler asks to try again, in seconds."""
     if after is None:
         return None
     return wait(after.total_seconds() if isinstance(after, timedelta) else after)

@@ -72,9 +72,7 @@ class NatsConsumer(Loop):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         name = consumer or inbox.consumer or parse_name(durable, "durable")
-        super().__init__(
-            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
-        )
+        super().__init__(inbox, transaction, name, timeout, backoff)
         self._url = parse_url(url)
         self._subject = parse_name(subject, "subject")
         self._durable = durable
@@ -93,7 +91,7 @@ class NatsConsumer(Loop):
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        """A connection that is not mended: all that hangs on it is made again with the next one."""
+        """Open a connection that does not reconnect: what depends on it is made again with the next one."""
         client, reasons = Client(), [""]
 
         async def note(error: Exception) -> None:
@@ -123,7 +121,7 @@ class NatsConsumer(Loop):
         subscription = await stream.pull_subscribe(self._subject, durable=self._durable, stream=self._stream)
         info = await subscription.consumer_info()
         ack_wait = info.config.ack_wait or ACK_WAIT_SECONDS
-        self._connected()
+        self._failures = 0
 
         async def fetch(count: int, seconds: float) -> bool:
             try:
