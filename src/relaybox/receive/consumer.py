@@ -2,16 +2,7 @@
 
 Webhook receivers and the loops in ``consumers`` differ in how a message comes and how they answer. What
 happens between is here: find the handlers, open the application's transaction, have the inbox say whether
-this is the first time, run them, commit, and tell how it ended.
-
-| it ended as | when |
-|---|---|
-| ``Done`` | the transaction committed, now or the time before; or no handler takes the event |
-| ``Later`` | a handler raised ``Retry`` or ``Unavailable``, or the transaction could not be begun |
-| ``Crashed`` | a handler raised anything else, or the commit failed |
-| ``Refused`` | a handler raised ``Reject``, or the message holds no event |
-
-Unless it is ``Done`` nothing was committed, the mark neither.
+this is the first time, run them, commit, and say how it ended. Only if it is ``Done`` was anything committed.
 """
 
 from __future__ import annotations
@@ -63,29 +54,30 @@ class Once(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing is left to do. ``duplicate``: it had been done before."""
+    """The transaction committed, now or before (``duplicate``), or no handler takes the event."""
 
     duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """To be tried again, in ``after`` seconds where that was said."""
+    """A handler raised ``Retry`` or ``Unavailable``, or the transaction could not be begun. Try again."""
 
     reason: str
     after: float | None = None
+    """Seconds to wait, where the handler said it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A handler failed, or the commit did. To be tried again; the reason is for the log only."""
+    """A handler raised anything else, or the commit failed. Try again; the reason is for the log only."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It can never succeed."""
+    """A handler raised ``Reject``, or the message holds no event: it can never succeed."""
 
     reason: str
 
@@ -124,19 +116,22 @@ class Consumer:
             raise ConfigError("on: say which events it takes, as in @receiver.on('order.*')")
 
         def register(function: Handler) -> Handler:
-            called, asynchronous = _with_connection(function), is_asynchronous(function)
-            if self._handlers and asynchronous != self._asynchronous:
-                raise ConfigError(
-                    f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all "
-                    "of them are async functions or none is"
-                )
-            route = Route(events, to=str(len(self._handlers)))
-            self._asynchronous = asynchronous
-            self._handlers.append(called)
-            self._routes = Routes([*self._routes.routes, route])
+            self._register(function, events)
             return function
 
         return register
+
+    def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
+        called, asynchronous = _with_connection(function), is_asynchronous(function)
+        if self._handlers and asynchronous != self._asynchronous:
+            raise ConfigError(
+                f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all of "
+                "them are async functions or none is"
+            )
+        route = Route(events, to=str(len(self._handlers)))
+        self._asynchronous = asynchronous
+        self._handlers.append(called)
+        self._routes = Routes([*self._routes.routes, route])
 
     def _of(self, event: Event) -> Handlers:
         return [self._handlers[int(place)] for place in self._routes.destinations(event.type)]

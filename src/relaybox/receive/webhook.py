@@ -1,22 +1,9 @@
 """A webhook at its receiver: what is asked of a request, and what its sender is answered.
 
 Web frameworks read requests and write responses; ``contrib`` has one module for each. What stands between
-is here and knows none of them. A request is looked at in this order:
-
-| answer | when |
-|---|---|
-| 405 | it is no POST |
-| 415 | its content type is none that an event is sent as, or its body is compressed |
-| 413 | its body is longer than ``max_body`` |
-| 401 | no signature fits: missing, wrong, stale, or of another message |
-| 400 | it is signed and holds no event |
-| 204 | done, also where it was before, and where no handler takes its type |
-| 422 | a handler raised ``Reject`` |
-| 503 | a handler raised ``Retry`` or ``Unavailable`` (``after``: ``Retry-After``), or the database is away |
-| 500 | a handler raised anything else |
-
-To a sender that is a Relaybox, 400, 413, 415 and 422 fail the event, 500 is another attempt, and 401 and 503
-are the receiver's trouble, through which the event keeps its attempts.
+is here and knows none of them. ``docs/how-to/receive.md`` lists the answers. To a sender that is a Relaybox,
+400, 413, 415 and 422 fail the event, 500 is another attempt, and 401 and 503 are the receiver's trouble,
+through which the event keeps its attempts.
 """
 
 from __future__ import annotations

@@ -132,10 +132,9 @@ class Loop(Consumer):
             return self._late()
 
     async def _in_thread(self, event: Event) -> Verdict:
-        left = self._left.pop(event.id, None)
+        left = self._left.get(event.id)
         if left is not None and not left.is_set():
             # Another call would only wait for the first one's mark, with another thread and connection.
-            self._left[event.id] = left
             return Later("its handler was called before, and has not returned yet")
         over = threading.Event()
 

@@ -84,7 +84,7 @@ class NatsConsumer(Loop):
         work = Work()
         async with self._client() as client:
             try:
-                await self._consume_from(client, work)
+                await self._pull(client, work)
             finally:
                 # While the connection is there, so that what is finished now can be acknowledged.
                 await work.end()
@@ -116,11 +116,10 @@ class NatsConsumer(Loop):
                 await client.flush(1)
             await client.close()
 
-    async def _consume_from(self, client: Client, work: Work) -> None:
+    async def _pull(self, client: Client, work: Work) -> None:
         stream = client.jetstream()
         subscription = await stream.pull_subscribe(self._subject, durable=self._durable, stream=self._stream)
-        info = await subscription.consumer_info()
-        ack_wait = info.config.ack_wait or ACK_WAIT_SECONDS
+        ack_wait = (await subscription.consumer_info()).config.ack_wait or ACK_WAIT_SECONDS
         self._failures = 0
 
         async def fetch(count: int, seconds: float) -> bool:
