@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -91,15 +91,14 @@ class DatabaseContext(Context):
 
         It has a limit of time where the server has one.
         """
-        before: Sequence[Query] = ()
-        if self.outbox.dialect == "postgresql":
-            before = [Query(server.BOUNDS, ())]
-        elif self.outbox.dialect == "mariadb":
+        if self.outbox.dialect == "mariadb":
             sql = server.bounded_on_mariadb(sql)
-        query = self.store.steps.statements.others(Texts({"question": sql}))("question", **params)
+        queries = [self.store.steps.statements.others(Texts({"question": sql}))("question", **params)]
+        if self.outbox.dialect == "postgresql":
+            queries.insert(0, Query(server.BOUNDS, ()))
 
         def steps() -> Steps[list[Row]]:
-            results = yield [*before, query]
+            results = yield queries
             return results[-1]
 
         return await self.store.driver.run(steps)
@@ -125,6 +124,12 @@ def check(
 def typed(*words: str) -> str:
     """Return a command of ours as a user types it."""
     return f"{Program.name} {' '.join(map(shlex.quote, words))}"
+
+
+def split_fix(text: str) -> tuple[str, str]:
+    """Return what an error says, in one line, and the fix after its last semicolon."""
+    seen, _, fix = " ".join(text.split()).rpartition("; ")
+    return (seen, fix) if seen else (fix, "")
 
 
 def several(number: int, noun: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
 from uuid import uuid4
@@ -14,11 +14,11 @@ from relaybox.database.migrations import Outbox, quoted
 from relaybox.database.roles import CHANGE
 from relaybox.database.schema import MYSQL
 from relaybox.database.statements import server
-from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
+from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Level, Results, Unseen, check
 
 _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
 
-READ, CHANGES = "SELECT", ("INSERT", "UPDATE", "DELETE")
+READ, NEEDED = "SELECT", CHANGE.split(", ")
 
 CHANNEL = "relaybox_doctor"
 """Its own, so that no relay is woken; always the same, because a pooler may keep a LISTEN."""
@@ -38,9 +38,10 @@ REFUSED = 300.0
 @check(on=SERVERS)
 async def privileges(context: DatabaseContext) -> Results:
     """Find what a relay needs and the connected role lacks; a role that only reads is not a relay's."""
-    outbox = context.outbox
-    [(role,)] = await context.ask(server.CURRENT_USER[outbox.dialect])
-    needed = _needed(outbox)
+    [(role,)] = await context.ask(server.CURRENT_USER[context.outbox.dialect])
+    tables = context.outbox.tables()
+    every = [getattr(tables, field.name) for field in fields(tables)]
+    needed = {table.name: [READ] if table is tables.migration else NEEDED for table in every}
     held = await _held(context, needed)
     lacking = {
         table: missing
@@ -49,21 +50,14 @@ async def privileges(context: DatabaseContext) -> Results:
     }
     if not lacking:
         return
-    if all(READ not in of for of in lacking.values()) and not any(
-        change in of for of in held.values() for change in CHANGES
-    ):
+    changes = any(one != READ for of in held.values() for one in of)
+    if not changes and all(READ not in of for of in lacking.values()):
         yield Unseen(f"{role} may only read: whether a relay's role has its rights cannot be told from it")
-        return
-    yield _lacks(outbox, str(role), lacking)
+    else:
+        yield _lacks(context.outbox, str(role), lacking)
 
 
-def _needed(outbox: Outbox) -> dict[str, list[str]]:
-    tables = outbox.tables()
-    every = [getattr(tables, field.name) for field in fields(tables)]
-    return {table.name: [READ] if table is tables.migration else CHANGE.split(", ") for table in every}
-
-
-async def _held(context: DatabaseContext, needed: Mapping[str, list[str]]) -> Mapping[str, Collection[str]]:
+async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[str, Collection[str]]:
     """Return the rights to each table that exists."""
     outbox = context.outbox
     if outbox.dialect in MYSQL:
@@ -73,7 +67,7 @@ async def _held(context: DatabaseContext, needed: Mapping[str, list[str]]) -> Ma
     if outbox.schema and (await context.ask(server.SCHEMA_RIGHTS, schema=outbox.schema))[0][0] is False:
         return dict.fromkeys(needed, ())
     names = {quoted(outbox, outbox.schema, table): table for table in needed}
-    rows = await context.ask(server.TABLE_RIGHTS, names=list(names), privileges=CHANGE.split(", "))
+    rows = await context.ask(server.TABLE_RIGHTS, names=list(names), privileges=NEEDED)
     # A missing table is a finding of the schema check.
     held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
     for name, privilege, may in rows:
@@ -93,8 +87,7 @@ def parse_grants(lines: Iterable[str], schema: str, tables: Iterable[str]) -> di
         if place != "*" and not _like(place).fullmatch(schema):
             continue
         every = match[1].startswith("ALL PRIVILEGES")
-        known = CHANGE.split(", ")
-        granted = {one for one in known if every or one in re.findall(r"[A-Z]+", match[1])}
+        granted = {one for one in NEEDED if every or one in re.findall(r"[A-Z]+", match[1])}
         for name in held if table == "*" else held.keys() & {table}:
             held[name] |= granted
     return held
@@ -108,24 +101,18 @@ def _like(pattern: str) -> re.Pattern[str]:
 
 
 def _lacks(outbox: Outbox, role: str, lacking: Mapping[str, list[str]]) -> Finding:
-    whom = _grantee(outbox, role)
-    usage = []
-    if outbox.dialect == "postgresql" and outbox.schema:
-        usage = [f"GRANT USAGE ON SCHEMA {quoted(outbox, outbox.schema)} TO {whom};"]
+    user, at, host = role.partition("@")
+    whom = quoted(outbox, role)
+    if at and outbox.dialect in MYSQL:
+        whom = f"{quoted(outbox, user)}@{quoted(outbox, host)}"
     grants = [
         f"GRANT {', '.join(of)} ON {quoted(outbox, outbox.schema, table)} TO {whom};"
         for table, of in lacking.items()
     ]
+    if outbox.dialect == "postgresql" and outbox.schema:
+        grants.insert(0, f"GRANT USAGE ON SCHEMA {quoted(outbox, outbox.schema)} TO {whom};")
     detail = "; ".join(f"no {', '.join(of)} on {table}" for table, of in lacking.items())
-    title = f"{role} lacks rights that a relay needs"
-    return Finding("error", title, detail, "\n".join([*usage, *grants]))
-
-
-def _grantee(outbox: Outbox, role: str) -> str:
-    user, at, host = role.partition("@")
-    if at and outbox.dialect in MYSQL:
-        return f"{quoted(outbox, user)}@{quoted(outbox, host)}"
-    return quoted(outbox, role)
+    return Finding("error", f"{role} lacks rights that a relay needs", detail, "\n".join(grants))
 
 
 @check(needs="database", on=("postgresql",))
@@ -165,29 +152,18 @@ async def _round_trip(url: str) -> tuple[bool, bool]:
     from relaybox.database.drivers.notify import NOTIFY, listen
 
     options: dict[str, Any] = {**_OPTIONS, **conninfo_to_dict(url), "autocommit": True}
-    ear = await AsyncConnection.connect(**options)
-    try:
+    async with await AsyncConnection.connect(**options) as ear:
         cursor = await ear.execute(server.BACKEND)
         pooled = await cursor.fetchone() != (ear.info.backend_pid,)
         await ear.execute(listen(CHANNEL))
         word = uuid4().hex
-        mouth = await AsyncConnection.connect(**options)
-        try:
+        async with await AsyncConnection.connect(**options) as mouth:
             await mouth.execute(NOTIFY, (CHANNEL, word))
-            return await _hears(ear, word), pooled
-        finally:
-            await mouth.close()
-    finally:
-        await ear.close()
-
-
-async def _hears(ear: Any, word: str) -> bool:
-    deadline = asyncio.get_running_loop().time() + NOTIFY_SECONDS
-    while (left := deadline - asyncio.get_running_loop().time()) > 0:
-        async for notification in ear.notifies(timeout=left, stop_after=1):
-            if notification.payload == word:
-                return True
-    return False
+        async with aclosing(ear.notifies(timeout=NOTIFY_SECONDS)) as notifications:
+            async for notification in notifications:
+                if notification.payload == word:
+                    return True, pooled
+    return False, pooled
 
 
 @check(needs="database")
@@ -200,16 +176,13 @@ async def clock(context: DatabaseContext) -> Results:
     skew = here + passed / 2 - there.timestamp()
     if abs(skew) < NOTICEABLE + passed:
         return
-    way = "ahead of" if skew > 0 else "behind"
-    refused = abs(skew) >= REFUSED
-    effect = (
-        "receivers refuse signatures whose time is 5 minutes off"
-        if refused
-        else "leases do not depend on it, but the order of ids and the times in signatures and logs do"
-    )
+    level: Level = "warning"
+    effect = "leases do not depend on it, but the order of ids and the times in signatures and logs do"
+    if abs(skew) >= REFUSED:
+        level, effect = "error", "receivers refuse signatures whose time is 5 minutes off"
     yield Finding(
-        "error" if refused else "warning",
-        f"this host's clock is {abs(skew):,.0f} s {way} the database's",
+        level,
+        f"this host's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} the database's",
         f"here it is {_utc(here)}, there {_utc(there.timestamp())}; {effect}",
         "timedatectl set-ntp true   # on whichever host is wrong; `chronyc tracking` says which",
     )

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from relaybox.database.migrations import quoted
 from relaybox.database.statements import server
-from relaybox.database.steps import Row
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
 
 OLDEST: Final = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0), "sqlite": (3, 35)}
@@ -21,7 +20,6 @@ NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sq
 
 PACKET = 16 * 1024 * 1024
 """What MariaDB must take in one statement: a settle of the most rows with the longest errors."""
-
 
 FORGETS: Final = (
     "a crash may undo commits that were answered: an event is then lost, or it was sent and never was, or "
@@ -33,7 +31,6 @@ ASYNCHRONOUS: Final = (
 )
 DAMAGES: Final = "a crash of the machine may damage the database, and undo commits that were answered"
 
-
 OLD = 60.0
 """Seconds that a transaction may be open."""
 
@@ -43,32 +40,19 @@ BEHIND = 100_000
 KEPT = 1024**3
 """Bytes of log that a slot without a reader may keep."""
 
-
 GROWS = "nothing that died since can be cleaned up, and claims read ever more of it"
 
 DEAD = 100_000
 """Dead rows that a table may have, or half as many as live ones if that is more."""
 
-_OFF_FOR_TABLE = (
-    "autovacuum_enabled=false",
-    "autovacuum_enabled=off",
-    "autovacuum_enabled=no",
-    "autovacuum_enabled=0",
-)
+_OFF_FOR_TABLE = {f"autovacuum_enabled={off}" for off in ("false", "off", "no", "0")}
 
 
 @check(needs="database")
-async def database(context: DatabaseContext) -> Results:
+def database(context: DatabaseContext) -> Results:
     """Find a version that is too old, and what keeps a relay from writing."""
-    match context.outbox.dialect:
-        case "postgresql":
-            looking = _postgresql(context)
-        case "sqlite":
-            looking = _sqlite(context)
-        case _:
-            looking = _mysql(context)
-    async for finding in looking:
-        yield finding
+    looks = {"postgresql": _postgresql, "sqlite": _sqlite}
+    return looks.get(context.outbox.dialect, _mysql)(context)
 
 
 def outdated(dialect: str, version: str) -> Finding | None:
@@ -148,11 +132,9 @@ async def isolation(context: DatabaseContext) -> Results:
 
 
 @check(needs="database", on=SERVERS)
-async def durability(context: DatabaseContext) -> Results:
+def durability(context: DatabaseContext) -> Results:
     """Find settings by which a commit is confirmed before it is on disk: a crash then undoes it."""
-    looking = _unsafe_postgresql if context.outbox.dialect == "postgresql" else _unsafe_mysql
-    async for finding in looking(context):
-        yield finding
+    return (_unsafe_postgresql if context.outbox.dialect == "postgresql" else _unsafe_mysql)(context)
 
 
 async def _unsafe_postgresql(context: DatabaseContext) -> Results:
@@ -179,15 +161,24 @@ async def _unsafe_mysql(context: DatabaseContext) -> Results:
 
 
 @check(needs="database", on=SERVERS)
-async def transactions(context: DatabaseContext) -> Results:
+def transactions(context: DatabaseContext) -> Results:
     """Find what keeps dead rows from being cleaned up: old transactions, unread slots, old standbys."""
-    if context.outbox.dialect != "postgresql":
-        for thread, seconds in await context.ask(server.OLD_SESSIONS_MYSQL, old=OLD):
-            title = f"a transaction is open for {seconds:,.0f} s"
-            yield Finding("warning", title, f"by connection {thread}: {GROWS}", f"KILL {thread};")
-        return
-    for row in await context.ask(server.OLD_SESSIONS, old=OLD):
-        yield _session(row)
+    return (_kept_postgresql if context.outbox.dialect == "postgresql" else _kept_mysql)(context)
+
+
+async def _kept_mysql(context: DatabaseContext) -> Results:
+    for thread, seconds in await context.ask(server.OLD_SESSIONS_MYSQL, old=OLD):
+        title = f"a transaction is open for {seconds:,.0f} s"
+        yield Finding("warning", title, f"by connection {thread}: {GROWS}", f"KILL {thread};")
+
+
+async def _kept_postgresql(context: DatabaseContext) -> Results:
+    for pid, user, program, state, seconds in await context.ask(server.OLD_SESSIONS, old=OLD):
+        who = f"{user} ({program})" if program else str(user)
+        idle = ", and does nothing" if str(state).startswith("idle in transaction") else ""
+        title = f"a transaction is open for {seconds:,.0f} s"
+        detail = f"by {who}, {state or 'in an unknown state'}{idle}: {GROWS}"
+        yield Finding("warning", title, detail, f"SELECT pg_terminate_backend({pid});")
     [(monitor, role, others)] = await context.ask(server.MAY_MONITOR)
     if others and not monitor:
         fix = f"GRANT pg_read_all_stats TO {role};"
@@ -197,33 +188,17 @@ async def transactions(context: DatabaseContext) -> Results:
         title = f"the transaction {literal} is prepared for {seconds:,.0f} s and not ended"
         fix = f"ROLLBACK PREPARED {literal};"
         yield Finding("warning", title, f"by {owner}, who may want to COMMIT PREPARED it: {GROWS}", fix)
-    for row in await context.ask(server.UNREAD_SLOTS):
-        if finding := _slot(row):
-            yield finding
+    for name, holds, kept in await context.ask(server.UNREAD_SLOTS):
+        if holds or kept >= KEPT:
+            what = GROWS if holds else "the disk fills with log that is kept for it"
+            detail = f"it keeps {kept / 1024**2:,.0f} MiB of log: {what}"
+            fix = f"SELECT pg_drop_replication_slot({_literal(name)});"
+            yield Finding("warning", f"nobody reads the replication slot {name}", detail, fix)
     for name, address, age in await context.ask(server.OLD_STANDBYS, behind=BEHIND):
         title = f"the standby {name or address} keeps {age:,} transactions from being cleaned up"
         detail = f"by hot_standby_feedback, for an old query of its own: {GROWS}"
         fix = "end the query on the standby, or there: ALTER SYSTEM SET hot_standby_feedback = off;"
         yield Finding("warning", title, detail, fix)
-
-
-def _session(row: Row) -> Finding:
-    pid, user, program, state, seconds = row
-    who = f"{user} ({program})" if program else str(user)
-    title = f"a transaction is open for {seconds:,.0f} s"
-    idle = ", and does nothing" if str(state).startswith("idle in transaction") else ""
-    detail = f"by {who}, {state or 'in an unknown state'}{idle}: {GROWS}"
-    return Finding("warning", title, detail, f"SELECT pg_terminate_backend({pid});")
-
-
-def _slot(row: Row) -> Finding | None:
-    name, holds, kept = row
-    if not holds and kept < KEPT:
-        return None
-    title = f"nobody reads the replication slot {name}"
-    what = GROWS if holds else "the disk fills with log that is kept for it"
-    detail = f"it keeps {kept / 1024**2:,.0f} MiB of log: {what}"
-    return Finding("warning", title, detail, f"SELECT pg_drop_replication_slot({_literal(name)});")
 
 
 def _literal(text: str) -> str:
@@ -241,7 +216,7 @@ async def vacuum(context: DatabaseContext) -> Results:
     tables = outbox.metadata().tables.values()
     names = {table.name: quoted(outbox, table.schema, table.name) for table in tables}
     for name, options, live, dead, at in await context.ask(server.DEAD_ROWS, names=list(names.values())):
-        if any(option in _OFF_FOR_TABLE for option in options or ()):
+        if _OFF_FOR_TABLE.intersection(options or ()):
             detail = "its dead rows are never cleaned up, and claims become slower with every event"
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"
             yield Finding("error", f"autovacuum is off for {name}", detail, fix)

@@ -28,6 +28,7 @@ from relaybox.operate.doctor.check import (
     Finding,
     Report,
     Unseen,
+    split_fix,
     typed,
 )
 from relaybox.sinks.open import Handlers
@@ -39,6 +40,8 @@ CHECK_SECONDS = 12.0
 """How long one check may take in all."""
 
 ACTOR = "doctor"
+
+NO_TABLES = "there is no table of migrations, or nothing in it, where the settings say the tables are"
 
 CHECKS: tuple[Check, ...] = (
     configuration.settings,
@@ -92,22 +95,20 @@ def choose(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
 
 async def _run_on_database(context: Context, checks: Sequence[Check]) -> list[Finding | Unseen]:
     """Run the checks one after the other; each gets a connection that works."""
+    found: list[Finding | Unseen] = []
     if not checks:
-        return []
+        return found
     try:
         async with _opened(context) as opened:
             if not opened.version:
-                possible = [check for check in checks if check.needs != "tables"]
-                return [_no_tables(), *await _run_all(opened, possible)]
-            return await _run_all(opened, checks)
+                found.append(Finding("error", "the tables are missing", NO_TABLES, Program.migrate, "schema"))
+            for check in checks:
+                if opened.outbox.dialect in check.on and (opened.version or check.needs != "tables"):
+                    found += await _run(check, opened)
     except Exception as error:
         # It may be of any kind: a driver's, or the file system's.
-        return [_unreachable(context.settings, error)]
-
-
-async def _run_all(context: DatabaseContext, checks: Sequence[Check]) -> list[Finding | Unseen]:
-    dialect = context.outbox.dialect
-    return [one for check in checks if dialect in check.on for one in await _run(check, context)]
+        found.append(_unreachable(context.settings, error))
+    return found
 
 
 @asynccontextmanager
@@ -146,23 +147,15 @@ def _check_file(url: str) -> None:
 def _unreachable(settings: Settings, error: BaseException) -> Finding:
     where = mask_url(settings.database)
     said = str(error) if isinstance(error, RelayboxError) else describe(error)
-    late = isinstance(error, TimeoutError)
-    text = (
-        f"no answer within {CHECK_SECONDS:g} s" if late else " ".join(said.removeprefix(f"{where}: ").split())
-    )
-    seen, _, fix = text.rpartition("; ")
-    seen, fix = (seen, fix) if seen else (text, "")
+    if isinstance(error, TimeoutError):
+        said = f"no answer within {CHECK_SECONDS:g} s"
+    seen, fix = split_fix(said.removeprefix(f"{where}: "))
     if denied(error.__cause__):
         title, otherwise = "the connected role may not look at the tables", typed("sql", "--grants")
     else:
         title = "the database cannot be reached"
         otherwise = "start it, or write another URL into the setting `database`"
     return Finding("error", title, f"{where}: {seen}", fix or otherwise, "database")
-
-
-def _no_tables() -> Finding:
-    detail = "there is no table of migrations, or nothing in it, where the settings say the tables are"
-    return Finding("error", "the tables are missing", detail, Program.migrate, "schema")
 
 
 async def _run(check: Check, context: Context) -> list[Finding | Unseen]:
