@@ -730,7 +730,7 @@ async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: p
         await asyncio.sleep(3600)
         yield Finding("info", "a title", "never", "a fix")
 
-    module: Any = sys.modules["relaybox.operate.doctor.examination"]
+    module: Any = sys.modules["relaybox.operate.doctor"]
     changed = {"database": breaks, "isolation": hangs}
     checks = [replace(one, run=changed.get(one.name, one.run)) for one in module.CHECKS]
     monkeypatch.setattr(module, "CHECKS", tuple(checks))
