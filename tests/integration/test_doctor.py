@@ -29,8 +29,7 @@ from relaybox.cli import app
 from relaybox.database.roles import grants
 from relaybox.operate.doctor import CHECKS, Finding, database, examine
 from relaybox.operate.doctor.check import Context, Results
-from relaybox.operate.doctor.connection import parse_grants
-from relaybox.operate.doctor.database import durability, outdated
+from relaybox.operate.doctor.database import durability, outdated, parse_grants
 from tests.conftest import available
 from tests.databases import EVERY_KIND, KINDS, engine
 from tests.integration.clinic import Clinic

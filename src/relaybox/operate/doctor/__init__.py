@@ -24,7 +24,7 @@ from relaybox.database.migrations import DialectName, Outbox
 from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, RelayboxError, StoreError, did_you_mean
 from relaybox.operate.admin import Admin
-from relaybox.operate.doctor import configuration, connection, database, deliveries, schema
+from relaybox.operate.doctor import configuration, database, deliveries, schema
 from relaybox.operate.doctor.check import (
     LEVELS,
     Check,
@@ -58,9 +58,9 @@ CHECKS: tuple[Check, ...] = (
     database.isolation,
     database.durability,
     schema.schema,
-    connection.privileges,
-    connection.listener,
-    connection.clock,
+    database.privileges,
+    database.listener,
+    database.clock,
     database.transactions,
     database.vacuum,
     deliveries.destinations,

@@ -110,7 +110,8 @@ class Window:
     def clear(self, at: float) -> None:
         """Begin again: it was logged."""
         self.count = Count()
-        self.shadowed = self.told_retries = self.told_failures = 0
+        self.shadowed = 0
+        self.told = {"retries": 0, "failures": 0}
         self._lags.clear()
         self._last = at
 
@@ -122,9 +123,8 @@ class Window:
         count = Count()
         count.add(settlements, lost)
         self.count += count
-        self.shadowed += len(
-            [1 for d, o in settlements if type(o) is Delivered and o.shadow and d.id not in lost]
-        )
+        shadowed = (d for d, o in settlements if type(o) is Delivered and o.shadow)
+        self.shadowed += sum(delivery.id not in lost for delivery in shadowed)
         for delivery, outcome in settlements[:: 1 + len(settlements) // LAGS_OF_A_BATCH]:
             if type(outcome) is Delivered:
                 self._lags.append((now - delivery.created_at).total_seconds())

@@ -28,9 +28,8 @@ from relaybox.wire.tracing import trace_id
 
 log = logging.getLogger("relaybox.relay")
 
-RETRIES = 5
+RETRIES, FAILURES = 5, 100
 """Logged one by one until the next summary; the rest is counted."""
-FAILURES = 100
 DEFECTS_AGAIN = 60.0
 WIDEST_NAME = 24
 BRIEF = 5.0
@@ -169,22 +168,21 @@ class LogObserver(Observer):
                 self._tell(logging.DEBUG, destination, said, "delivered", **_about(delivery))
 
     def _failure(self, destination: str, delivery: Delivery, error: str) -> None:
-        window = self._windows[destination]
-        window.told_failures += 1
-        level = logging.ERROR if window.told_failures <= FAILURES else logging.DEBUG
+        told = self._windows[destination].told
+        told["failures"] += 1
+        level = logging.ERROR if told["failures"] <= FAILURES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
         # One that relays died of is claimed once more than it may be tried.
         tried = min(delivery.attempts, delivery.max_attempts)
-        tries = f"attempt {tried} of {delivery.max_attempts}"
-        see = command(f"why {delivery.event_id}")
+        tries, see = f"attempt {tried} of {delivery.max_attempts}", command(f"why {delivery.event_id}")
         said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
         self._tell(level, destination, said, "failed", **_about(delivery, error))
 
     def _retry(self, destination: str, delivery: Delivery, outcome: Retried) -> None:
-        window = self._windows[destination]
-        window.told_retries += 1
-        level = logging.INFO if window.told_retries <= RETRIES else logging.DEBUG
+        told = self._windows[destination].told
+        told["retries"] += 1
+        level = logging.INFO if told["retries"] <= RETRIES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
         tries = f"attempt {delivery.attempts} of {delivery.max_attempts}" if outcome.counts else "not counted"
@@ -196,11 +194,8 @@ class LogObserver(Observer):
         window = self._windows[destination]
         if not (window.is_due(now) or (at_once and window.count)):
             return
-        for told, limit, what in (
-            (window.told_retries, RETRIES, "retries"),
-            (window.told_failures, FAILURES, "failures"),
-        ):
-            if (more := told - limit) > 0:
+        for what, limit in (("retries", RETRIES), ("failures", FAILURES)):
+            if (more := window.told[what] - limit) > 0:
                 self._tell(logging.INFO, destination, f"and {more:,} more {what}", "more", **{what: more})
         said, about = _summary(window)
         self._tell(logging.INFO, destination, said, "summary", **about)

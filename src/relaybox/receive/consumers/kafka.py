@@ -106,18 +106,17 @@ class KafkaConsumer(Loop):
         return True
 
     async def _decide(self, message: Any, attempt: int) -> Verdict:
-        verdict = await self._judge(_received(message, attempt))
-        return await self._refuse(message, verdict) if isinstance(verdict, Refused) else verdict
-
-    async def _refuse(self, message: Any, verdict: Refused) -> Refused | Crashed:
-        if self._dead_letter is None:
-            self._report(_id(message), verdict, "passed over")
+        received, then = _received(message, attempt), "passed over"
+        verdict = await self._judge(received)
+        if not isinstance(verdict, Refused):
             return verdict
-        try:
-            await self._ask(self._dead_letter, message, verdict.reason)
-        except Exception as error:
-            return Crashed(f"dead_letter failed with {describe(error)}")
-        self._report(_id(message), verdict, "given to dead_letter")
+        if self._dead_letter is not None:
+            then = "given to dead_letter"
+            try:
+                await self._ask(self._dead_letter, message, verdict.reason)
+            except Exception as error:
+                return Crashed(f"dead_letter failed with {describe(error)}")
+        self._report(received.message_id, verdict, then)
         return verdict
 
 
