@@ -132,6 +132,6 @@ def split_fix(text: str) -> tuple[str, str]:
     return (seen, fix) if seen else (fix, "")
 
 
-def several(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 event``, ``2 events``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def several(number: int, noun: str, more: str = "") -> str:
+    """Return a number with its noun: ``1 event``, ``2 events``, ``10,000+ events``."""
+    return f"1 {noun}" if number == 1 else f"{number:,}{more} {noun}s"

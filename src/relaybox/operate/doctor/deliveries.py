@@ -81,8 +81,7 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
         yield Finding("warning", title, detail, typed("resume", name))
     if not counts.failed:
         return
-    more = "+" if "failed" in counts.capped else ""
-    failed = "1 event" if counts.failed == 1 else f"{counts.failed:,}{more} events"
+    failed = several(counts.failed, "event", "+" if "failed" in counts.capped else "")
     retry = typed("retry", "--destination", name)
     if destination.ordered and destination.on_failed == "block" and counts.parked:
         title = f"{failed} failed for {name!r}, and what is behind in the order waits"
