@@ -16,7 +16,7 @@ import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -243,19 +243,20 @@ class MetricsObserver(Observer):
 
     def _lags(self, sends: Sends) -> list[float]:
         now, at = self._wall(), self._clock()
-        # In the zone that the database's times are in: from one zone to another, or to a timestamp, is slow.
+
+        def since(here: datetime) -> list[float]:
+            return [
+                (here - delivery.created_at).total_seconds() + ended - at
+                for delivery, answer, ended in zip(sends.deliveries, sends.answers, sends.ended, strict=True)
+                if type(answer) is Delivered
+            ]
+
+        # In the zone that the database's times are in: from one zone to another is slow.
         here = datetime.fromtimestamp(now, sends.deliveries[0].created_at.tzinfo)
-        acknowledged = [
-            (delivery.created_at, ended - at)
-            for delivery, answer, ended in zip(sends.deliveries, sends.answers, sends.ended, strict=True)
-            if type(answer) is Delivered
-        ]
-        lags = [(here - created_at).total_seconds() + ended for created_at, ended in acknowledged]
+        lags = since(here)
         oldest = here - timedelta(seconds=min(max(lags, default=0.0), 86_400.0 * 366))
-        if here.utcoffset() != oldest.utcoffset():
-            # The clocks of that zone were changed in between.
-            return [now - created_at.timestamp() + ended for created_at, ended in acknowledged]
-        return lags
+        # Unless the clocks of that zone were changed in between.
+        return lags if here.utcoffset() == oldest.utcoffset() else since(datetime.fromtimestamp(now, UTC))
 
     def _count_errors(self, place: str, answers: Sequence[Answer]) -> None:
         for answer in answers:
