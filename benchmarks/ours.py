@@ -70,7 +70,7 @@ class Plan:
             _trace()
         if not self.metrics:
             return []
-        from relaybox.operate.observers.metrics import MetricsObserver
+        from relaybox.operate.metrics import MetricsObserver
 
         return [MetricsObserver()]
 

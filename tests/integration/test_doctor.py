@@ -29,8 +29,7 @@ from relaybox.cli import app
 from relaybox.database.roles import grants
 from relaybox.operate.doctor import CHECKS, Finding, database, examine
 from relaybox.operate.doctor.check import Context, Results
-from relaybox.operate.doctor.connection import parse_grants
-from relaybox.operate.doctor.database import durability, outdated
+from relaybox.operate.doctor.database import durability, outdated, parse_grants
 from tests.conftest import available
 from tests.databases import EVERY_KIND, KINDS, engine
 from tests.integration.clinic import Clinic
@@ -730,7 +729,7 @@ async def test_a_check_that_breaks_hides_no_other(clinic: Clinic, monkeypatch: p
         await asyncio.sleep(3600)
         yield Finding("info", "a title", "never", "a fix")
 
-    module: Any = sys.modules["relaybox.operate.doctor.examination"]
+    module: Any = sys.modules["relaybox.operate.doctor"]
     changed = {"database": breaks, "isolation": hangs}
     checks = [replace(one, run=changed.get(one.name, one.run)) for one in module.CHECKS]
     monkeypatch.setattr(module, "CHECKS", tuple(checks))

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from relaybox import Call, Destination, Event, Outbox, Retry, Route
 from relaybox.core.routing import bucket
-from relaybox.operate.observers.metrics import MetricsObserver
+from relaybox.operate.metrics import MetricsObserver
 from relaybox.stores.ledger import Filter
 from tests.databases import KINDS, sync_url
 from tests.integration.operated import relaybox

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from relaybox import Event
 from relaybox.errors import ConfigError
 from relaybox.receive.consumer import Crashed, Done, Later
-from relaybox.receive.consumers import kafka, kafka_membership, loop, rabbitmq
+from relaybox.receive.consumers import kafka, loop, rabbitmq
 from relaybox.receive.consumers.kafka import KafkaConsumer
 from relaybox.receive.consumers.loop import Loop
 from relaybox.receive.consumers.rabbitmq import RabbitmqConsumer
@@ -164,7 +164,7 @@ async def test_a_partition_goes_on_whatever_is_raised(
         return read(message, attempt)
 
     monkeypatch.setattr(kafka, "_received", failing)
-    lane = kafka_membership.Lane(consumer._attend, asyncio.Event())
+    lane = kafka.Lane(consumer._attend, asyncio.Event())
     lane.put(FakeMessage())
     await await_for(lambda: lane.next_offset == 8)
     assert type(error).__name__ in caplog.text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+from typing import Any
+
 import pytest
 
 from relaybox.errors import StoreError
@@ -17,8 +20,8 @@ class Watched:
         self.flow = Flow(lambda: self.now)
 
     @property
-    def stops(self) -> list[tuple[str | None, str, float]]:
-        return [tuple(stop) for stop in self.flow.stops()]
+    def stops(self) -> list[tuple[Any, ...]]:
+        return [astuple(stop) for stop in self.flow.stops()]
 
 
 @pytest.fixture

@@ -22,8 +22,7 @@ from relaybox.core.outcome import Delivered, Failed, Reject, Retried, Retry, Una
 from relaybox.errors import ConfigError
 from relaybox.operate import metrics
 from relaybox.operate.admin import DestinationStats, Stats
-from relaybox.operate.metrics import Latest, exposition
-from relaybox.operate.observers.metrics import ERRORS, TYPES, Histogram, MetricsObserver
+from relaybox.operate.metrics import ERRORS, TYPES, Histogram, Latest, MetricsObserver, exposition
 from relaybox.relay.observer import Sends
 from relaybox.stores.ledger import Counts, Place
 from relaybox.stores.store import Claim, Settlement

@@ -29,8 +29,8 @@ from relaybox.database.statements.delivery import INSERTED, Statements
 from relaybox.emit.row import RowBuilder
 from relaybox.emit.write import write
 from relaybox.errors import ConfigError, InvalidField, Unrouted
+from relaybox.operate.metrics import MetricsObserver
 from relaybox.operate.observers.log import LogObserver
-from relaybox.operate.observers.metrics import MetricsObserver
 from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
 from relaybox.relay.upkeep.reroute import StoredRouter

@@ -10,7 +10,7 @@ import pytest
 
 from relaybox.core.clock import MonotonicClock, uptime
 from relaybox.core.event import Event, Status
-from relaybox.operate.observers.metrics import MetricsObserver
+from relaybox.operate.metrics import MetricsObserver
 from relaybox.operate.observers.traces import TracesObserver
 from relaybox.relay.observer import Observer
 from relaybox.relay.shared import Shared

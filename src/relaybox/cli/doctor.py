@@ -42,7 +42,7 @@ def doctor(
     database, isolation, durability, schema, privileges, listener, clock, transactions, vacuum, destinations,
     payloads, relays.
     """
-    from relaybox.operate.doctor.examination import choose
+    from relaybox.operate.doctor import choose
 
     names = (tuple(only or ()), tuple(skip or ()))
     choose(*names)

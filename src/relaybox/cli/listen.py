@@ -245,8 +245,7 @@ class Monitor:
 
     def _own(self, relay: Relay, *, circuits: bool) -> Iterator[Problem]:
         """Yield what the relay knows itself; the database knows more about ``circuits``, while it answers."""
-        for stop in self._flow.stops(circuits=circuits):
-            yield Problem(*stop)
+        yield from self._flow.stops(circuits=circuits)
         canary = relay.canary
         if canary is not None and canary.refused is not None:
             yield Problem(

@@ -9,7 +9,7 @@ from relaybox.operate.admin_actions import CANARY
 from relaybox.stores.ledger import Choice, Entry, Filter, Ledger
 
 OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
-"""Where one is that somebody has to look after."""
+"""The states of one that is not done yet."""
 
 
 class Rows:
@@ -21,15 +21,15 @@ class Rows:
         self._destination = destination
 
     async def send(self) -> UUID:
-        """Write another; its id."""
+        """Write another; return its id."""
         return await self._admin.test(self._destination, audited=False)
 
     async def look(self, id_: UUID) -> Entry | None:
-        """The row of that id."""
+        """Return the row of that id."""
         return next(iter(await self._ledger.find(id_, exact=True)), None)
 
     async def left(self) -> Entry | None:
-        """One that was sent before, by whomever, and is not delivered."""
+        """Return one that was sent before, by any relay, and is not delivered."""
         for status in OPEN:
             filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
             page = await self._admin.events(filter, limit=1)

@@ -2,16 +2,7 @@
 
 Webhook receivers and the loops in ``consumers`` differ in how a message comes and how they answer. What
 happens between is here: find the handlers, open the application's transaction, have the inbox say whether
-this is the first time, run them, commit, and tell how it ended.
-
-| it ended as | when |
-|---|---|
-| ``Done`` | the transaction committed, now or the time before; or no handler takes the event |
-| ``Later`` | a handler raised ``Retry`` or ``Unavailable``, or the transaction could not be begun |
-| ``Crashed`` | a handler raised anything else, or the commit failed |
-| ``Refused`` | a handler raised ``Reject``, or the message holds no event |
-
-Unless it is ``Done`` nothing was committed, the mark neither.
+this is the first time, run them, commit, and say how it ended. Only if it is ``Done`` was anything committed.
 """
 
 from __future__ import annotations
@@ -53,39 +44,40 @@ class Once(Protocol):
     def once(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractContextManager[bool]:
-        """A block that is told whether the message is new."""
+        """Return a block that gets True if the message is new."""
 
     def aonce(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
-        """The same on an asynchronous connection."""
+        """Return the same for an asynchronous connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing is left to do. ``duplicate``: it had been done before."""
+    """The transaction committed, now or before (``duplicate``), or no handler takes the event."""
 
     duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """To be tried again, in ``after`` seconds where that was said."""
+    """A handler raised ``Retry`` or ``Unavailable``, or the transaction could not be begun. Try again."""
 
     reason: str
     after: float | None = None
+    """Seconds to wait, where the handler said it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A handler failed, or the commit did. To be tried again; the reason is for the log only."""
+    """A handler raised anything else, or the commit failed. Try again; the reason is for the log only."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It can never succeed."""
+    """A handler raised ``Reject``, or the message holds no event: it can never succeed."""
 
     reason: str
 
@@ -96,16 +88,20 @@ Verdict: TypeAlias = Done | Later | Crashed | Refused
 class Consumer:
     """Handlers by event type, and where their effects and the inbox's marks are kept.
 
-    ``transaction`` opens the application's transaction: a SQLAlchemy ``sessionmaker``, ``Engine`` or their
-    asynchronous twins, or a function that returns a context manager, which gives a connection and commits at
-    its end. ``consumer`` is the name under which the inbox remembers, its own unless one is given here: one
+    ``transaction`` opens the application's transaction: a SQLAlchemy ``sessionmaker``, ``Engine``, their
+    asynchronous counterparts, or a function that returns a context manager, which gives a connection and
+    commits at its end. ``consumer`` is the name under which the inbox remembers, by default the inbox's: one
     for each set of handlers, because two that shared it would each do a part of the work.
     """
 
     def __init__(self, *, inbox: Once, transaction: Any, consumer: str | None) -> None:
         self._inbox = inbox
         self._begin = opener(transaction)
-        self._consumer = _name(consumer, inbox)
+        name = inbox.consumer if consumer is None else consumer
+        if name is None:
+            fix = "write consumer='…', or a name for all in Inbox(consumer='…')"
+            raise ConfigError(f"consumer is missing; {fix}")
+        self._consumer = parse_name(name, "consumer")
         self._handlers: Handlers = []
         self._routes = Routes([])
         self._asynchronous = False
@@ -126,8 +122,7 @@ class Consumer:
         return register
 
     def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
-        called = _with_connection(function)
-        asynchronous = is_asynchronous(function)
+        called, asynchronous = _with_connection(function), is_asynchronous(function)
         if self._handlers and asynchronous != self._asynchronous:
             raise ConfigError(
                 f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all of "
@@ -182,7 +177,7 @@ class Consumer:
         began = ended = False
         try:
             async with (
-                aopened(self._begin) as connection,
+                opened(self._begin, asynchronous=True) as connection,
                 self._inbox.aonce(connection, event, consumer=self._consumer) as first,
             ):
                 began = True
@@ -215,30 +210,21 @@ class Consumer:
 
 
 SWALLOWED = "a handler failed, and the context manager of transaction swallowed its exception"
-_FIX_SYNC = (
+_FIX = (
     "handlers that are no async functions need a context manager (`with`): give a sessionmaker, an Engine or "
-    "a function made with contextlib.contextmanager"
-)
-_FIX_ASYNC = (
+    "a function made with contextlib.contextmanager",
     "async handlers need an asynchronous context manager (`async with`): give an async_sessionmaker, an "
-    "AsyncEngine or a function made with contextlib.asynccontextmanager"
+    "AsyncEngine or a function made with contextlib.asynccontextmanager",
 )
 
 
 def _noted(reason: str, error: BaseException) -> str:
-    """With what the inbox has to say of it."""
+    """Return the reason with what the inbox has to say of it."""
     return "; ".join((reason, *getattr(error, "__notes__", ())))
 
 
-def _name(consumer: str | None, inbox: Once) -> str:
-    name = inbox.consumer if consumer is None else consumer
-    if name is None:
-        raise ConfigError("consumer is missing; write consumer='…', or a name for all in Inbox(consumer='…')")
-    return parse_name(name, "consumer")
-
-
 def opener(transaction: Any) -> Callable[[], Any]:
-    """What begins a transaction: the setting itself, or its ``begin``; raises ``ConfigError``."""
+    """Return what begins a transaction: the setting itself, or its ``begin``."""
     begin = getattr(transaction, "begin", transaction)
     if not callable(begin):
         raise ConfigError(
@@ -248,36 +234,23 @@ def opener(transaction: Any) -> Callable[[], Any]:
     return begin  # type: ignore[no-any-return]
 
 
-def opened(begin: Callable[[], Any]) -> AbstractContextManager[Any]:
-    """The block of a transaction, for `with`."""
+def opened(begin: Callable[[], Any], *, asynchronous: bool = False) -> Any:
+    """Return the block of a transaction, for `with`, or for `async with` if ``asynchronous``."""
     block = begin()
-    if not hasattr(type(block), "__enter__"):
-        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_SYNC}")
-    if isinstance(block, (Connection, Session)):
+    if not hasattr(type(block), "__aenter__" if asynchronous else "__enter__"):
+        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX[asynchronous]}")
+    if isinstance(block, Connection | Session):
         block.close()
-        raise _uncommitted(block)
-    return block  # type: ignore[no-any-return]
-
-
-def aopened(begin: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
-    """The block of a transaction, for `async with`."""
-    block = begin()
-    if not hasattr(type(block), "__aenter__"):
-        raise ConfigError(f"transaction gave {shorten(block)}; {_FIX_ASYNC}")
-    if isinstance(block, (AsyncConnection, AsyncSession)):
-        raise _uncommitted(block)
-    return block  # type: ignore[no-any-return]
-
-
-def _uncommitted(block: Any) -> ConfigError:
-    return ConfigError(
-        f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
-        "sessionmaker itself, or its begin"
-    )
+    if isinstance(block, Connection | Session | AsyncConnection | AsyncSession):
+        raise ConfigError(
+            f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
+            "sessionmaker itself, or its begin"
+        )
+    return block
 
 
 def finished(result: Any) -> Any:
-    """What a plain handler returned; raises ``ConfigError`` where its work would run after the commit."""
+    """Return what a plain handler returned; raise ``ConfigError`` if its work would run after the commit."""
     if unfinished(result):
         raise ConfigError(
             "the handler returned an awaitable, which would run after the commit; write async def, or wait "
@@ -287,12 +260,12 @@ def finished(result: Any) -> Any:
 
 
 def cancelled(error: BaseException) -> bool:
-    """Whether whoever waits has given up; else it failed, or a handler or a client cancelled itself."""
+    """True if the caller has given up; else it failed, or a handler or a client cancelled itself."""
     return isinstance(error, asyncio.CancelledError) and being_cancelled()
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
-    """Whether a handler is an async function; raises ``ConfigError`` for one that can be neither."""
+    """True if a handler is an async function; raise ``ConfigError`` for one that can be neither."""
     kinds = (function, getattr(function, "__call__", None))  # noqa: B004
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise ConfigError(f"on: {shorten(function)} yields, so that a call would run none of it")
@@ -314,7 +287,7 @@ def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any
 
 
 def seconds_of(after: float | timedelta | None) -> float | None:
-    """What a handler said of when to try again, in seconds."""
+    """Return when a handler asks to try again, in seconds."""
     if after is None:
         return None
     return wait(after.total_seconds() if isinstance(after, timedelta) else after)

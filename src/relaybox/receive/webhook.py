@@ -1,22 +1,9 @@
 """A webhook at its receiver: what is asked of a request, and what its sender is answered.
 
 Web frameworks read requests and write responses; ``contrib`` has one module for each. What stands between
-is here and knows none of them. A request is looked at in this order:
-
-| answer | when |
-|---|---|
-| 405 | it is no POST |
-| 415 | its content type is none that an event is sent as, or its body is compressed |
-| 413 | its body is longer than ``max_body`` |
-| 401 | no signature fits: missing, wrong, stale, or of another message |
-| 400 | it is signed and holds no event |
-| 204 | done, also where it was before, and where no handler takes its type |
-| 422 | a handler raised ``Reject`` |
-| 503 | a handler raised ``Retry`` or ``Unavailable`` (``after``: ``Retry-After``), or the database is away |
-| 500 | a handler raised anything else |
-
-To a sender that is a Relaybox, 400, 413, 415 and 422 fail the event, 500 is another attempt, and 401 and 503
-are the receiver's trouble, through which the event keeps its attempts.
+is here and knows none of them. ``docs/how-to/receive.md`` lists the answers. To a sender that is a Relaybox,
+400, 413, 415 and 422 fail the event, 500 is another attempt, and 401 and 503 are the receiver's trouble,
+through which the event keeps its attempts.
 """
 
 from __future__ import annotations
@@ -24,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import NamedTuple
@@ -58,16 +46,15 @@ class Refusal(Exception):
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
-        self.answer = problem(
-            status, detail, {name.replace("_", "-"): text for name, text in headers.items()}
-        )
+        self.answer = problem(status, detail, **headers)
 
 
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Answer:
-    """A problem document (RFC 9457)."""
+def problem(status: int, detail: str, **headers: str) -> Answer:
+    """Return a problem document (RFC 9457); an underscore in the name of a header is a hyphen."""
     shown = detail.encode("utf-8", "replace").decode()[:_LONGEST_REASON]
     body = {"title": HTTPStatus(status).phrase, "status": status, "detail": shown}
-    return Answer(status, {"content-type": "application/problem+json", **(headers or {})}, json.encode(body))
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return Answer(status, {"content-type": "application/problem+json", **named}, json.encode(body))
 
 
 class Webhooks:
@@ -94,7 +81,7 @@ class Webhooks:
         return revealed
 
     def admit(self, method: str, headers: Mapping[str, str]) -> None:
-        """Raise ``Refusal`` where the body need not be read at all."""
+        """Raise ``Refusal`` if the body need not be read at all."""
         if method != "POST":
             raise Refusal(405, "events are sent with POST", allow="POST")
         if media_type(headers.get("content-type", "")) not in CONTENT_TYPES:
@@ -109,11 +96,11 @@ class Webhooks:
             raise self.too_large()
 
     def too_large(self) -> Refusal:
-        """For a body that is longer than ``max_body``."""
+        """Return the refusal of a body that is longer than ``max_body``."""
         return Refusal(413, f"the body is longer than {self.max_body:,} bytes")
 
     def read(self, headers: Mapping[str, str], body: bytes) -> Event:
-        """The event of an admitted request; raises ``Refusal``."""
+        """Return the event of an admitted request; raise ``Refusal`` if there is none."""
         if not self._is_genuine(headers, body):
             raise Refusal(401, "the signature is missing, does not fit, or is too old or too new")
         sent_at = datetime.fromtimestamp(int(headers[TIMESTAMP].strip()), UTC)
@@ -126,50 +113,45 @@ class Webhooks:
 
     def _is_genuine(self, headers: Mapping[str, str], body: bytes) -> bool:
         signed = {name: headers[name] for name in _SIGNED if name in headers}
-        if self._fits(signed, body):
-            return True
-        return self._may_have_changed(signed) and self._changed() and self._fits(signed, body)
+        return self._fits(signed, body) or (self._has_changed(signed) and self._fits(signed, body))
 
-    def _may_have_changed(self, signed: Mapping[str, str]) -> bool:
-        """Whether another secret could fit, and it is not too soon: anybody can send what does not fit."""
+    def _has_changed(self, signed: Mapping[str, str]) -> bool:
+        """Read the secret again if another could fit, and not too often: anybody can send what does not."""
         if len(signed) < len(_SIGNED):
             return False
         if not is_recent(signed[TIMESTAMP].strip(), self._tolerance, time.time()):
             return False
-        return time.monotonic() - self._read_again >= READ_AGAIN_SECONDS
-
-    def _changed(self) -> bool:
-        self._read_again = time.monotonic()
-        try:
-            now = self._reveal()
-        except ConfigError:
-            # A file that is just being replaced: what was read before is the best there is.
+        if time.monotonic() - self._read_again < READ_AGAIN_SECONDS:
             return False
-        changed, self._revealed = now != self._revealed, now
-        return changed
+        self._read_again = time.monotonic()
+        before = self._revealed
+        # A file that is just being replaced: what was read before is the best there is.
+        with suppress(ConfigError):
+            self._revealed = self._reveal()
+        return self._revealed != before
 
     def _fits(self, signed: Mapping[str, str], body: bytes) -> bool:
         return verify(body, signed, self._revealed, tolerance=self._tolerance, now=time.time())
 
 
 def answer(verdict: Verdict) -> Answer:
-    """What a sender is told of how its event ended."""
+    """Return the response that says how an event ended."""
     match verdict:
         case Done():
             return Answer(204, {}, b"")
         case Refused(reason):
             return problem(422, reason)
         case Later(reason, after):
-            return problem(503, reason, {} if after is None else {"retry-after": str(math.ceil(after))})
+            return problem(503, reason, **({} if after is None else {"retry_after": str(math.ceil(after))}))
         case Crashed():
             # What an exception says is for the log: it may show anything.
             return problem(500, "the handler failed; the receiver's log says why")
 
 
 def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The headers by name, in lower case; raises ``Refusal`` where one that decides stands there twice.
+    """Return the headers by name, in lower case; raise ``Refusal`` if one that decides stands there twice.
 
-    Else the signature could be that of one id, and the event be remembered by the other.
+    Otherwise the signature could be that of one id, and the event be remembered by the other.
     """
     found: dict[str, str] = {}
     for name, value in headers:

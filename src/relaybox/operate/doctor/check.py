@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -91,15 +91,14 @@ class DatabaseContext(Context):
 
         It has a limit of time where the server has one.
         """
-        before: Sequence[Query] = ()
-        if self.outbox.dialect == "postgresql":
-            before = [Query(server.BOUNDS, ())]
-        elif self.outbox.dialect == "mariadb":
+        if self.outbox.dialect == "mariadb":
             sql = server.bounded_on_mariadb(sql)
-        query = self.store.steps.statements.others(Texts({"question": sql}))("question", **params)
+        queries = [self.store.steps.statements.others(Texts({"question": sql}))("question", **params)]
+        if self.outbox.dialect == "postgresql":
+            queries.insert(0, Query(server.BOUNDS, ()))
 
         def steps() -> Steps[list[Row]]:
-            results = yield [*before, query]
+            results = yield queries
             return results[-1]
 
         return await self.store.driver.run(steps)
@@ -127,6 +126,12 @@ def typed(*words: str) -> str:
     return f"{Program.name} {' '.join(map(shlex.quote, words))}"
 
 
-def several(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 event``, ``2 events``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def split_fix(text: str) -> tuple[str, str]:
+    """Return what an error says, in one line, and the fix after its last semicolon."""
+    seen, _, fix = " ".join(text.split()).rpartition("; ")
+    return (seen, fix) if seen else (fix, "")
+
+
+def several(number: int, noun: str, more: str = "") -> str:
+    """Return a number with its noun: ``1 event``, ``2 events``, ``10,000+ events``."""
+    return f"1 {noun}" if number == 1 else f"{number:,}{more} {noun}s"

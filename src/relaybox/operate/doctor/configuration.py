@@ -14,7 +14,7 @@ from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.core.values import mask_url
 from relaybox.database.debezium import missing
 from relaybox.errors import ConfigError, RelayboxError
-from relaybox.operate.doctor.check import Context, Finding, Results, Unseen, check, typed
+from relaybox.operate.doctor.check import Context, Finding, Results, Unseen, check, split_fix, typed
 from relaybox.sinks.open import handler_of, open_sink
 from relaybox.sinks.sink import describe
 
@@ -30,14 +30,17 @@ async def settings(context: Context) -> Results:
         detail = "nothing that is emitted can be delivered"
         fix = "add a destination to the settings, or name the application that has them with --app"
         yield Finding("error", "no destinations are configured", detail, fix)
+    reached = {name for route in context.settings.routes for name in route.to}
+    reached |= {destination.dead_letter for destination in configured if destination.dead_letter}
     for destination in configured:
+        name = destination.name
         for text in _warnings(destination):
             seen, _, fix = text.partition("; ")
-            yield Finding("warning", f"a setting of destination {destination.name!r}", seen, fix)
-        if not _is_reached(destination, context.settings):
+            yield Finding("warning", f"a setting of destination {name!r}", seen, fix)
+        if name not in reached:
             detail = "no route and no dead_letter leads to it: only an emit that names it"
-            fix = Program.route.format("TYPE").replace("…", destination.name)
-            yield Finding("info", f"destination {destination.name!r} gets no events by itself", detail, fix)
+            fix = Program.route.format("TYPE").replace("…", name)
+            yield Finding("info", f"destination {name!r} gets no events by itself", detail, fix)
 
 
 def _warnings(destination: Destination) -> list[str]:
@@ -48,23 +51,16 @@ def _warnings(destination: Destination) -> list[str]:
     return [str(one.message) for one in caught if issubclass(one.category, ConfigWarning)]
 
 
-def _is_reached(destination: Destination, settings: Settings) -> bool:
-    name = destination.name
-    return any(name in route.to for route in settings.routes) or any(
-        other.dead_letter == name for other in settings.destinations
-    )
-
-
 @check(needs="settings")
 async def sinks(context: Context) -> Results:
     """Find secrets, functions and packages that are missing, and sinks that do not answer; all at once."""
     looks = [_sink(context, destination) for destination in context.settings.destinations]
-    for results in await asyncio.gather(*looks):
-        for one in results:
-            yield one
+    for found in await asyncio.gather(*looks):
+        if found is not None:
+            yield found
 
 
-async def _sink(context: Context, destination: Destination) -> list[Finding | Unseen]:
+async def _sink(context: Context, destination: Destination) -> Finding | Unseen | None:
     name = destination.name
     try:
         _check_secrets(destination)
@@ -72,34 +68,22 @@ async def _sink(context: Context, destination: Destination) -> list[Finding | Un
             return await _log(context.settings, destination)
         if destination.once:
             handler_of(destination, context.handlers)
-            return []
+            return None
         sink = open_sink(destination, context.handlers)
     except RelayboxError as error:
-        return [_broken(name, error)]
+        seen, fix = split_fix(str(error).removeprefix(f"destination {name!r}: "))
+        if not fix:
+            seen, _, fix = seen.partition(": ")
+        title = f"destination {name!r} cannot be sent to"
+        return Finding("error", title, seen, fix or "correct the destination's settings")
     except Exception as error:
-        return [Unseen(f"destination {name!r}: {describe(error)}")]
+        return Unseen(f"destination {name!r}: {describe(error)}")
     try:
         return await _reach(destination, sink)
     finally:
         with suppress(Exception):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await sink.close()
-
-
-async def _reach(destination: Destination, sink: Any) -> list[Finding | Unseen]:
-    """Connect to the sink, if it is of a kind that can be connected to."""
-    if not hasattr(sink, "check"):
-        return []
-    try:
-        async with asyncio.timeout(min(ANSWER_SECONDS, destination.timeout)):
-            await sink.check()
-    except TimeoutError:
-        return [_dead(destination, f"no answer within {min(ANSWER_SECONDS, destination.timeout):g} s")]
-    except (Unavailable, Retry, Reject) as error:
-        if isinstance(error, Unreachable) or error.reason.startswith("no answer"):
-            return [_dead(destination, error.reason)]
-        return [_refusing(destination, error.reason)]
-    return []
 
 
 def _check_secrets(destination: Destination) -> None:
@@ -112,41 +96,39 @@ def _check_secrets(destination: Destination) -> None:
             raise ConfigError(f"{setting}: {error}") from None
 
 
-async def _log(settings: Settings, destination: Destination) -> list[Finding | Unseen]:
+async def _log(settings: Settings, destination: Destination) -> Finding | None:
     lacking = await asyncio.to_thread(missing, settings, destination)
     if not lacking:
-        return []
+        return None
     title = f"Debezium cannot read what is emitted for destination {destination.name!r}"
     detail = f"the server has no {' and no '.join(lacking)} for it; what is emitted now is never sent"
-    fix = f"{typed('debezium', destination.name, '--sql')} | psql"
-    return [Finding("error", title, detail, fix)]
+    return Finding("error", title, detail, f"{typed('debezium', destination.name, '--sql')} | psql")
 
 
-def _broken(name: str, error: RelayboxError) -> Finding:
-    text = " ".join(str(error).split()).removeprefix(f"destination {name!r}: ")
-    seen, _, fix = text.rpartition("; ")
-    if not seen:
-        seen, _, fix = text.partition(": ")
-    title = f"destination {name!r} cannot be sent to"
-    return Finding("error", title, seen or text, fix or "correct the destination's settings")
+async def _reach(destination: Destination, sink: Any) -> Finding | None:
+    """Connect to the sink, if it is of a kind that can be connected to."""
+    if not hasattr(sink, "check"):
+        return None
+    seconds = min(ANSWER_SECONDS, destination.timeout)
+    try:
+        async with asyncio.timeout(seconds):
+            await sink.check()
+    except TimeoutError:
+        return _failing(destination, f"no answer within {seconds:g} s", silent=True)
+    except (Unavailable, Retry, Reject) as error:
+        silent = isinstance(error, Unreachable) or error.reason.startswith("no answer")
+        return _failing(destination, error.reason, silent=silent)
+    return None
 
 
-def _dead(destination: Destination, reason: str) -> Finding:
-    title = f"destination {destination.name!r} does not answer"
-    resume = typed("resume", destination.name)
-    fix = f"start it, or correct its sink; events wait meanwhile, and `{resume}` ends the wait"
-    return Finding("error", title, f"{mask_url(destination.sink)}: {reason}", fix)
-
-
-def _refusing(destination: Destination, reason: str) -> Finding:
-    title = f"destination {destination.name!r} cannot be sent to"
-    place = mask_url(destination.sink)
-    if "; " in reason and "allow" in reason:
-        seen, _, fix = reason.rpartition("; ")
-        return Finding("error", title, f"{place}: {seen}", fix)
-    resume = typed("resume", destination.name)
-    fix = (
-        "correct the destination's sink, auth or options, or mend it there; events wait meanwhile, "
-        f"and `{resume}` ends the wait"
-    )
-    return Finding("error", title, f"{place}: {reason}", fix)
+def _failing(destination: Destination, reason: str, *, silent: bool) -> Finding:
+    name, seen, fix = destination.name, reason, ""
+    if not silent and "allow" in reason:
+        seen, fix = split_fix(reason)
+    if silent:
+        title, act = f"destination {name!r} does not answer", "start it, or correct its sink"
+    else:
+        title = f"destination {name!r} cannot be sent to"
+        act = "correct the destination's sink, auth or options, or mend it there"
+    waits = f"events wait meanwhile, and `{typed('resume', name)}` ends the wait"
+    return Finding("error", title, f"{mask_url(destination.sink)}: {seen}", fix or f"{act}; {waits}")

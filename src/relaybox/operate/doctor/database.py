@@ -1,18 +1,24 @@
-"""Checks of the database server: version, writes, isolation, durability, and the cleaning up of dead rows."""
+"""Checks of the database: its server, the rights of our role, notifications, its clock, and dead rows."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
 import sqlalchemy as sa
 
-from relaybox.database.migrations import quoted
+from relaybox.database.migrations import Outbox, quoted
+from relaybox.database.roles import CHANGE
+from relaybox.database.schema import MYSQL
 from relaybox.database.statements import server
-from relaybox.database.steps import Row
-from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Results, Unseen, check
+from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Level, Results, Unseen, check
 
 OLDEST: Final = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0), "sqlite": (3, 35)}
 """The oldest versions that are supported."""
@@ -21,7 +27,6 @@ NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sq
 
 PACKET = 16 * 1024 * 1024
 """What MariaDB must take in one statement: a settle of the most rows with the longest errors."""
-
 
 FORGETS: Final = (
     "a crash may undo commits that were answered: an event is then lost, or it was sent and never was, or "
@@ -33,6 +38,21 @@ ASYNCHRONOUS: Final = (
 )
 DAMAGES: Final = "a crash of the machine may damage the database, and undo commits that were answered"
 
+_GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
+
+READ, NEEDED = "SELECT", CHANGE.split(", ")
+
+CHANNEL = "relaybox_doctor"
+"""Its own, so that no relay is woken; always the same, because a pooler may keep a LISTEN."""
+
+NOTIFY_SECONDS = 3.0
+"""How long a notification has to arrive."""
+
+NOTICEABLE = 5.0
+"""Seconds of difference that show in the ids and times that this host makes."""
+
+REFUSED = 300.0
+"""Seconds of difference for which receivers refuse signatures with this host's time."""
 
 OLD = 60.0
 """Seconds that a transaction may be open."""
@@ -43,32 +63,19 @@ BEHIND = 100_000
 KEPT = 1024**3
 """Bytes of log that a slot without a reader may keep."""
 
-
 GROWS = "nothing that died since can be cleaned up, and claims read ever more of it"
 
 DEAD = 100_000
 """Dead rows that a table may have, or half as many as live ones if that is more."""
 
-_OFF_FOR_TABLE = (
-    "autovacuum_enabled=false",
-    "autovacuum_enabled=off",
-    "autovacuum_enabled=no",
-    "autovacuum_enabled=0",
-)
+_OFF_FOR_TABLE = {f"autovacuum_enabled={off}" for off in ("false", "off", "no", "0")}
 
 
 @check(needs="database")
-async def database(context: DatabaseContext) -> Results:
+def database(context: DatabaseContext) -> Results:
     """Find a version that is too old, and what keeps a relay from writing."""
-    match context.outbox.dialect:
-        case "postgresql":
-            looking = _postgresql(context)
-        case "sqlite":
-            looking = _sqlite(context)
-        case _:
-            looking = _mysql(context)
-    async for finding in looking:
-        yield finding
+    looks = {"postgresql": _postgresql, "sqlite": _sqlite}
+    return looks.get(context.outbox.dialect, _mysql)(context)
 
 
 def outdated(dialect: str, version: str) -> Finding | None:
@@ -148,11 +155,9 @@ async def isolation(context: DatabaseContext) -> Results:
 
 
 @check(needs="database", on=SERVERS)
-async def durability(context: DatabaseContext) -> Results:
+def durability(context: DatabaseContext) -> Results:
     """Find settings by which a commit is confirmed before it is on disk: a crash then undoes it."""
-    looking = _unsafe_postgresql if context.outbox.dialect == "postgresql" else _unsafe_mysql
-    async for finding in looking(context):
-        yield finding
+    return (_unsafe_postgresql if context.outbox.dialect == "postgresql" else _unsafe_mysql)(context)
 
 
 async def _unsafe_postgresql(context: DatabaseContext) -> Results:
@@ -178,16 +183,183 @@ async def _unsafe_mysql(context: DatabaseContext) -> Results:
         yield Finding("warning", f"sync_binlog is {sync}", FORGETS, "SET GLOBAL sync_binlog = 1;")
 
 
-@check(needs="database", on=SERVERS)
-async def transactions(context: DatabaseContext) -> Results:
-    """Find what keeps dead rows from being cleaned up: old transactions, unread slots, old standbys."""
-    if context.outbox.dialect != "postgresql":
-        for thread, seconds in await context.ask(server.OLD_SESSIONS_MYSQL, old=OLD):
-            title = f"a transaction is open for {seconds:,.0f} s"
-            yield Finding("warning", title, f"by connection {thread}: {GROWS}", f"KILL {thread};")
+@check(on=SERVERS)
+async def privileges(context: DatabaseContext) -> Results:
+    """Find what a relay needs and the connected role lacks; a role that only reads is not a relay's."""
+    [(role,)] = await context.ask(server.CURRENT_USER[context.outbox.dialect])
+    tables = context.outbox.tables()
+    every = [getattr(tables, field.name) for field in fields(tables)]
+    needed = {table.name: [READ] if table is tables.migration else NEEDED for table in every}
+    held = await _held(context, needed)
+    lacking = {
+        table: missing
+        for table, of in needed.items()
+        if table in held and (missing := [one for one in of if one not in held[table]])
+    }
+    if not lacking:
         return
-    for row in await context.ask(server.OLD_SESSIONS, old=OLD):
-        yield _session(row)
+    changes = any(one != READ for of in held.values() for one in of)
+    if not changes and all(READ not in of for of in lacking.values()):
+        yield Unseen(f"{role} may only read: whether a relay's role has its rights cannot be told from it")
+    else:
+        yield _lacks(context.outbox, str(role), lacking)
+
+
+async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[str, Collection[str]]:
+    """Return the rights to each table that exists."""
+    outbox = context.outbox
+    if outbox.dialect in MYSQL:
+        rows = await context.ask(server.GRANTS_MYSQL)
+        [(name,)] = await context.ask(server.SCHEMA_MYSQL, schema=outbox.schema)
+        return parse_grants([str(row[0]) for row in rows], str(name), needed)
+    if outbox.schema and (await context.ask(server.SCHEMA_RIGHTS, schema=outbox.schema))[0][0] is False:
+        return dict.fromkeys(needed, ())
+    names = {quoted(outbox, outbox.schema, table): table for table in needed}
+    rows = await context.ask(server.TABLE_RIGHTS, names=list(names), privileges=NEEDED)
+    # A missing table is a finding of the schema check.
+    held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
+    for name, privilege, may in rows:
+        if may:
+            held[names[name]].add(privilege)
+    return held
+
+
+def parse_grants(lines: Iterable[str], schema: str, tables: Iterable[str]) -> dict[str, set[str]]:
+    """Return the rights to these tables from the lines of SHOW GRANTS."""
+    held: dict[str, set[str]] = {table: set() for table in tables}
+    for line in lines:
+        match = _GRANT.match(line)
+        if match is None:
+            continue
+        place, _, table = match[2].replace("`", "").partition(".")
+        if place != "*" and not _like(place).fullmatch(schema):
+            continue
+        every = match[1].startswith("ALL PRIVILEGES")
+        granted = {one for one in NEEDED if every or one in re.findall(r"[A-Z]+", match[1])}
+        for name in held if table == "*" else held.keys() & {table}:
+            held[name] |= granted
+    return held
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of a MySQL pattern for names of databases."""
+    parts = re.split(r"(\\[_%]|[_%])", pattern)
+    words = {"_": ".", "%": ".*"}
+    return re.compile("".join(words.get(part, re.escape(part.removeprefix("\\"))) for part in parts))
+
+
+def _lacks(outbox: Outbox, role: str, lacking: Mapping[str, list[str]]) -> Finding:
+    user, at, host = role.partition("@")
+    whom = quoted(outbox, role)
+    if at and outbox.dialect in MYSQL:
+        whom = f"{quoted(outbox, user)}@{quoted(outbox, host)}"
+    grants = [
+        f"GRANT {', '.join(of)} ON {quoted(outbox, outbox.schema, table)} TO {whom};"
+        for table, of in lacking.items()
+    ]
+    if outbox.dialect == "postgresql" and outbox.schema:
+        grants.insert(0, f"GRANT USAGE ON SCHEMA {quoted(outbox, outbox.schema)} TO {whom};")
+    detail = "; ".join(f"no {', '.join(of)} on {table}" for table, of in lacking.items())
+    return Finding("error", f"{role} lacks rights that a relay needs", detail, "\n".join(grants))
+
+
+@check(needs="database", on=("postgresql",))
+async def listener(context: DatabaseContext) -> Results:
+    """Find that a NOTIFY of one connection is not heard by another, and a pooler that is the reason."""
+    if not context.settings.notify:
+        return
+    import psycopg
+
+    try:
+        heard, pooled = await _round_trip(context.settings.database)
+    except psycopg.Error as error:
+        yield Unseen(" ".join(str(error).split()))
+        return
+    if heard:
+        return
+    waits = "relays find events by polling, each poll_interval, instead of at once"
+    if pooled:
+        title = "a transaction pooler stands before the database"
+        detail = f"what a session has set is lost between transactions, and so is LISTEN: {waits}"
+        fix = (
+            "give the relay the server's own address (on PgBouncer: or one with pool_mode = session), "
+            "or set notify = false to be content with polling"
+        )
+        yield Finding("warning", title, detail, fix)
+    else:
+        title = "a notification that was sent did not arrive"
+        fix = "give the relay a connection on which LISTEN works, or set notify = false"
+        yield Finding("warning", title, f"within {NOTIFY_SECONDS:g} s: {waits}", fix)
+
+
+async def _round_trip(url: str) -> tuple[bool, bool]:
+    """Return whether it was heard, and whether there is a pooler: it invents the process number."""
+    from psycopg import AsyncConnection
+    from psycopg.conninfo import conninfo_to_dict
+
+    from relaybox.database.drivers.notify import NOTIFY, listen
+
+    usual = {"connect_timeout": 5, "prepare_threshold": None}
+    options: dict[str, Any] = {**usual, **conninfo_to_dict(url), "autocommit": True}
+    async with await AsyncConnection.connect(**options) as ear:
+        cursor = await ear.execute(server.BACKEND)
+        pooled = await cursor.fetchone() != (ear.info.backend_pid,)
+        await ear.execute(listen(CHANNEL))
+        word = uuid4().hex
+        async with await AsyncConnection.connect(**options) as mouth:
+            await mouth.execute(NOTIFY, (CHANNEL, word))
+        async with aclosing(ear.notifies(timeout=NOTIFY_SECONDS)) as notifications:
+            async for notification in notifications:
+                if notification.payload == word:
+                    return True, pooled
+    return False, pooled
+
+
+@check(needs="database")
+async def clock(context: DatabaseContext) -> Results:
+    """Find that this host's clock, which ids, signatures and logs use, differs from the database's."""
+    begun, here = time.monotonic(), context.clock()
+    there = await context.store.now()
+    # Half of the way there and back is the best guess of when the database looked at its clock.
+    passed = time.monotonic() - begun
+    skew = here + passed / 2 - there.timestamp()
+    if abs(skew) < NOTICEABLE + passed:
+        return
+    level: Level = "warning"
+    effect = "leases do not depend on it, but the order of ids and the times in signatures and logs do"
+    if abs(skew) >= REFUSED:
+        level, effect = "error", "receivers refuse signatures whose time is 5 minutes off"
+    yield Finding(
+        level,
+        f"this host's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} the database's",
+        f"here it is {_utc(here)}, there {_utc(there.timestamp())}; {effect}",
+        "timedatectl set-ntp true   # on whichever host is wrong; `chronyc tracking` says which",
+    )
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+@check(needs="database", on=SERVERS)
+def transactions(context: DatabaseContext) -> Results:
+    """Find what keeps dead rows from being cleaned up: old transactions, unread slots, old standbys."""
+    return (_kept_postgresql if context.outbox.dialect == "postgresql" else _kept_mysql)(context)
+
+
+async def _kept_mysql(context: DatabaseContext) -> Results:
+    for thread, seconds in await context.ask(server.OLD_SESSIONS_MYSQL, old=OLD):
+        title = f"a transaction is open for {seconds:,.0f} s"
+        yield Finding("warning", title, f"by connection {thread}: {GROWS}", f"KILL {thread};")
+
+
+async def _kept_postgresql(context: DatabaseContext) -> Results:
+    for pid, user, program, state, seconds in await context.ask(server.OLD_SESSIONS, old=OLD):
+        who = f"{user} ({program})" if program else str(user)
+        idle = ", and does nothing" if str(state).startswith("idle in transaction") else ""
+        title = f"a transaction is open for {seconds:,.0f} s"
+        detail = f"by {who}, {state or 'in an unknown state'}{idle}: {GROWS}"
+        yield Finding("warning", title, detail, f"SELECT pg_terminate_backend({pid});")
     [(monitor, role, others)] = await context.ask(server.MAY_MONITOR)
     if others and not monitor:
         fix = f"GRANT pg_read_all_stats TO {role};"
@@ -197,33 +369,17 @@ async def transactions(context: DatabaseContext) -> Results:
         title = f"the transaction {literal} is prepared for {seconds:,.0f} s and not ended"
         fix = f"ROLLBACK PREPARED {literal};"
         yield Finding("warning", title, f"by {owner}, who may want to COMMIT PREPARED it: {GROWS}", fix)
-    for row in await context.ask(server.UNREAD_SLOTS):
-        if finding := _slot(row):
-            yield finding
+    for name, holds, kept in await context.ask(server.UNREAD_SLOTS):
+        if holds or kept >= KEPT:
+            what = GROWS if holds else "the disk fills with log that is kept for it"
+            detail = f"it keeps {kept / 1024**2:,.0f} MiB of log: {what}"
+            fix = f"SELECT pg_drop_replication_slot({_literal(name)});"
+            yield Finding("warning", f"nobody reads the replication slot {name}", detail, fix)
     for name, address, age in await context.ask(server.OLD_STANDBYS, behind=BEHIND):
         title = f"the standby {name or address} keeps {age:,} transactions from being cleaned up"
         detail = f"by hot_standby_feedback, for an old query of its own: {GROWS}"
         fix = "end the query on the standby, or there: ALTER SYSTEM SET hot_standby_feedback = off;"
         yield Finding("warning", title, detail, fix)
-
-
-def _session(row: Row) -> Finding:
-    pid, user, program, state, seconds = row
-    who = f"{user} ({program})" if program else str(user)
-    title = f"a transaction is open for {seconds:,.0f} s"
-    idle = ", and does nothing" if str(state).startswith("idle in transaction") else ""
-    detail = f"by {who}, {state or 'in an unknown state'}{idle}: {GROWS}"
-    return Finding("warning", title, detail, f"SELECT pg_terminate_backend({pid});")
-
-
-def _slot(row: Row) -> Finding | None:
-    name, holds, kept = row
-    if not holds and kept < KEPT:
-        return None
-    title = f"nobody reads the replication slot {name}"
-    what = GROWS if holds else "the disk fills with log that is kept for it"
-    detail = f"it keeps {kept / 1024**2:,.0f} MiB of log: {what}"
-    return Finding("warning", title, detail, f"SELECT pg_drop_replication_slot({_literal(name)});")
 
 
 def _literal(text: str) -> str:
@@ -241,7 +397,7 @@ async def vacuum(context: DatabaseContext) -> Results:
     tables = outbox.metadata().tables.values()
     names = {table.name: quoted(outbox, table.schema, table.name) for table in tables}
     for name, options, live, dead, at in await context.ask(server.DEAD_ROWS, names=list(names.values())):
-        if any(option in _OFF_FOR_TABLE for option in options or ()):
+        if _OFF_FOR_TABLE.intersection(options or ()):
             detail = "its dead rows are never cleaned up, and claims become slower with every event"
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"
             yield Finding("error", f"autovacuum is off for {name}", detail, fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 
 from relaybox.core.commands import Program
@@ -36,34 +36,29 @@ async def destinations(context: DatabaseContext) -> Results:
     """Find events that no relay delivers, and what holds up others; counts stop at a limit."""
     configured = {destination.name: destination for destination in context.settings.destinations}
     for one in (await context.admin.stats()).destinations:
-        if one.name in configured:
-            for finding in _held_up(one, configured[one.name]):
+        counts, name = one.counts, one.name
+        waiting = counts.due + counts.scheduled + counts.parked
+        if name in configured:
+            for finding in _held_up(one, configured[name]):
                 yield finding
-        elif not one.name:
-            if _waiting(one.counts):
-                yield await _unrouted(context, one)
-        elif _waiting(one.counts) + one.counts.failed:
-            yield _unknown(one, context.settings)
+        elif name and waiting + counts.failed:
+            title = f"{_wait(waiting, counts)} for {name!r}, which is no destination"
+            detail = "it was renamed or removed, or this is not the configuration of the relays that know it"
+            yield Finding("error", title, detail, typed("move", name, _target(name, context.settings)))
+        elif waiting:
+            page = await context.admin.events(Filter(status="pending", destination=""), limit=NAMED)
+            types = sorted({entry.event_type for entry in page.entries})
+            title = f"{_wait(waiting, counts)} for a route"
+            detail = f"no route takes {', '.join(types) or 'them'}; relays route them as soon as one does"
+            route = Program.route.format(types[0] if types else "TYPE")
+            fix = f"{route}, or: {typed('move', '', _target('', context.settings))}"
+            yield Finding("warning", title, detail, fix)
 
 
-def _waiting(counts: Counts) -> int:
-    return counts.due + counts.scheduled + counts.parked
-
-
-async def _unrouted(context: DatabaseContext, one: DestinationStats) -> Finding:
-    page = await context.admin.events(Filter(status="pending", destination=""), limit=NAMED)
-    types = sorted({entry.event_type for entry in page.entries})
-    title = f"{_wait(one.counts)} for a route"
-    detail = f"no route takes {', '.join(types) or 'them'}; relays route them as soon as one does"
-    route = Program.route.format(types[0] if types else "TYPE")
-    fix = f"{route}, or: {typed('move', '', _target('', context.settings))}"
-    return Finding("warning", title, detail, fix)
-
-
-def _unknown(one: DestinationStats, settings: Settings) -> Finding:
-    title = f"{_wait(one.counts)} for {one.name!r}, which is no destination"
-    detail = "it was renamed or removed, or this is not the configuration of the relays that know it"
-    return Finding("error", title, detail, typed("move", one.name, _target(one.name, settings)))
+def _wait(waiting: int, counts: Counts) -> str:
+    number = waiting + counts.failed
+    more = "+" if counts.capped - {"delivered"} else ""
+    return "1 event waits" if number == 1 else f"{number:,}{more} events wait"
 
 
 def _target(name: str, settings: Settings) -> str:
@@ -71,12 +66,6 @@ def _target(name: str, settings: Settings) -> str:
     names = [one.name for one in settings.destinations if not one.handed_over]
     close = difflib.get_close_matches(name, names, n=1) if name else []
     return close[0] if close else names[0] if len(names) == 1 else "NAME"
-
-
-def _wait(counts: Counts) -> str:
-    number = _waiting(counts) + counts.failed
-    more = "+" if counts.capped - {"delivered"} else ""
-    return "1 event waits" if number == 1 else f"{number:,}{more} events wait"
 
 
 def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Finding]:
@@ -92,8 +81,7 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
         yield Finding("warning", title, detail, typed("resume", name))
     if not counts.failed:
         return
-    more = "+" if "failed" in counts.capped else ""
-    failed = "1 event" if counts.failed == 1 else f"{counts.failed:,}{more} events"
+    failed = several(counts.failed, "event", "+" if "failed" in counts.capped else "")
     retry = typed("retry", "--destination", name)
     if destination.ordered and destination.on_failed == "block" and counts.parked:
         title = f"{failed} failed for {name!r}, and what is behind in the order waits"
@@ -118,7 +106,10 @@ async def payloads(context: DatabaseContext) -> Results:
             if content is not None and (reason := undecodable(content)):
                 wrong.setdefault((entry.destination, reason), []).append(entry)
     for (destination, reason), entries in wrong.items():
-        yield _undecodable(destination, reason, entries, len(page.entries))
+        ids = [str(entry.id) for entry in entries[:NAMED]]
+        title = f"{several(len(entries), 'event')} for {destination!r} cannot be decoded"
+        detail = f"{reason}; of the newest {len(page.entries):,} that wait, such as {ids[0]}"
+        yield Finding("error", title, detail, typed("discard", *ids, "--destination", destination))
 
 
 def undecodable(content: Content) -> str | None:
@@ -134,21 +125,14 @@ def undecodable(content: Content) -> str | None:
     return None if isinstance(headers, dict) else "the stored headers are no JSON object"
 
 
-def _undecodable(destination: str, reason: str, entries: Sequence[Entry], looked_at: int) -> Finding:
-    ids = [str(entry.id) for entry in entries[:NAMED]]
-    title = f"{several(len(entries), 'event')} for {destination!r} cannot be decoded"
-    detail = f"{reason}; of the newest {looked_at:,} that wait, such as {ids[0]}"
-    return Finding("error", title, detail, typed("discard", *ids, "--destination", destination))
-
-
 @check()
 async def relays(context: DatabaseContext) -> Results:
     """Find that no relay runs while events are due, and how the settings and releases of relays differ."""
     stats = await context.admin.stats()
     alive = [relay for relay in stats.relays if is_alive(relay)]
     due = [one for one in stats.destinations if _is_due(one)]
-    oldest = max((one.counts.oldest_seconds or 0.0 for one in due), default=0.0)
     if due and not alive and Program.deliverer() is None:
+        oldest = max(one.counts.oldest_seconds or 0.0 for one in due)
         seen = f"the last was seen at {at(stats.relays[0].last_seen_at)}" if stats.relays else "none was seen"
         number = sum(one.counts.due for one in due)
         title = f"no relay runs, and {several(number, 'event')} {'is' if number == 1 else 'are'} due"
@@ -163,18 +147,17 @@ async def relays(context: DatabaseContext) -> Results:
     delivered = {one.name for one in stats.destinations if one.counts.delivered}
     async for finding in _differences(context, delivered):
         yield finding
-    releases = {relay.version for relay in alive}
-    if len(releases | {version("relaybox")}) > 1 and releases:
-        title = "relays of several releases run"
+    ours = version("relaybox")
+    if any(relay.version != ours for relay in alive):
         seen = ", ".join(f"{relay.name}: {relay.version}" for relay in alive)
-        detail = f"{seen}; this is {version('relaybox')}. That is well while releases are changed"
-        yield Finding("info", title, detail, "upgrade and restart the older ones")
+        detail = f"{seen}; this is {ours}. That is well while releases are changed"
+        fix = "upgrade and restart the older ones"
+        yield Finding("info", "relays of several releases run", detail, fix)
 
 
 async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
     """Find different settings of relays, and delivered rows that no relay prunes."""
-    upkeep = SqlUpkeep(context.store)
-    said = await upkeep.said()
+    said = await SqlUpkeep(context.store).said()
     for name, each in differences(said).items():
         title = f"relays have different settings for {name!r}"
         fix = "give every relay the same settings, and restart the others; while releases are changed, wait"

@@ -16,16 +16,9 @@ async def recorded_version(context: DatabaseContext) -> int:
     """Return the version of the tables, 0 if there are none."""
     outbox = context.outbox
     table = outbox.tables().migration
-    match outbox.dialect:
-        case "postgresql":
-            params = {"table": quoted(outbox, table.schema, table.name)}
-        case "sqlite":
-            params = {"table": table.name}
-        case _:
-            params = {"table": table.name, "schema": outbox.schema}  # type: ignore[dict-item]
-    [(found,)] = await context.ask(
-        server.TABLE_EXISTS.get(outbox.dialect, server.TABLE_EXISTS_MYSQL), **params
-    )
+    name = quoted(outbox, table.schema, table.name) if outbox.dialect == "postgresql" else table.name
+    exists = server.TABLE_EXISTS.get(outbox.dialect, server.TABLE_EXISTS_MYSQL)
+    [(found,)] = await context.ask(exists, table=name, schema=outbox.schema)
     if not found:
         return 0
     [(version,)] = await context.ask(server.NEWEST_MIGRATION)
@@ -56,44 +49,37 @@ def differences(
     outbox: Outbox, wanted: dict[str, Table], found: dict[str, Table], *, newer: bool = False
 ) -> Iterator[Finding]:
     """Find the differences; ``newer``: other columns are those of a newer release."""
-    repair = Repair(outbox)
+    repair, beside = Repair(outbox), () if newer else (_columns_beside,)
     for name, table in wanted.items():
         if name not in found:
             detail = "the version that is recorded says that it is there; statements that need it fail"
             fix = repair.statements(*table.create)
             yield Finding("error", f"the table {name} is missing", detail, fix)
             continue
-        there = found[name]
-        yield from _columns(repair, name, table, there, newer)
-        yield from _key(repair, name, table, there)
-        yield from _checks(repair, name, table, there)
-        yield from _indexes(repair, name, table, there)
-        yield from _others(repair, name, table, there)
+        for look in (_columns, *beside, _key, _checks, _indexes, _others):
+            yield from look(repair, name, table, found[name])
 
 
-def _columns(repair: Repair, name: str, table: Table, there: Table, newer: bool) -> Iterator[Finding]:
+def _columns(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
     for column, wanted in table.columns.items():
-        whole = f"{name}.{column}"
-        if column not in there.columns:
-            detail = "statements that name it fail"
-            yield Finding(
-                "error", f"the column {whole} is missing", detail, repair.add_column(name, column, wanted)
-            )
-        else:
+        if column in there.columns:
             yield from _column(repair, name, column, wanted, there.columns[column])
-    for column, beside in there.columns.items():
-        if column in table.columns or newer:
-            continue
-        whole = f"{name}.{column}"
-        if beside.nullable or beside.filled:
-            detail = "nothing here reads or writes it"
-            yield Finding(
-                "info", f"the column {whole} is not of this release", detail, repair.drop(name, column)
-            )
         else:
-            title = f"the column {whole} is not of this release, and must have a value"
+            title, detail = f"the column {name}.{column} is missing", "statements that name it fail"
+            yield Finding("error", title, detail, repair.add_column(name, column, wanted))
+
+
+def _columns_beside(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
+    for column, beside in there.columns.items():
+        title = f"the column {name}.{column} is not of this release"
+        if column in table.columns:
+            continue
+        if beside.nullable or beside.filled:
+            yield Finding("info", title, "nothing here reads or writes it", repair.drop(name, column))
+        else:
             detail = "it is NOT NULL and has no default: every INSERT of ours fails"
-            yield Finding("error", title, detail, repair.drop_not_null(name, column, beside))
+            fix = repair.drop_not_null(name, column, beside)
+            yield Finding("error", f"{title}, and must have a value", detail, fix)
 
 
 def _column(repair: Repair, name: str, column: str, wanted: Column, there: Column) -> Iterator[Finding]:

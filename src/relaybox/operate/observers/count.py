@@ -1,4 +1,4 @@
-"""Counts of what a relay does, by destination: in all, and since they were last logged."""
+"""What observers keep by destination: counts in all, counts since the last log, and what holds it up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relaybox.stores.store import Claim, Held, Settlement
 EVERY = 10.0
 """Seconds between two summaries of a busy destination."""
 AFTER_QUIET = 1.0
-"""Seconds after which the first work of a quiet destination is told."""
+"""Seconds after which the first work of a quiet destination is logged."""
 LAGS_OF_A_BATCH = 20
 LAGS = 4_000
 
@@ -53,11 +53,11 @@ class Counter(Observer):
 
     @property
     def total(self) -> Count:
-        """Of all destinations."""
+        """Return the count of all destinations."""
         return sum(self.counts.values(), Count())
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """What failed on the spot counts too."""
+        """Count what failed on the spot, too."""
         self.counts[destination].failed += len(claim.failed)
         if claim.held is not None:
             self.held[destination] = claim.held
@@ -69,29 +69,62 @@ class Counter(Observer):
         self.counts[destination].add(settlements, lost)
 
 
+@dataclass(slots=True)
+class Hold:
+    """An open circuit, or a pause, as this relay last saw it."""
+
+    why: str
+    reason: str
+    since: float
+    maybe_over: bool = False
+
+
+class Holds(dict[str, Hold]):
+    """What holds up each destination, by this relay's own changes and by what its claims are told."""
+
+    def begin(self, destination: str, why: str, reason: str, at: float) -> Hold | None:
+        """Note that it is held up; return what was known before."""
+        before = self.get(destination)
+        known, since = (before.reason, before.since) if before else ("", at)
+        self[destination] = Hold(why, reason or known, since)
+        return before
+
+    def ends(self, destination: str) -> bool:
+        """Return True if a claim that got through says that the hold is over."""
+        hold = self.get(destination)
+        if hold is None or hold.maybe_over or hold.why == "paused":
+            return hold is not None
+        # A probe gets through an open circuit: only a second claim in a row says that it is closed.
+        hold.maybe_over = True
+        return False
+
+
 class Window:
-    """Counts and lags; ``due`` says when it is time to tell them."""
+    """Counts and lags; ``is_due`` says when it is time to log them."""
 
     def __init__(self) -> None:
-        self.count = Count()
-        self.shadowed = 0
-        self.told_retries = 0
-        self.told_failures = 0
         self._lags: list[float] = []
         self._due = 0.0
-        self._last = float("-inf")
+        self.clear(float("-inf"))
+
+    def clear(self, at: float) -> None:
+        """Begin again: it was logged."""
+        self.count = Count()
+        self.shadowed = 0
+        self.told = {"retries": 0, "failures": 0}
+        self._lags.clear()
+        self._last = at
 
     def add(
         self, settlements: Sequence[Settlement], lost: frozenset[UUID], at: float, now: datetime
     ) -> Count:
-        """Count; what these came to. Of a long batch a sample of the lags is enough."""
+        """Count, and return what these came to. Of a long batch a sample of the lags is enough."""
         self._begin(at)
         count = Count()
         count.add(settlements, lost)
         self.count += count
-        self.shadowed += len(
-            [1 for d, o in settlements if type(o) is Delivered and o.shadow and d.id not in lost]
-        )
+        shadowed = (d for d, o in settlements if type(o) is Delivered and o.shadow)
+        self.shadowed += sum(delivery.id not in lost for delivery in shadowed)
         for delivery, outcome in settlements[:: 1 + len(settlements) // LAGS_OF_A_BATCH]:
             if type(outcome) is Delivered:
                 self._lags.append((now - delivery.created_at).total_seconds())
@@ -105,22 +138,15 @@ class Window:
         self.count.failed += number
 
     def is_due(self, at: float) -> bool:
-        """Whether there is something to tell, and it is time."""
+        """True if there is something to log, and it is time."""
         return bool(self.count) and at >= self._due
 
     def lag(self, part: float) -> float | None:
-        """The seconds from emit to delivered that ``part`` of the deliveries did not exceed."""
+        """Return the seconds from emit to delivered that ``part`` of the deliveries did not exceed."""
         if not self._lags:
             return None
         self._lags.sort()
         return max(self._lags[min(int(part * len(self._lags)), len(self._lags) - 1)], 0.0)
-
-    def clear(self, at: float) -> None:
-        """It was told."""
-        self.count = Count()
-        self.shadowed = self.told_retries = self.told_failures = 0
-        self._lags.clear()
-        self._last = at
 
     def _begin(self, at: float) -> None:
         if not self.count:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -20,29 +20,25 @@ from relaybox.core.commands import command
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.errors import StoreError
-from relaybox.operate.observers.count import Count, Window
+from relaybox.operate.observers.count import Count, Holds, Window
 from relaybox.relay.observer import Observer
 from relaybox.sinks.sink import describe
-from relaybox.stores.store import Claim, Held, Settlement
+from relaybox.stores.store import Claim, Settlement
 from relaybox.wire.tracing import trace_id
 
 log = logging.getLogger("relaybox.relay")
 
-RETRIES = 5
-"""Told one by one until the next summary; the rest is counted."""
-FAILURES = 100
+RETRIES, FAILURES = 5, 100
+"""Logged one by one until the next summary; the rest is counted."""
 DEFECTS_AGAIN = 60.0
 WIDEST_NAME = 24
 BRIEF = 5.0
-"""Seconds; what found nothing in them says so only to whoever wants to hear everything."""
+"""Seconds; a relay that found nothing in them says so at the level DEBUG."""
 QUIET = 3.0
 """Seconds without trouble after which a success ends the spell."""
 TEXTS = 20
-"""So many kinds of trouble are told of one spell."""
+"""Kinds of trouble that are logged of one spell."""
 _LONGEST = 300
-_UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
-
-Tell = Callable[[int, str, str, dict[str, Any]], None]
 
 
 class LogObserver(Observer):
@@ -51,26 +47,29 @@ class LogObserver(Observer):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._windows: defaultdict[str, Window] = defaultdict(Window)
-        self._holding = Holding(self._tell)
-        self._database = Spell(log)
-        self._defects: defaultdict[tuple[str, str], Spell] = defaultdict(lambda: Spell(log, DEFECTS_AGAIN))
+        self._holds = Holds()
+        self._database = Spell()
+        self._defects: defaultdict[tuple[str, str], Spell] = defaultdict(lambda: Spell(DEFECTS_AGAIN))
         self._overdue: defaultdict[str, int] = defaultdict(int)
         self._total = Count()
         self._began = clock()
         self._width = 0
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """What failed on the spot, what holds a destination up, and whatever is due to be told."""
+        """Log what failed on the spot, what holds a destination up, and a summary that is due."""
         now = self._well()
         if claim.failed:
             self._windows[destination].fail(len(claim.failed), now)
             for delivery in claim.failed:
                 self._failure(destination, delivery, "the relay died each time it held this event")
-        self._holding.see(destination, claim.held, now)
+        if claim.held is not None:
+            self._hold(destination, claim.held.why, claim.held.reason or "", now)
+        elif self._holds.ends(destination):
+            self._resume(destination, now)
         self._summarise(destination, now)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """What failed is an error, what is to be tried again a matter of interest, the rest is counted."""
+        """Log what failed as an error and what is tried again as information; count the rest."""
         now = self._well()
         count = self._windows[destination].add(settlements, lost, now, datetime.now(UTC))
         if count.retried or count.failed or log.isEnabledFor(logging.DEBUG):
@@ -79,38 +78,41 @@ class LogObserver(Observer):
         self._summarise(destination, now)
 
     def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        """What was lost was taken over."""
+        """Log that leases were taken over."""
         self._well()
         self._lost(destination, lost)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """The circuit changed."""
-        self._holding.change(destination, state, reason, self._clock())
+        """Log that this relay changed the circuit, or paused the destination."""
+        if state == "closed":
+            self._resume(destination, self._clock())
+        else:
+            self._hold(destination, state, reason, self._clock())
 
     def overdue(self, destination: str, count: int) -> None:
-        """Said when there are more than ever since there were none, and when there are none."""
+        """Log it when there are more than ever since there were none, and when there are none."""
         before = self._overdue[destination]
         if count > before:
             functions = "a function is" if count == 1 else f"{count:,} functions are"
             said = f"{functions} over the timeout and still running; threads cannot be stopped"
-            self._tell(logging.WARNING, destination, said, {"event": "overdue", "functions": count})
+            self._tell(logging.WARNING, destination, said, "overdue", functions=count)
         elif before and not count:
             said = "no function is over the timeout any more"
-            self._tell(logging.INFO, destination, said, {"event": "overdue", "functions": 0})
+            self._tell(logging.INFO, destination, said, "overdue", functions=0)
         self._overdue[destination] = max(count, before) if count else 0
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Told once, until it is over or becomes another."""
+        """Log it once, until it is over or becomes another."""
         now = self._clock()
         if isinstance(error, StoreError):
-            told = one_line(str(error))
-            self._database.trouble(told, now, f"database  cannot {doing}, trying again: {told}")
+            text = one_line(str(error))
+            self._database.trouble(text, now, f"database  cannot {doing}, trying again: {text}")
         else:
-            told = f"{self._name(destination)}  cannot {doing}, trying again: {one_line(describe(error))}"
-            self._defects[destination, doing].trouble(told, now, told, error if doing == "run" else None)
+            text = f"{self._name(destination)}  cannot {doing}, trying again: {one_line(describe(error))}"
+            self._defects[destination, doing].trouble(text, now, text, error if doing == "run" else None)
 
     def stopped(self) -> None:
-        """Tell what is left to tell."""
+        """Log every summary that is left, and the total."""
         now = self._clock()
         for destination in self._windows:
             self._summarise(destination, now, at_once=True)
@@ -119,16 +121,38 @@ class LogObserver(Observer):
             logging.INFO if total or now - self._began > BRIEF else logging.DEBUG,
             "stopped after %s: delivered %s, retried %s, failed %s",
             span(now - self._began),
-            *(f"{number:,}" for number in (total.delivered, total.retried, total.failed)),
-            extra=_values("stopped", delivered=total.delivered, retried=total.retried, failed=total.failed),
+            *(f"{number:,}" for number in asdict(total).values()),
+            extra={"relay": {"event": "stopped", **asdict(total)}},
         )
 
     def _well(self) -> float:
         now = self._clock()
-        for_seconds = self._database.over(now)
-        if for_seconds is not None:
-            log.info("database  answers again, after %s", span(for_seconds), extra=_values("database_back"))
+        seconds = self._database.over(now)
+        if seconds is not None:
+            about = {"relay": {"event": "database_back"}}
+            log.info("database  answers again, after %s", span(seconds), extra=about)
         return now
+
+    def _hold(self, destination: str, why: str, reason: str, at: float) -> None:
+        before = self._holds.begin(destination, why, reason, at)
+        if why == "half_open":
+            said = "circuit half-open: one delivery tries"
+            self._tell(logging.DEBUG, destination, said, "circuit", state=why)
+        elif before is None or (why == "paused") != (before.why == "paused") or reason != before.reason:
+            event, word, fix = "circuit", "circuit open", "deliveries wait"
+            if why == "paused":
+                event, word, fix = why, why, f"go on with {command(f'resume {destination}')}"
+            said = f"{word}: {one_line(reason)}; {fix}" if reason else f"{word}; {fix}"
+            about = {"reason": reason} if reason else {}
+            self._tell(logging.WARNING, destination, said, event, state=why, **about)
+
+    def _resume(self, destination: str, at: float) -> None:
+        hold = self._holds.pop(destination, None)
+        lasted = f" after {span(at - hold.since)}" if hold else ""
+        if hold and hold.why == "paused":
+            self._tell(logging.INFO, destination, f"resumed{lasted}", "resumed")
+        else:
+            self._tell(logging.INFO, destination, f"circuit closed{lasted}", "circuit", state="closed")
 
     def _tell_each(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         for delivery, outcome in settlements:
@@ -141,45 +165,40 @@ class LogObserver(Observer):
             elif isinstance(outcome, Delivered) and log.isEnabledFor(logging.DEBUG):
                 shadow = " in shadow" if outcome.shadow else ""
                 said = f"delivered {_event(delivery)}{shadow} (attempt {delivery.attempts})"
-                self._tell(logging.DEBUG, destination, said, _about("delivered", delivery))
+                self._tell(logging.DEBUG, destination, said, "delivered", **_about(delivery))
 
     def _failure(self, destination: str, delivery: Delivery, error: str) -> None:
-        window = self._windows[destination]
-        window.told_failures += 1
-        level = logging.ERROR if window.told_failures <= FAILURES else logging.DEBUG
+        told = self._windows[destination].told
+        told["failures"] += 1
+        level = logging.ERROR if told["failures"] <= FAILURES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
         # One that relays died of is claimed once more than it may be tried.
         tried = min(delivery.attempts, delivery.max_attempts)
-        tries = f"attempt {tried} of {delivery.max_attempts}"
-        see = command(f"why {delivery.event_id}")
+        tries, see = f"attempt {tried} of {delivery.max_attempts}", command(f"why {delivery.event_id}")
         said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
-        self._tell(level, destination, said, _about("failed", delivery, error))
+        self._tell(level, destination, said, "failed", **_about(delivery, error))
 
     def _retry(self, destination: str, delivery: Delivery, outcome: Retried) -> None:
-        window = self._windows[destination]
-        window.told_retries += 1
-        level = logging.INFO if window.told_retries <= RETRIES else logging.DEBUG
+        told = self._windows[destination].told
+        told["retries"] += 1
+        level = logging.INFO if told["retries"] <= RETRIES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
         tries = f"attempt {delivery.attempts} of {delivery.max_attempts}" if outcome.counts else "not counted"
         said = f"again in {span(outcome.after)}: {_event(delivery)} ({tries}): {one_line(outcome.error)}"
-        about = _about("retried", delivery, outcome.error) | {"after": round(outcome.after, 3)}
-        self._tell(level, destination, said, about)
+        about = _about(delivery, outcome.error)
+        self._tell(level, destination, said, "retried", **about, after=round(outcome.after, 3))
 
     def _summarise(self, destination: str, now: float, *, at_once: bool = False) -> None:
         window = self._windows[destination]
         if not (window.is_due(now) or (at_once and window.count)):
             return
-        for told, limit, what in (
-            (window.told_retries, RETRIES, "retries"),
-            (window.told_failures, FAILURES, "failures"),
-        ):
-            if told > limit:
-                more = told - limit
-                said = f"and {more:,} more {what}"
-                self._tell(logging.INFO, destination, said, {"event": "more", what: more})
-        self._tell(logging.INFO, destination, *_summary(window))
+        for what, limit in (("retries", RETRIES), ("failures", FAILURES)):
+            if (more := window.told[what] - limit) > 0:
+                self._tell(logging.INFO, destination, f"and {more:,} more {what}", "more", **{what: more})
+        said, about = _summary(window)
+        self._tell(logging.INFO, destination, said, "summary", **about)
         self._total += window.count
         window.clear(now)
 
@@ -187,10 +206,10 @@ class LogObserver(Observer):
         if lost:
             leases = "a lease" if len(lost) == 1 else f"{len(lost):,} leases"
             said = f"lost {leases}: another relay took over, and may deliver once more"
-            self._tell(logging.WARNING, destination, said, {"event": "lost", "leases": len(lost)})
+            self._tell(logging.WARNING, destination, said, "lost", leases=len(lost))
 
-    def _tell(self, level: int, destination: str, said: str, about: dict[str, Any]) -> None:
-        values = {"relay": {"destination": destination, **about}}
+    def _tell(self, level: int, destination: str, said: str, event: str, **about: Any) -> None:
+        values = {"relay": {"destination": destination, "event": event, **about}}
         log.log(level, "%s  %s", self._name(destination), said, extra=values)
 
     def _name(self, destination: str) -> str:
@@ -199,14 +218,8 @@ class LogObserver(Observer):
 
 
 def _summary(window: Window) -> tuple[str, dict[str, Any]]:
-    count = window.count
-    said = f"delivered {count.delivered:,}  retried {count.retried:,}  failed {count.failed:,}"
-    about: dict[str, Any] = {
-        "event": "summary",
-        "delivered": count.delivered,
-        "retried": count.retried,
-        "failed": count.failed,
-    }
+    about = asdict(window.count)
+    said = "  ".join(f"{name} {number:,}" for name, number in about.items())
     if window.shadowed:
         said += f"  in shadow {window.shadowed:,}"
         about["shadowed"] = window.shadowed
@@ -221,9 +234,8 @@ def _event(delivery: Delivery) -> str:
     return f"{delivery.event_type} of {delivery.aggregate_type} {delivery.aggregate_id}"
 
 
-def _about(event: str, delivery: Delivery, error: str | None = None) -> dict[str, Any]:
+def _about(delivery: Delivery, error: str | None = None) -> dict[str, Any]:
     about: dict[str, Any] = {
-        "event": event,
         "event_id": str(delivery.event_id),
         "event_type": delivery.event_type,
         "attempt": delivery.attempts,
@@ -236,83 +248,17 @@ def _about(event: str, delivery: Delivery, error: str | None = None) -> dict[str
     return about
 
 
-def _values(event: str, **values: Any) -> dict[str, Any]:
-    return {"relay": {"event": event, **values}}
-
-
-@dataclass(slots=True)
-class _State:
-    why: str
-    reason: str
-    since: float
-    maybe_over: bool = False
-
-
-class Holding:
-    """What is known of every destination, by this relay's own changes and by what its claims are told."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._states: dict[str, _State] = {}
-
-    def change(self, destination: str, why: str, reason: str, at: float) -> None:
-        """This relay changed the circuit, or paused the destination."""
-        if why == "closed":
-            self._end(destination, at)
-        else:
-            self._begin(destination, why, reason, at)
-
-    def see(self, destination: str, held: Held | None, at: float) -> None:
-        """A claim was told so."""
-        if held is not None:
-            self._begin(destination, held.why, held.reason or "", at)
-        elif (state := self._states.get(destination)) is None:
-            return
-        elif state.maybe_over or state.why == "paused":
-            self._end(destination, at)
-        else:
-            # A probe gets through an open circuit: only a second claim in a row says that it is closed.
-            state.maybe_over = True
-
-    def _begin(self, destination: str, why: str, reason: str, at: float) -> None:
-        before = self._states.get(destination)
-        since = before.since if before is not None else at
-        self._states[destination] = _State(why, reason or (before.reason if before else ""), since)
-        if why == "half_open":
-            self._tell(logging.DEBUG, destination, "circuit half-open: one delivery tries", _held(why, ""))
-        elif before is None or (why == "paused") != (before.why == "paused") or reason != before.reason:
-            word = "paused" if why == "paused" else "circuit open"
-            fix = (
-                f"; go on with {command(f'resume {destination}')}" if why == "paused" else "; deliveries wait"
-            )
-            said = f"{word}: {one_line(reason)}{fix}" if reason else f"{word}{fix}"
-            self._tell(logging.WARNING, destination, said, _held(why, reason))
-
-    def _end(self, destination: str, at: float) -> None:
-        state = self._states.pop(destination, None)
-        lasted = f" after {span(at - state.since)}" if state is not None else ""
-        resumed = state is not None and state.why == "paused"
-        about = {"event": "resumed"} if resumed else _held("closed", "")
-        self._tell(logging.INFO, destination, f"{'resumed' if resumed else 'circuit closed'}{lasted}", about)
-
-
-def _held(state: str, reason: str) -> dict[str, Any]:
-    about = {"event": "paused" if state == "paused" else "circuit", "state": state}
-    return about | ({"reason": reason} if reason else {})
-
-
 class Spell:
-    """Trouble with one thing; the same is told ``again`` so many seconds later, or in the next spell."""
+    """Trouble with one thing; the same is logged ``again`` so many seconds later, or in the next spell."""
 
-    def __init__(self, log: logging.Logger, again: float = math.inf) -> None:
-        self._log = log
+    def __init__(self, again: float = math.inf) -> None:
         self._again = again
         self._began: float | None = None
         self._last = 0.0
         self._told: dict[str, float] = {}
 
     def trouble(self, text: str, now: float, said: str, error: BaseException | None = None) -> None:
-        """It went wrong so; ``error`` is shown with its traceback."""
+        """Log ``said``, unless the same ``text`` was; ``error`` is shown with its traceback."""
         if self._began is None:
             self._began = now
         self._last = now
@@ -320,10 +266,10 @@ class Spell:
         if text in self._told or len(self._told) >= TEXTS:
             return
         self._told[text] = now
-        self._log.warning("%s", said, exc_info=error, extra={"relay": {"event": "trouble"}})
+        log.warning("%s", said, exc_info=error, extra={"relay": {"event": "trouble"}})
 
     def over(self, now: float) -> float | None:
-        """It went well; how long the spell lasted, if that ends one."""
+        """Note that it went well; return how long the spell lasted, if that ends one."""
         if self._began is None or now - self._last < QUIET:
             return None
         lasted, self._began = self._last - self._began, None
@@ -332,15 +278,15 @@ class Spell:
 
 
 def span(seconds: float) -> str:
-    """``12 ms``, ``1.5 s``, ``3 min 20 s``, ``2 h``: two units at most."""
+    """Return a duration in two units at most: ``12 ms``, ``1.5 s``, ``3 min 20 s``, ``2 h``."""
     if seconds < 0.9995:
         return f"{max(seconds, 0.0) * 1000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     rest = round(seconds)
     parts = []
-    for size, unit in (*_UNITS, (1.0, "s")):
-        whole, rest = divmod(rest, int(size))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        whole, rest = divmod(rest, size)
         if whole:
             parts.append(f"{whole} {unit}")
         elif parts:
@@ -349,7 +295,7 @@ def span(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text from outside, without what would break a line or move a cursor, and not too long."""
+    """Return a text from outside without what would break a line or move a cursor, and not too long."""
     printable = "".join(character if character.isprintable() else " " for character in text[: 2 * _LONGEST])
     line = " ".join(printable.split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

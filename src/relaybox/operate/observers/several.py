@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
-from uuid import UUID
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from relaybox.relay.observer import Observer, Sends
-from relaybox.stores.store import Claim, Settlement
+from relaybox.relay.observer import Observer
 
 log = logging.getLogger("relaybox.relay")
 
 
 class Observers(Observer):
-    """Tells each of them what it is told. One that raises is logged, and changes nothing for the relay."""
+    """Pass on every call to each of them. One that raises is logged, and changes nothing for the relay."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-        self._timing = [observer for observer in observers if observer.timed]
-        self.timed = bool(self._timing)
+        timing = [observer for observer in observers if observer.timed]
+        self.timed = bool(timing)
+        for name, _ in inspect.getmembers(Observer, inspect.isfunction):
+            setattr(self, name, partial(_tell, timing if name == "sent" else observers, name))
 
-    def claimed(self, destination: str, claim: Claim) -> None:
-        self._tell(lambda observer: observer.claimed(destination, claim))
 
-    def sent(self, destination: str, sends: Sends) -> None:
-        self._tell(lambda observer: observer.sent(destination, sends), self._timing)
-
-    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        self._tell(lambda observer: observer.settled(destination, settlements, lost))
-
-    def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        self._tell(lambda observer: observer.extended(destination, lost))
-
-    def circuit(self, destination: str, state: str, reason: str) -> None:
-        self._tell(lambda observer: observer.circuit(destination, state, reason))
-
-    def overdue(self, destination: str, count: int) -> None:
-        self._tell(lambda observer: observer.overdue(destination, count))
-
-    def canary(self, destination: str, seconds: float) -> None:
-        self._tell(lambda observer: observer.canary(destination, seconds))
-
-    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        self._tell(lambda observer: observer.trouble(destination, doing, error))
-
-    def stopped(self) -> None:
-        self._tell(lambda observer: observer.stopped())
-
-    def _tell(self, tell: Callable[[Observer], None], whom: Sequence[Observer] | None = None) -> None:
-        for observer in self._observers if whom is None else whom:
-            try:
-                tell(observer)
-            except Exception:
-                log.exception("the observer %s failed", type(observer).__name__)
+def _tell(observers: Sequence[Observer], name: str, *given: Any) -> None:
+    for observer in observers:
+        try:
+            getattr(observer, name)(*given)
+        except Exception:
+            log.exception("the observer %s failed", type(observer).__name__)

@@ -1,7 +1,7 @@
 """A span for every attempt to deliver an event whose emitter is traced.
 
 The span is in the emitter's trace, below its span, and links to it, as OpenTelemetry's conventions for
-messaging ask of whoever sends what another has made. What was not sampled where it was emitted has none.
+messaging ask of one that sends what another has made. What was not sampled where it was emitted has none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TracesObserver(Observer):
         self._tracer = tracer()
 
     def sent(self, destination: str, sends: Sends) -> None:
-        """A span for each whose emitter's was sampled."""
+        """Make a span for each whose emitter's was sampled."""
         traced = [
             at
             for at, delivery in enumerate(sends.deliveries)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import os
 import random
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -21,6 +23,7 @@ from relaybox.core.values import Duration, Secret, duration_from, mask_url, pars
 from relaybox.receive.consumer import (
     Consumer,
     Crashed,
+    Done,
     Handlers,
     Later,
     Once,
@@ -53,7 +56,6 @@ class Loop(Consumer):
 
     def __init__(
         self,
-        *,
         inbox: Once,
         transaction: Any,
         consumer: str,
@@ -65,6 +67,7 @@ class Loop(Consumer):
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
+        """How often in a row it could not connect; subclasses reset it."""
         self._threads = Threads(consumer)
         self._places = Places(AT_ONCE)
         self._left: dict[UUID, threading.Event] = {}
@@ -72,7 +75,7 @@ class Loop(Consumer):
         self._full = False
 
     async def run(self) -> None:
-        """Consume until ``stop()``. What the broker does is no reason to end: it is asked again."""
+        """Consume until ``stop()``. A broker that fails is no reason to end: it is asked again."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -81,15 +84,14 @@ class Loop(Consumer):
                     # A client that gives up its connection may cancel what waits for an answer.
                     if cancelled(error):
                         raise
-                    await self._wait_after(error)
+                    if not self._stopping.is_set():
+                        await self._wait_after(error)
         finally:
             self._threads.close()
             # The next run may be in another loop.
             self._stopping = asyncio.Event()
 
     async def _wait_after(self, error: BaseException) -> None:
-        if self._stopping.is_set():
-            return
         self._failures += 1
         seconds = delay(self._backoff, self._failures, random.random)
         reason = mask_url(describe(error))
@@ -111,11 +113,8 @@ class Loop(Consumer):
         await self.run()
 
     async def _consume(self) -> None:
-        """Connect, and consume until stopped; raises where the connection is lost."""
+        """Connect, and consume until stopped; raise if the connection is lost."""
         raise NotImplementedError
-
-    def _connected(self) -> None:
-        self._failures = 0
 
     async def _judge(self, message: Received) -> Verdict:
         """Run the handlers of a message."""
@@ -133,10 +132,9 @@ class Loop(Consumer):
             return self._late()
 
     async def _in_thread(self, event: Event) -> Verdict:
-        left = self._left.pop(event.id, None)
+        left = self._left.get(event.id)
         if left is not None and not left.is_set():
             # Another call would only wait for the first one's mark, with another thread and connection.
-            self._left[event.id] = left
             return Later("its handler was called before, and has not returned yet")
         over = threading.Event()
 
@@ -150,14 +148,13 @@ class Loop(Consumer):
             if (hanging := self._hanging()) >= AT_ONCE:
                 return Later(f"{hanging} handlers hang, and no other is called before one of them is over")
             try:
-                verdict: Verdict = await self._in_time(handle)
-                return verdict
+                return await self._in_time(handle)  # type: ignore[no-any-return]
             except TimeoutError:
                 self._left[event.id] = over
                 return self._late()
 
     def _hanging(self) -> int:
-        """How many handlers were left to themselves: each has a thread, and maybe a transaction."""
+        """Return how many handlers were left to themselves: each has a thread, and maybe a transaction."""
         self._left = {one: over for one, over in self._left.items() if not over.is_set()}
         count = len(self._left)
         if count >= AT_ONCE and not self._full:
@@ -167,7 +164,7 @@ class Loop(Consumer):
         return count
 
     async def _in_time(self, function: Callable[..., Any], *given: Any) -> Any:
-        """What a synchronous function returns or raises in a thread, which is left if it takes too long."""
+        """Return what a synchronous function does in a thread, which is left if it takes too long."""
         async with asyncio.timeout(self._timeout):
             return await self._threads.call(function, *given)
 
@@ -186,7 +183,7 @@ class Loop(Consumer):
         return Later(f"the handler took longer than {self._timeout:g}s")
 
     async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
-        """How it ended, whatever it raised; only whoever waits can cancel it."""
+        """Return how it ended, whatever it raised; only the caller can cancel it."""
         try:
             return await work
         except (Exception, asyncio.CancelledError) as error:
@@ -195,20 +192,40 @@ class Loop(Consumer):
             log.error("%s: %s", self._consumer, describe(error), exc_info=error)
             return Crashed(describe(error))
 
+    async def _try(
+        self,
+        judge: Callable[[int], Awaitable[Verdict]],
+        message_id: str,
+        ending: asyncio.Event,
+        then: str,
+        most: float = math.inf,
+    ) -> Done | Refused | None:
+        """Return how a message ended; None if ``ending`` came first, or ``most`` seconds passed."""
+        since, attempt = time.monotonic(), 0
+        while not ending.is_set() and time.monotonic() - since < most:
+            attempt += 1
+            verdict = await self._guard(judge(attempt))
+            if isinstance(verdict, Done | Refused):
+                return verdict
+            seconds = min(self._delay(verdict, attempt), most)
+            self._report(message_id, verdict, f"{then} {seconds:.1f}s")
+            await pause(ending, seconds)
+        return None
+
     def _report(self, message_id: str, verdict: Later | Crashed | Refused, then: str) -> None:
-        """Say what went wrong, and what happens now."""
-        told = (self._consumer, message_id or "without an id", verdict.reason, then)
-        log.warning("%s: message %s: %s; %s", *told)
+        """Log what went wrong, and what happens now."""
+        name = message_id or "without an id"
+        log.warning("%s: message %s: %s; %s", self._consumer, name, verdict.reason, then)
 
     def _delay(self, verdict: Later | Crashed, attempt: int) -> float:
-        """Seconds to wait: what the handler said, else the backoff."""
+        """Return the seconds to wait: what the handler said, else the backoff."""
         if isinstance(verdict, Later) and verdict.after is not None:
             return verdict.after
         return delay(self._backoff, attempt, random.random)
 
 
 class Work:
-    """The messages in hand: a task for each, which looks at ``ending`` before it begins anew."""
+    """The messages in hand: a task for each, which looks at ``ending`` before it tries again."""
 
     def __init__(self) -> None:
         self.ending = asyncio.Event()
@@ -230,16 +247,19 @@ class Work:
     async def end(self) -> None:
         """Finish them, if that does not take too long."""
         self.ending.set()
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(self._tasks, timeout=PATIENCE)
-        for task in late:
-            log.warning("a handler did not finish in %gs; its message will be delivered again", PATIENCE)
-            task.cancel()
+        await finish(self._tasks)
+
+
+async def finish(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait for tasks that work on messages; cancel those that take too long."""
+    _, late = await asyncio.wait(tasks, timeout=PATIENCE) if tasks else ((), ())
+    for task in late:
+        log.warning("a handler did not finish in %gs; its message will be delivered again", PATIENCE)
+        task.cancel()
 
 
 def parse_url(url: str | Secret) -> Secret:
-    """A broker's URL: itself, ``env:NAME`` or ``file:PATH``, which has to be there."""
+    """Return a broker's URL: itself, ``env:NAME`` or ``file:PATH``, which has to be there."""
     secret = parse_secret(url, "url")
     secret.reveal()
     return secret
@@ -252,11 +272,9 @@ async def pause(ending: asyncio.Event, seconds: float) -> None:
 
 
 def text_headers(headers: Mapping[str, Any] | None) -> dict[str, str]:
-    """The headers as texts; what is not text is left out."""
-    found: dict[str, str] = {}
-    for name, value in (headers or {}).items():
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if isinstance(value, str):
-            found[name] = value
-    return found
+    """Return the headers as text; leave out what is not text."""
+    texts = {
+        name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        for name, value in (headers or {}).items()
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -72,9 +72,7 @@ class NatsConsumer(Loop):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         name = consumer or inbox.consumer or parse_name(durable, "durable")
-        super().__init__(
-            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
-        )
+        super().__init__(inbox, transaction, name, timeout, backoff)
         self._url = parse_url(url)
         self._subject = parse_name(subject, "subject")
         self._durable = durable
@@ -86,14 +84,14 @@ class NatsConsumer(Loop):
         work = Work()
         async with self._client() as client:
             try:
-                await self._consume_from(client, work)
+                await self._pull(client, work)
             finally:
                 # While the connection is there, so that what is finished now can be acknowledged.
                 await work.end()
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        """A connection that is not mended: all that hangs on it is made again with the next one."""
+        """Open a connection that does not reconnect: what depends on it is made again with the next one."""
         client, reasons = Client(), [""]
 
         async def note(error: Exception) -> None:
@@ -118,12 +116,11 @@ class NatsConsumer(Loop):
                 await client.flush(1)
             await client.close()
 
-    async def _consume_from(self, client: Client, work: Work) -> None:
+    async def _pull(self, client: Client, work: Work) -> None:
         stream = client.jetstream()
         subscription = await stream.pull_subscribe(self._subject, durable=self._durable, stream=self._stream)
-        info = await subscription.consumer_info()
-        ack_wait = info.config.ack_wait or ACK_WAIT_SECONDS
-        self._connected()
+        ack_wait = (await subscription.consumer_info()).config.ack_wait or ACK_WAIT_SECONDS
+        self._failures = 0
 
         async def fetch(count: int, seconds: float) -> bool:
             try:

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -27,8 +26,8 @@ from typing import Any
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, parse_count, parse_name
 from relaybox.errors import MissingExtra
-from relaybox.receive.consumer import Done, Once, Refused, cancelled
-from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, pause, text_headers
+from relaybox.receive.consumer import Done, Once, Verdict, cancelled
+from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, text_headers
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import JSON
 from relaybox.wire.unpack import Received
@@ -69,9 +68,7 @@ class RabbitmqConsumer(Loop):
         backoff: Backoff | Mapping[str, Any] = BACKOFF,
     ) -> None:
         name = consumer or inbox.consumer or parse_name(queue, "queue")
-        super().__init__(
-            inbox=inbox, transaction=transaction, consumer=name, timeout=timeout, backoff=backoff
-        )
+        super().__init__(inbox, transaction, name, timeout, backoff)
         self._url = parse_url(url)
         self._queue = queue
         self._prefetch = parse_count(prefetch, "prefetch")
@@ -101,7 +98,7 @@ class RabbitmqConsumer(Loop):
                 tag = await queue.consume(take)
         except TimeoutError:
             raise ConnectionError(f"RabbitMQ did not answer in {CONNECT_SECONDS:g}s") from None
-        self._connected()
+        self._failures = 0
         stopping = asyncio.create_task(self._stopping.wait())
         waited: list[asyncio.Future[Any]] = [stopping, lost]
         try:
@@ -127,26 +124,23 @@ class RabbitmqConsumer(Loop):
                 await message.nack(requeue=True)
 
     async def _decide(self, message: AbstractIncomingMessage, ending: asyncio.Event) -> None:
-        since, attempt = time.monotonic(), 0
-        while not ending.is_set() and time.monotonic() - since < HOLD_SECONDS:
-            attempt += 1
-            received = _received(message, attempt)
-            verdict = await self._guard(self._judge(received))
-            if isinstance(verdict, Done):
-                await message.ack()
-                return
-            if isinstance(verdict, Refused):
-                self._report(received.message_id, verdict, "rejected: dead-lettered where the queue says so")
-                await message.reject(requeue=False)
-                return
-            seconds = min(self._delay(verdict, attempt), HOLD_SECONDS)
-            self._report(received.message_id, verdict, f"tried again in {seconds:.1f}s")
-            await pause(ending, seconds)
-        await message.nack(requeue=True)
+        received = _received(message)
+
+        def judge(attempt: int) -> Awaitable[Verdict]:
+            return self._judge(received._replace(attempt=attempt))
+
+        verdict = await self._try(judge, received.message_id, ending, "tried again in", HOLD_SECONDS)
+        if verdict is None:
+            await message.nack(requeue=True)
+        elif isinstance(verdict, Done):
+            await message.ack()
+        else:
+            self._report(received.message_id, verdict, "rejected: dead-lettered where the queue says so")
+            await message.reject(requeue=False)
 
 
 async def _lost(channel: AbstractChannel) -> asyncio.Future[str]:
-    """Resolved with the reason when nothing more will come: the channel closed, or the queue was deleted."""
+    """Return a future of the reason why nothing more will come: channel closed, or queue deleted."""
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def tell(reason: str) -> None:
@@ -162,7 +156,7 @@ async def _lost(channel: AbstractChannel) -> asyncio.Future[str]:
     return lost
 
 
-def _received(message: AbstractIncomingMessage, attempt: int) -> Received:
+def _received(message: AbstractIncomingMessage) -> Received:
     headers = text_headers(message.headers)
     sent_at = message.timestamp
     return Received(
@@ -171,5 +165,4 @@ def _received(message: AbstractIncomingMessage, attempt: int) -> Received:
         message.content_type or JSON,
         headers,
         sent_at if isinstance(sent_at, datetime) and sent_at.tzinfo else datetime.now(UTC),
-        attempt,
     )
