@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.web import documents, render, schemas
+from relaybox.web import render, schemas
 from relaybox.web.problems import MEDIA_TYPE
 from relaybox.web.security import prefix
 
@@ -34,7 +34,7 @@ def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
     """OpenAPI 3.1, for everything that is not a page."""
     served = [route for route in routes if route.kind != "page"]
     types = {kind for route in served for kind in (route.body, route.answer) if _is_struct(kind)}
-    types |= {documents.ProblemDocument, documents.OperationDocument}
+    types |= {schemas.ProblemDocument, schemas.OperationDocument}
     _, components = msgspec.json.schema_components(
         sorted(types, key=lambda one: one.__name__), ref_template=REF
     )
@@ -124,6 +124,6 @@ def _responses(route: Route) -> dict[str, Any]:
             "content": {"application/json": {"schema": operation}},
         }
         responses["202"] = begun
-    if route.answer is documents.HealthDocument:
+    if route.answer is schemas.HealthDocument:
         responses["503"] = told
     return responses

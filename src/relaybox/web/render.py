@@ -1,4 +1,4 @@
-"""From values to the documents of the API, and from these to JSON."""
+"""From the admin's values to the documents of the API, and from these to JSON."""
 
 from __future__ import annotations
 
@@ -10,39 +10,30 @@ import msgspec
 from starlette.responses import Response
 
 from relaybox.core.settings import Destination
-from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Stats
+from relaybox.operate.admin import DestinationStats, Detail
 from relaybox.operate.why import Reason, is_alive
-from relaybox.stores.journal import Operation
-from relaybox.stores.ledger import Counts, Entry, Place, Relay
-from relaybox.web import documents, show
+from relaybox.stores.journal import AuditRow, Operation
+from relaybox.stores.ledger import Counts, Entry, Relay
+from relaybox.web import schemas, show
 from relaybox.web.redact import Rules, redact, redacted_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A document as JSON. All of it is ASCII: stored texts may hold what UTF-8 cannot."""
+    """Return a document as JSON. All of it is ASCII: stored texts may hold what UTF-8 cannot."""
     body = json.dumps(msgspec.to_builtins(document, str_keys=True), separators=(",", ":")).encode()
     return Response(body, status, dict(headers or {}), "application/json")
 
 
 def made(kind: type[T], value: object, **more: Any) -> T:
-    """A document of the attributes of the same names; ``more`` goes before."""
+    """Return a document of the attributes of the same names; ``more`` goes before."""
     names = [name for name in kind.__struct_fields__ if name not in more]
     return kind(**{name: getattr(value, name) for name in names}, **more)
 
 
-def stats(found: Stats, configured: Mapping[str, Destination], rules: Rules) -> documents.StatsDocument:
-    """Where everything is."""
-    return documents.StatsDocument(
-        **counts(found.total),
-        destinations=[destination(one, configured.get(one.name), rules) for one in found.destinations],
-        relays=[relay(one) for one in found.relays],
-    )
-
-
 def counts(of: Counts) -> dict[str, Any]:
-    """``pending`` is what waits."""
+    """Return the counts by the names of the API; ``pending`` is what waits."""
     waiting = {"due": of.due, "scheduled": of.scheduled, "parked": of.parked}
     capped = {{"delivered": "completed", "sending": "processing"}.get(name, name) for name in of.capped}
     return {
@@ -59,10 +50,17 @@ def counts(of: Counts) -> dict[str, Any]:
 
 def destination(
     one: DestinationStats, configured: Destination | None, rules: Rules
-) -> documents.DestinationDocument:
-    """A destination; of its settings, nothing that may be secret."""
-    place = one.place
-    return documents.DestinationDocument(
+) -> schemas.DestinationDocument:
+    """Return a destination; of its settings, nothing that may be secret."""
+    place, paused, circuit = one.place, None, schemas.CircuitDocument()
+    if place is not None:
+        reason = scrubbed(place.circuit_reason, rules)
+        circuit = schemas.CircuitDocument(state=place.circuit, until=place.circuit_until, reason=reason)
+    if place is not None and place.paused:
+        paused = schemas.PauseDocument(
+            at=place.paused_at, until=place.paused_until, by=place.paused_by, reason=place.pause_reason
+        )
+    return schemas.DestinationDocument(
         **counts(one.counts),
         name=one.name,
         configured=one.configured,
@@ -72,66 +70,47 @@ def destination(
         max_attempts=None if configured is None else configured.max_attempts,
         dead_letter=None if configured is None else configured.dead_letter,
         retrying=scrubbed(one.counts.retrying, rules),
-        paused=_pause(place) if place is not None and place.paused else None,
-        circuit=_circuit(place, rules) if place is not None else documents.CircuitDocument(),
+        paused=paused,
+        circuit=circuit,
     )
 
 
-def _pause(place: Place) -> documents.PauseDocument:
-    return documents.PauseDocument(
-        at=place.paused_at, until=place.paused_until, by=place.paused_by, reason=place.pause_reason
-    )
+def relay(one: Relay) -> msgspec.Struct:
+    """Return a relay."""
+    return made(schemas.RelayDocument, one, alive=is_alive(one))
 
 
-def _circuit(place: Place, rules: Rules) -> documents.CircuitDocument:
-    return documents.CircuitDocument(
-        state=place.circuit, until=place.circuit_until, reason=scrubbed(place.circuit_reason, rules)
-    )
+def event(
+    entry: Entry, rules: Rules, kind: type[msgspec.Struct] = schemas.EventDocument, **more: Any
+) -> msgspec.Struct:
+    """Return a delivery, with ``more`` about it where the document is of another kind."""
+    error = scrubbed(entry.error_message, rules)
+    return made(kind, entry, state=str(entry.state), error_message=error, **more)
 
 
-def relay(one: Relay) -> documents.RelayDocument:
-    """A relay."""
-    return made(documents.RelayDocument, one, alive=is_alive(one))
-
-
-def event(entry: Entry, rules: Rules) -> documents.EventDocument:
-    """A delivery."""
-    return made(documents.EventDocument, entry, **_about(entry, rules))
-
-
-def dead_letter(row: DeadLetterRow, rules: Rules) -> documents.DeadLetterDocument:
-    """A delivery that failed elsewhere."""
-    about = {"origin": row.origin, "reason": scrubbed(row.reason, rules), **_about(row.entry, rules)}
-    return made(documents.DeadLetterDocument, row.entry, **about)
-
-
-def _about(entry: Entry, rules: Rules) -> dict[str, Any]:
-    return {"state": str(entry.state), "error_message": scrubbed(entry.error_message, rules)}
-
-
-def detail(found: Detail, rules: Rules) -> documents.DetailDocument:
-    """A delivery with what it carries, as it may be shown."""
+def detail(found: Detail, rules: Rules) -> msgspec.Struct:
+    """Return a delivery with what it carries, as it may be shown."""
     content = found.content
     data = None if content is None else content.payload_data
-    return made(
-        documents.DetailDocument,
+    return event(
         found.entry,
-        **_about(found.entry, rules),
+        rules,
+        schemas.DetailDocument,
         payload=None if content is None else redacted_text(content.payload, rules),
         payload_encoding=None if content is None else content.payload_encoding,
         payload_size=None if data is None else len(data),
         headers=None if content is None else redacted_text(content.headers, rules),
         failed_attempts=[
-            made(documents.AttemptDocument, one, error_message=rules.scrub(one.error_message))
+            made(schemas.AttemptDocument, one, error_message=rules.scrub(one.error_message))
             for one in found.attempts
         ],
     )
 
 
-def reason(found: Reason, rules: Rules) -> documents.ReasonDocument:
-    """Why a delivery is where it is."""
+def reason(found: Reason, rules: Rules) -> schemas.ReasonDocument:
+    """Return why a delivery is where it is."""
     return made(
-        documents.ReasonDocument,
+        schemas.ReasonDocument,
         found.entry,
         state=str(found.entry.state),
         why=found.kind,
@@ -141,17 +120,17 @@ def reason(found: Reason, rules: Rules) -> documents.ReasonDocument:
     )
 
 
-def operation(one: Operation, rules: Rules) -> documents.OperationDocument:
-    """A bulk action."""
-    about = {"details": details(one.details, rules), "error": scrubbed(one.error, rules)}
-    return made(documents.OperationDocument, one, **about)
+def operation(one: Operation, rules: Rules) -> msgspec.Struct:
+    """Return a bulk action."""
+    error = scrubbed(one.error, rules)
+    return made(schemas.OperationDocument, one, details=details(one, rules), error=error)
 
 
-def details(given: Mapping[str, Any], rules: Rules) -> Any:
-    """What an action was about, as JSON has it."""
-    return redact(json.loads(json.dumps(dict(given), default=str)), rules)
+def details(of: Operation | AuditRow, rules: Rules) -> Any:
+    """Return what an action was about, as JSON has it."""
+    return redact(json.loads(json.dumps(dict(of.details), default=str)), rules)
 
 
 def scrubbed(text: str | None, rules: Rules) -> str | None:
-    """A text that others wrote, as it may be shown."""
+    """Return a text that others wrote, as it may be shown."""
     return None if text is None else rules.scrub(text)
