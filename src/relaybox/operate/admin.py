@@ -11,22 +11,11 @@ from uuid import UUID
 
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, StoreError
-from relaybox.operate.admin_actions import (
-    NAMED,
-    Action,
-    AdminActions,
-    Done,
-    Named,
-    Progress,
-    Stop,
-    What,
-    no_progress,
-)
+from relaybox.operate.admin_actions import NAMED, AdminActions, Done, Named, Progress, Stop, no_progress
 from relaybox.operate.health import Health, Problem, judge, patience
 from relaybox.operate.history import (
     AT_ONCE,
     LOOKED_AT,
-    FailureGroup,
     Failures,
     Point,
     Series,
@@ -35,7 +24,7 @@ from relaybox.operate.history import (
     step_of,
 )
 from relaybox.operate.why import Reason, explain
-from relaybox.stores.journal import Counted, Journal, Operation
+from relaybox.stores.journal import Journal, Operation
 from relaybox.stores.ledger import (
     EVERYTHING,
     Attempt,
@@ -54,30 +43,9 @@ from relaybox.stores.ledger import (
 )
 
 __all__ = [
-    "NAMED",
-    "Action",
-    "Admin",
-    "Audits",
-    "Counted",
-    "DeadLetterRow",
-    "DeadLetters",
-    "DestinationStats",
-    "Detail",
-    "Done",
-    "FailureGroup",
-    "Failures",
-    "Health",
-    "Named",
-    "Operation",
-    "Point",
-    "Problem",
-    "Progress",
-    "Series",
-    "Stats",
-    "Stop",
-    "What",
-    "no_progress",
-]
+    "NAMED", "Admin", "Audits", "DeadLetters", "DestinationStats", "Detail", "Done", "Failures", "Named",
+    "Point", "Progress", "Series", "Stats", "Stop", "no_progress",
+]  # fmt: skip
 
 WINDOWS = 12
 """How many windows of rows one page of a search looks through before it answers with what it has."""
@@ -226,19 +194,18 @@ class Admin(AdminActions):
 
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
         """The delivery of that id, or every delivery of the event of that id; none where there is no such."""
-        return tuple(
-            [
-                Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
-                for entry in await self._ledger.find(id_)
-            ]
-        )
+        details = [
+            Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
+            for entry in await self._ledger.find(id_)
+        ]
+        return tuple(details)
 
     async def why(self, id_: UUID) -> tuple[Reason, ...]:
         """Why each delivery of that id is where it is; none where there is no such."""
         entries = await self._ledger.find(id_)
-        places = await self._ledger.places()
-        relays = await self._ledger.relays()
+        places, relays = await self._ledger.places(), await self._ledger.relays()
         shadowed = await self.shadowed(entries)
+        known, timeouts = self._destinations.keys(), self._timeouts()
         reasons = []
         for entry in entries:
             head = await self._head(entry)
@@ -246,7 +213,6 @@ class Admin(AdminActions):
             if head is not None and head.status == "failed":
                 beside = await self._ledger.find(head.event_id)
                 shared |= {head.event_id} if len(beside) > 1 else set()
-            known, timeouts = self._destinations.keys(), self._timeouts()
             reasons.append(
                 explain(entry, places, known, relays, head, shared, self._handed_over, shadowed, timeouts)
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.operate.admin import Health, Point, Series
+from relaybox.operate.admin import Point, Series
+from relaybox.operate.health import Health
 from relaybox.operate.why import is_alive
 from relaybox.web.charts import PERIODS, charts, chosen_period
 from relaybox.web.pages.destinations import Mood, Row, rows
