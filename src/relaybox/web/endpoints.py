@@ -23,9 +23,9 @@ from relaybox.operate.admin_actions import Action, Done, Named
 from relaybox.operate.health import Health
 from relaybox.stores.ledger import EVERYTHING, Filter
 from relaybox.web import read, render, schemas
+from relaybox.web.auth import number
 from relaybox.web.problems import Problem, invalid
 from relaybox.web.security import prefix
-from relaybox.web.signed import number
 
 Answer: TypeAlias = Struct | Response
 """What was done, or the operation that does it."""

@@ -119,15 +119,13 @@ def _same(origin: str, request: Request) -> bool:
     """
     try:
         parts = urlsplit(origin)
-        given = parts.netloc.lower()
     except ValueError:
         return False
-    host = request.headers.get("host", "").lower()
-    ports = {"http": ":80", "https": ":443"}
-    if parts.scheme not in ports or not given:
+    port = {"http": ":80", "https": ":443"}.get(parts.scheme)
+    if port is None or not parts.netloc:
         return False
-    default = ports[parts.scheme]
-    return given.removesuffix(default) == host.removesuffix(default)
+    host = request.headers.get("host", "").lower()
+    return parts.netloc.lower().removesuffix(port) == host.removesuffix(port)
 
 
 class Csrf:
@@ -173,15 +171,12 @@ def set_cookie(
         value,
         max_age=max_age,
         path=prefix(request) or "/",
-        secure=request.url.scheme == "https" or _from_https(request),
+        # Behind a proxy that ends TLS and does not say so, the browser's origin tells.
+        secure=request.url.scheme == "https"
+        or request.headers.get("origin", "").lower().startswith("https://"),
         httponly=True,
         samesite="strict",
     )
-
-
-def _from_https(request: Request) -> bool:
-    """True if the browser speaks TLS with a proxy that does not say so."""
-    return request.headers.get("origin", "").lower().startswith("https://")
 
 
 def prefix(request: Request) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, Self, TypeAlias
 
@@ -26,9 +26,8 @@ from relaybox.errors import ConfigError, shorten
 
 Role: TypeAlias = Literal["viewer", "operator"]
 
-SHORTEST_TOKEN = 16
-"""Characters; what can be guessed, also by whoever has something that it signed, must not be a token."""
-SHORTEST_SECRET = 16
+SHORTEST = 16
+"""Characters of a token, and of the secret: nobody may guess it, also from something that it signed."""
 
 RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
 """Names by which the audit and the rows call those who are no users."""
@@ -72,23 +71,25 @@ class UserSettings:
         where = f"web: user {shorten(name)}"
         settings = known_only(mapping, ("token", "role"), where, {"password": "did you mean 'token'?"})
         if "token" not in settings:
-            raise ConfigError(f"{where} has no token; write one, such as token = 'env:{_variable(name)}'")
+            variable = f"{re.sub('[^A-Z0-9]', '_', str(name).upper())[:40]}_TOKEN"
+            raise ConfigError(f"{where} has no token; write one, such as token = 'env:{variable}'")
         return cls(name, **settings)
 
     def reveal(self) -> Known:
         """With the tokens themselves; raises where they are missing or too short."""
-        try:
-            tokens = tuple(self.token.reveal().split())
-        except ConfigError as error:
-            raise ConfigError(f"{self._where}token: {error}") from None
-        if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
-            fix = f"write {SHORTEST_TOKEN} characters or more, such as `openssl rand -hex 32` prints"
-            raise ConfigError(f"{self._where}token is too short; {fix}")
-        return Known(self.name, self.role, tokens)
+        return Known(self.name, self.role, _revealed(self.token, f"{self._where}token", str.split))
 
 
-def _variable(name: str) -> str:
-    return f"{re.sub('[^A-Z0-9]', '_', str(name).upper())[:40]}_TOKEN"
+def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -> tuple[str, ...]:
+    """Return the parts of a secret; raise where one is missing or too short."""
+    try:
+        found = tuple(parts(secret.reveal()))
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if not found or min(map(len, found)) < SHORTEST:
+        fix = f"write {SHORTEST} characters or more, such as `openssl rand -hex 32` prints"
+        raise ConfigError(f"{setting} is too short; {fix}")
+    return found
 
 
 def _host(value: str, setting: str) -> str:
@@ -176,16 +177,7 @@ class WebSettings:
 
     def revealed_secret(self) -> str:
         """What signs, beside the tokens; nothing where none is configured."""
-        if self.secret is None:
-            return ""
-        try:
-            secret = self.secret.reveal()
-        except ConfigError as error:
-            raise ConfigError(f"web: secret: {error}") from None
-        if len(secret) < SHORTEST_SECRET:
-            fix = f"write {SHORTEST_SECRET} characters or more, such as `openssl rand -hex 32` prints"
-            raise ConfigError(f"web: secret is too short; {fix}")
-        return secret
+        return "" if self.secret is None else _revealed(self.secret, "web: secret", lambda text: [text])[0]
 
     @property
     def address(self) -> str:

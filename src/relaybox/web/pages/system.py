@@ -20,8 +20,8 @@ from relaybox.errors import RelayboxError
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Operation
 from relaybox.web import read, show
+from relaybox.web.auth import number
 from relaybox.web.redact import Rules, redact
-from relaybox.web.signed import number
 from relaybox.web.templating import page, paging
 
 PATIENCE = 3.0
