@@ -116,7 +116,11 @@ class Web:
     async def _answer(self, request: Request, routes: Sequence[Route]) -> Response:
         _decode_path(request.scope)
         route = _chosen(request, routes)
-        self._check_host(request, route)
+        if not self.users:
+            security.check_local(request)
+        elif route is None or route.kind != "open":
+            # What watches over a process asks for it by its address.
+            security.check_host(request, self.settings.hosts)
         if route is None:
             return _without_route(request, routes)
         security.check_origin(request)
@@ -124,7 +128,9 @@ class Web:
         request.state.csrf = self.csrf.shown(request, "" if user is None else user.session)
         if route.role is not None:
             if user is None:
-                return self._stranger(request)
+                if self._has_pages and wants_html(request) and request.method in security.SAFE:
+                    return login.to_login(request)
+                raise auth.unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
             if not user.may(route.role):
                 raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
             request.state.admin = await self.service.admin(user.name)
@@ -132,13 +138,6 @@ class Web:
         async with asyncio.timeout(PATIENCE):
             answered = await route.endpoint(request)
         return answered if isinstance(answered, Response) else render.answer(answered)
-
-    def _check_host(self, request: Request, route: Route | None) -> None:
-        if not self.users:
-            security.check_local(request)
-        elif route is None or route.kind != "open":
-            # What watches over a process asks for it by its address.
-            security.check_host(request, self.settings.hosts)
 
     async def _user(self, request: Request, route: Route) -> auth.User | None:
         if self.users and not self._recalled and auth.COOKIE in request.cookies and route.role is not None:
@@ -155,23 +154,19 @@ class Web:
             await login.refused(request, client, self.bearers)
             raise
 
-    def _stranger(self, request: Request) -> Response:
-        if self._has_pages and wants_html(request) and request.method in security.SAFE:
-            return login.to_login(request)
-        raise auth.unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
-
     async def _read(self, request: Request, route: Route, user: auth.User | None) -> None:
         """What the request says, as the route takes it; a change must carry a token where a browser asks."""
         if route.kind == "api":
             request.state.query = read.query(request, route.query)
         if route.method == "GET":
             return
+        session = "" if user is None else user.session
         given = request.headers.get(security.HEADER, "")
         if route.kind == "page":
             request.state.form = await read.form(request)
             given = given or request.state.form.get(security.FIELD, "")
         if route.kind == "page" or (user is not None and user.by == "session"):
-            self.csrf.check(request, "" if user is None else user.session, given)
+            self.csrf.check(request, session, given)
         if route.kind == "api":
             request.state.body = await read.body(request, route.body)
 

@@ -276,18 +276,16 @@ async def livez(request: Request) -> Struct:
 async def readyz(request: Request) -> Response:
     """Whether work flows: 503 and the reasons where it does not."""
     health: Health = await request.app.service.health()
+    reasons = [request.app.rules.scrub(one.reason) for one in health.problems]
+    if request.state.user is None:
+        # Behind the colon stand addresses and what others said: for those who may see more.
+        reasons = [reason.partition(":")[0] for reason in reasons]
     problems = [
-        render.made(schemas.TroubleDocument, one, reason=_reason(request, one.reason))
-        for one in health.problems
+        render.made(schemas.TroubleDocument, one, reason=reason)
+        for one, reason in zip(health.problems, reasons, strict=True)
     ]
     document = schemas.HealthDocument(ready=health.ready, problems=problems)
     return render.answer(document, 200 if health.ready else 503)
-
-
-def _reason(request: Request, reason: str) -> str:
-    """All of it for those who may see more; behind the colon stand addresses and what others said."""
-    shown: str = request.app.rules.scrub(reason)
-    return shown if request.state.user is not None else shown.partition(":")[0]
 
 
 async def metrics(request: Request) -> Response:

@@ -75,7 +75,9 @@ class Live:
                     return
                 yield message
         finally:
-            self._leave(news)
+            self._listeners.discard(news)
+            if not self._listeners:
+                self._stop()
 
     def close(self) -> None:
         """End every stream, and take no more."""
@@ -85,11 +87,6 @@ class Live:
                 listener.get_nowait()
             listener.put_nowait(None)
         self._stop()
-
-    def _leave(self, news: asyncio.Queue[str | None]) -> None:
-        self._listeners.discard(news)
-        if not self._listeners:
-            self._stop()
 
     def _stop(self) -> None:
         if self._task is not None:

@@ -60,11 +60,25 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not schemas.Nothing
 
 
+def _ref(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": REF.format(name=kind.__name__)}}
+
+
 def _operation(route: Route) -> dict[str, Any]:
+    kinds = {"id": {"type": "string", "format": "uuid"}, "name": {"type": "string", "minLength": 1}}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": kinds[name]}
+        for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+    _, components = msgspec.json.schema_components([route.query], ref_template=REF)
+    in_query = [
+        {"name": name, "in": "query", "required": False, "schema": _present(one)}
+        for name, one in components[route.query.__name__]["properties"].items()
+    ]
     described: dict[str, Any] = {
         "operationId": route.endpoint.__name__,
         "summary": route.summary,
-        "parameters": [*_in_path(route), *_in_query(route)],
+        "parameters": in_path + in_query,
         "responses": _responses(route),
     }
     if route.role is None:
@@ -74,28 +88,9 @@ def _operation(route: Route) -> dict[str, Any]:
     if _is_struct(route.body):
         described["requestBody"] = {
             "required": any(field.required for field in msgspec.structs.fields(route.body)),
-            "content": {"application/json": {"schema": {"$ref": REF.format(name=route.body.__name__)}}},
+            "content": {"application/json": _ref(route.body)},
         }
     return described
-
-
-def _in_path(route: Route) -> list[dict[str, Any]]:
-    kinds = {"id": {"type": "string", "format": "uuid"}, "name": {"type": "string", "minLength": 1}}
-    return [
-        {"name": name, "in": "path", "required": True, "schema": kinds[name]}
-        for name in re.findall(r"\{(\w+)\}", route.path)
-    ]
-
-
-def _in_query(route: Route) -> list[dict[str, Any]]:
-    if not _is_struct(route.query):
-        return []
-    [_], components = msgspec.json.schema_components([route.query], ref_template=REF)
-    schema = components[route.query.__name__]
-    return [
-        {"name": name, "in": "query", "required": False, "schema": _present(one)}
-        for name, one in schema["properties"].items()
-    ]
 
 
 def _present(schema: dict[str, Any]) -> dict[str, Any]:
@@ -112,18 +107,14 @@ def _present(schema: dict[str, Any]) -> dict[str, Any]:
 def _responses(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": {"type": "object"}}
     if _is_struct(route.answer):
-        content = {"schema": {"$ref": REF.format(name=route.answer.__name__)}}
+        content = _ref(route.answer)
     if route.media_type != "application/json":
         content = {"schema": {"type": "string"}}
     told = {"description": route.summary or "Done.", "content": {route.media_type: content}}
     responses: dict[str, Any] = {"200": told, "4XX": PROBLEM, "5XX": PROBLEM}
     if issubclass(route.body, schemas.ActionBody | schemas.MoveBody):
-        operation = {"$ref": REF.format(name="OperationDocument")}
-        begun = {
-            "description": "It goes on in the background.",
-            "content": {"application/json": {"schema": operation}},
-        }
-        responses["202"] = begun
+        operation = {"application/json": _ref(schemas.OperationDocument)}
+        responses["202"] = {"description": "It goes on in the background.", "content": operation}
     if route.answer is schemas.HealthDocument:
         responses["503"] = told
     return responses

@@ -71,17 +71,16 @@ class EventsQuery(Criteria):
     cursor: Cursor | None = None
 
 
-class PageQuery(Asked):
-    """A page of a list."""
-
-    limit: Limit = 50
-    cursor: Cursor | None = None
-
-
 class LimitQuery(Asked):
     """A list that has no second page."""
 
     limit: Limit = 50
+
+
+class PageQuery(LimitQuery):
+    """A page of a list."""
+
+    cursor: Cursor | None = None
 
 
 class FailuresQuery(LimitQuery):
@@ -132,12 +131,14 @@ class PauseBody(Asked):
 
 
 def _document(name: str, doc: str, base: type[Struct] = Struct, /, **fields: Any) -> type[Struct]:
-    """Define a document; ``[KIND]`` is a list of that kind."""
+    """Define the document ``{name}Document``; ``[KIND]`` is a list of that kind."""
     kinds = {
         key: GenericAlias(list, tuple(kind)) if isinstance(kind, list) else kind
         for key, kind in fields.items()
     }
-    return defstruct(name, list(kinds.items()), bases=(base,), namespace={"__doc__": doc}, kw_only=True)
+    return defstruct(
+        f"{name}Document", list(kinds.items()), bases=(base,), namespace={"__doc__": doc}, kw_only=True
+    )
 
 
 def _like(kind: type, *without: str, **more: Any) -> dict[str, Any]:
@@ -235,31 +236,29 @@ class ProblemDocument(Struct, kw_only=True):
     parameter: str | None = None
 
 
-RelayDocument = _document("RelayDocument", "A relay's last sign of life.", **_like(Relay, alive=bool))
-RelaysDocument = _document("RelaysDocument", "The relays that were seen last.", relays=[RelayDocument])
+RelayDocument = _document("Relay", "A relay's last sign of life.", **_like(Relay, alive=bool))
+RelaysDocument = _document("Relays", "The relays that were seen last.", relays=[RelayDocument])
 DestinationsDocument = _document(
-    "DestinationsDocument",
-    "Every destination that is configured, or has rows.",
-    destinations=[DestinationDocument],
+    "Destinations", "Every destination that is configured, or has rows.", destinations=[DestinationDocument]
 )
 StatsDocument = _document(
-    "StatsDocument",
+    "Stats",
     "Where everything is.",
     CountsDocument,
     destinations=[DestinationDocument],
     relays=[RelayDocument],
 )
 
-EventDocument = _document("EventDocument", "A delivery: one event for one destination.", **_entry())
+EventDocument = _document("Event", "A delivery: one event for one destination.", **_entry())
 EventsDocument = _document(
-    "EventsDocument",
+    "Events",
     "Deliveries, newest first. A short page that has a cursor is worth going on from.",
     events=[EventDocument],
     cursor=str | None,
 )
-AttemptDocument = _document("AttemptDocument", "An attempt that failed.", **_like(Attempt))
+AttemptDocument = _document("Attempt", "An attempt that failed.", **_like(Attempt))
 DetailDocument = _document(
-    "DetailDocument",
+    "Detail",
     "A delivery with what it carries, redacted; of a binary payload, its size.",
     EventDocument,
     payload=Any,
@@ -269,31 +268,28 @@ DetailDocument = _document(
     failed_attempts=[AttemptDocument],
 )
 DeliveriesDocument = _document(
-    "DeliveriesDocument",
+    "Deliveries",
     "The delivery of an id, or every delivery of the event of that id.",
     deliveries=[DetailDocument],
 )
 ReasonsDocument = _document(
-    "ReasonsDocument", "Why each delivery of an id is where it is.", deliveries=[ReasonDocument]
+    "Reasons", "Why each delivery of an id is where it is.", deliveries=[ReasonDocument]
 )
 DeadLetterDocument = _document(
-    "DeadLetterDocument",
+    "DeadLetter",
     "A delivery that failed elsewhere, where, and why.",
     EventDocument,
     origin=str | None,
     reason=str | None,
 )
 DeadLettersDocument = _document(
-    "DeadLettersDocument",
-    "Dead letters, newest first.",
-    dead_letters=[DeadLetterDocument],
-    cursor=str | None,
+    "DeadLetters", "Dead letters, newest first.", dead_letters=[DeadLetterDocument], cursor=str | None
 )
 FailureDocument = _document(
-    "FailureDocument", "Failed deliveries whose errors are alike.", **_like(FailureGroup, "error")
+    "Failure", "Failed deliveries whose errors are alike.", **_like(FailureGroup, "error")
 )
 FailuresDocument = _document(
-    "FailuresDocument",
+    "Failures",
     "Failures in groups; ``capped``: of the newest ``looked_at`` only.",
     failures=[FailureDocument],
     looked_at=int,
@@ -308,47 +304,38 @@ PAST: Mapping[Action, str] = {
 }
 """The field of each action's answer that counts what was done."""
 DONE: Mapping[Action, type[Struct]] = {
-    action: _document(f"{past.capitalize()}Document", f"What a {action} did.", DoneDocument, **{past: int})
+    action: _document(past.capitalize(), f"What a {action} did.", DoneDocument, **{past: int})
     for action, past in PAST.items()
 }
 OperationDocument = _document(
-    "OperationDocument",
-    "A bulk action in the background: how far it is.",
-    **_like(Operation, details=Any),
+    "Operation", "A bulk action in the background: how far it is.", **_like(Operation, details=Any)
 )
-OperationsDocument = _document(
-    "OperationsDocument", "Bulk actions, newest first.", operations=[OperationDocument]
-)
-CancelledDocument = _document("CancelledDocument", "Whether there was anything to cancel.", cancelled=bool)
+OperationsDocument = _document("Operations", "Bulk actions, newest first.", operations=[OperationDocument])
+CancelledDocument = _document("Cancelled", "Whether there was anything to cancel.", cancelled=bool)
 
 PausedDocument = _document(
-    "PausedDocument",
+    "Paused",
     "A destination that is paused now.",
     destination=str,
     paused=bool,
     reason=str,
     until=datetime | None,
 )
-ResumedDocument = _document(
-    "ResumedDocument", "Whether there was anything to resume.", destination=str, resumed=bool
-)
+ResumedDocument = _document("Resumed", "Whether there was anything to resume.", destination=str, resumed=bool)
 TestedDocument = _document(
-    "TestedDocument", "The event that was written to test a destination.", destination=str, event_id=UUID
+    "Tested", "The event that was written to test a destination.", destination=str, event_id=UUID
 )
 
-AuditDocument = _document("AuditDocument", "Who did what.", **_like(AuditRow, details=Any))
+AuditDocument = _document("Audit", "Who did what.", **_like(AuditRow, details=Any))
 AuditsDocument = _document(
-    "AuditsDocument", "What operators did, newest first.", audit=[AuditDocument], cursor=str | None
+    "Audits", "What operators did, newest first.", audit=[AuditDocument], cursor=str | None
 )
 PointDocument = _document(
-    "PointDocument", "One step of a chart: events a second, counts, and seconds.", **_like(Point)
+    "Point", "One step of a chart: events a second, counts, and seconds.", **_like(Point)
 )
 SeriesDocument = _document(
-    "SeriesDocument",
-    "What charts are drawn from, oldest first.",
-    step_seconds=float,
-    points=[PointDocument],
+    "Series", "What charts are drawn from, oldest first.", step_seconds=float, points=[PointDocument]
 )
-TroubleDocument = _document("TroubleDocument", "A reason for which work does not flow.", **_like(Problem))
-HealthDocument = _document("HealthDocument", "Whether work flows.", ready=bool, problems=[TroubleDocument])
-AliveDocument = _document("AliveDocument", "That this process answers.", alive=bool)
+TroubleDocument = _document("Trouble", "A reason for which work does not flow.", **_like(Problem))
+HealthDocument = _document("Health", "Whether work flows.", ready=bool, problems=[TroubleDocument])
+AliveDocument = _document("Alive", "That this process answers.", alive=bool)

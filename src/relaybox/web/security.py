@@ -72,7 +72,9 @@ def check_local(request: Request) -> None:
     if not is_loopback(_host_name(request)):
         raise Problem(421, f"Only names of this host, such as localhost, are answered; {fix}.")
     # Version 1.0 is what proxies speak that say nothing else of themselves, and no browser.
-    if request.scope.get("http_version") == "1.0" or any(map(_of_proxy, request.headers)):
+    headers = [header.lower().replace("_", "-") for header in request.headers]
+    forwarded = any(name in FORWARDED or name.startswith(FORWARDING) for name in headers)
+    if forwarded or request.scope.get("http_version") == "1.0":
         raise Problem(403, f"A proxy asks for somebody else; {fix}.")
     if not all(_loopback_url(request.headers.get(name, "")) for name in ("origin", "referer")):
         raise Problem(403, f"A page of another host asks; {fix}.")
@@ -85,11 +87,6 @@ def _host_name(request: Request) -> str:
     if match is None:
         raise Problem(400, "The Host header is missing or malformed.")
     return (match[1] or match[2]).lower().rstrip(".")
-
-
-def _of_proxy(header: str) -> bool:
-    name = header.lower().replace("_", "-")
-    return name in FORWARDED or name.startswith(FORWARDING)
 
 
 def _loopback_url(text: str) -> bool:
