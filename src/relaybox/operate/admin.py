@@ -141,17 +141,16 @@ class Admin(AdminActions):
 
     async def stats(self) -> Stats:
         """How many rows are where; counts stop at ``ledger.CAP``, so that it never reads the whole table."""
-        names = await self.names()
-        counts = await self._ledger.counts(names)
-        places = await self._ledger.places()
+        names, timeouts = await self.names(), self._timeouts()
+        counts, places = await self._ledger.counts(names), await self._ledger.places()
         destinations = tuple(
             DestinationStats(
                 name,
-                name in self._destinations,
-                counts[name],
-                places.get(name),
-                name in self._handed_over,
-                self._timeouts().get(name),
+                configured=name in self._destinations,
+                counts=counts[name],
+                place=places.get(name),
+                handed_over=name in self._handed_over,
+                timeout=timeouts.get(name),
             )
             for name in names
         )
@@ -323,23 +322,19 @@ def _dead_letter(entry: Entry, content: Content | None) -> DeadLetterRow:
     except (ValueError, RecursionError):
         headers = {}
     values = headers if isinstance(headers, dict) else {}
-    origin, reason = (values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason"))
-    return DeadLetterRow(
-        entry, origin if isinstance(origin, str) else None, reason if isinstance(reason, str) else None
-    )
+    told = [values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason")]
+    return DeadLetterRow(entry, *(text if isinstance(text, str) else None for text in told))
 
 
-def _total(counts: Iterable[Counts]) -> Counts:
-    every = list(counts)
-    numbers: Mapping[str, Any] = {
-        name: sum(getattr(count, name) for count in every)
-        for name in ("due", "scheduled", "parked", "sending", "delivered", "failed")
-    }
-    times = [count.oldest_pending for count in every if count.oldest_pending is not None]
-    ages = [count.oldest_seconds for count in every if count.oldest_seconds is not None]
+def _total(counts: Collection[Counts]) -> Counts:
+    def known(name: str) -> list[Any]:
+        return [value for one in counts if (value := getattr(one, name)) is not None]
+
+    states = ("due", "scheduled", "parked", "sending", "delivered", "failed")
+    numbers: dict[str, Any] = {name: sum(known(name)) for name in states}
     return Counts(
         **numbers,
-        oldest_pending=min(times, default=None),
-        oldest_seconds=max(ages, default=None),
-        capped=frozenset[str]().union(*(count.capped for count in every)),
+        oldest_pending=min(known("oldest_pending"), default=None),
+        oldest_seconds=max(known("oldest_seconds"), default=None),
+        capped=frozenset[str]().union(*known("capped")),
     )

@@ -55,9 +55,9 @@ class Users:
     """The users that are configured."""
 
     def __init__(self, known: Iterable[Known]) -> None:
-        self._by_name = {user.name: user for user in known}
+        self.by_name = {user.name: user for user in known}
         # Of one length, so that comparing does not tell the token's.
-        self._tokens = [(_hashed(token), user) for user in self._by_name.values() for token in user.tokens]
+        self._tokens = [(_hashed(token), user) for user in self.by_name.values() for token in user.tokens]
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
@@ -69,10 +69,6 @@ class Users:
             if hmac.compare_digest(hashed, given):
                 found = user
         return found
-
-    def named(self, name: str) -> Known | None:
-        """Return the user of that name."""
-        return self._by_name.get(name)
 
 
 class Session(msgspec.Struct, array_like=True, frozen=True):
@@ -140,7 +136,7 @@ def authenticate(request: Request, users: Users, sessions: Sessions) -> User | N
             raise unauthorized("The token is wrong.", error="invalid_token")
         return User(known.name, known.role, "token")
     session = sessions.read(request.cookies.get(COOKIE, ""))
-    user = None if session is None else users.named(session.name)
+    user = None if session is None else users.by_name.get(session.name)
     return None if session is None or user is None else User(user.name, user.role, "session", session.id)
 
 

@@ -7,6 +7,7 @@ take longer than anybody waits for an answer: they are done in the background, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
@@ -261,10 +262,7 @@ async def _known(request: Request) -> str:
 async def audit(request: Request) -> Struct:
     """What operators did, newest first."""
     found, cursor = await _page(request, "audit", request.state.admin.audits, number)
-    rows = [
-        render.made(schemas.AuditDocument, row, details=render.details(row, request.app.rules))
-        for row in found.rows
-    ]
+    rows = [replace(row, details=render.details(row, request.app.rules)) for row in found.rows]
     return schemas.AuditsDocument(audit=rows, cursor=cursor)
 
 
@@ -280,10 +278,7 @@ async def readyz(request: Request) -> Response:
     if request.state.user is None:
         # Behind the colon stand addresses and what others said: for those who may see more.
         reasons = [reason.partition(":")[0] for reason in reasons]
-    problems = [
-        render.made(schemas.TroubleDocument, one, reason=reason)
-        for one, reason in zip(health.problems, reasons, strict=True)
-    ]
+    problems = [replace(one, reason=told) for one, told in zip(health.problems, reasons, strict=True)]
     document = schemas.HealthDocument(ready=health.ready, problems=problems)
     return render.answer(document, 200 if health.ready else 503)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from relaybox.core.settings import Destination
 from relaybox.operate.admin import DestinationStats, Detail
 from relaybox.operate.why import Reason, is_alive
 from relaybox.stores.journal import AuditRow, Operation
-from relaybox.stores.ledger import Counts, Entry, Relay
+from relaybox.stores.ledger import Content, Counts, Entry, Relay
 from relaybox.web import schemas, show
 from relaybox.web.redact import Rules, redact, redacted_text
 
@@ -60,15 +61,13 @@ def destination(
         paused = schemas.PauseDocument(
             at=place.paused_at, until=place.paused_until, by=place.paused_by, reason=place.pause_reason
         )
-    return schemas.DestinationDocument(
+    settings = {name: getattr(configured, name, None) for name in ("ordered", "max_attempts", "dead_letter")}
+    return made(
+        schemas.DestinationDocument,
+        one,
         **counts(one.counts),
-        name=one.name,
-        configured=one.configured,
-        handed_over=one.handed_over,
+        **settings,
         sink=None if configured is None else show.place(configured.sink),
-        ordered=None if configured is None else configured.ordered,
-        max_attempts=None if configured is None else configured.max_attempts,
-        dead_letter=None if configured is None else configured.dead_letter,
         retrying=scrubbed(one.counts.retrying, rules),
         paused=paused,
         circuit=circuit,
@@ -90,19 +89,17 @@ def event(
 
 def detail(found: Detail, rules: Rules) -> msgspec.Struct:
     """Return a delivery with what it carries, as it may be shown."""
-    content = found.content
-    data = None if content is None else content.payload_data
+    content = found.content or Content(None, None, None, "null")
     return event(
         found.entry,
         rules,
         schemas.DetailDocument,
-        payload=None if content is None else redacted_text(content.payload, rules),
-        payload_encoding=None if content is None else content.payload_encoding,
-        payload_size=None if data is None else len(data),
-        headers=None if content is None else redacted_text(content.headers, rules),
+        payload=redacted_text(content.payload, rules),
+        payload_encoding=content.payload_encoding,
+        payload_size=None if content.payload_data is None else len(content.payload_data),
+        headers=redacted_text(content.headers, rules),
         failed_attempts=[
-            made(schemas.AttemptDocument, one, error_message=rules.scrub(one.error_message))
-            for one in found.attempts
+            replace(one, error_message=rules.scrub(one.error_message)) for one in found.attempts
         ],
     )
 

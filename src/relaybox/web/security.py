@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Send
 
 from relaybox.web.problems import Problem
-from relaybox.web.settings import is_loopback
+from relaybox.web.settings import address_of, is_loopback
 
 HEADER = "x-csrf-token"
 FIELD = "csrf"
@@ -184,9 +184,8 @@ def prefix(request: Request) -> str:
 def client_address(request: Request) -> str:
     """Return whose logins are counted together: an address, or a network of IPv6, where a host has many."""
     host = request.client.host if request.client is not None else ""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+    address = address_of(host.partition("%")[0])
+    if address is None:
         return host[:100]
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.ip_network((address, 64), strict=False))

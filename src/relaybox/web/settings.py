@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias
 
 from relaybox.core.values import (
@@ -35,16 +35,13 @@ RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Known:
     """A user whose tokens were read: one, or several while one replaces another."""
 
     name: str
     role: Role
-    tokens: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"Known({self.name!r}, {self.role!r})"
+    tokens: tuple[str, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -93,17 +90,17 @@ def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -
 
 
 def _host(value: str, setting: str) -> str:
-    if not isinstance(value, str) or not (_is_address(value) or _NAME.fullmatch(value)):
+    if not isinstance(value, str) or not (address_of(value) or _NAME.fullmatch(value)):
         raise wrong(setting, value, "write an address or a name to listen on, such as '127.0.0.1'")
     return value
 
 
-def _is_address(value: str) -> bool:
+def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address; None where the text is not one."""
     try:
-        ipaddress.ip_address(value)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _port(value: int, setting: str) -> int:
@@ -121,7 +118,7 @@ def _texts(value: Iterable[str], setting: str, example: str) -> tuple[str, ...]:
 def _hosts(value: Iterable[str], setting: str) -> tuple[str, ...]:
     names = _texts(value, setting, "['outbox.example.org']")
     for name in names:
-        if not isinstance(name, str) or not (_is_address(name.strip("[]")) or _NAME.fullmatch(name)):
+        if not isinstance(name, str) or not (address_of(name.strip("[]")) or _NAME.fullmatch(name)):
             raise wrong(setting, name, "write a host's name without scheme and port, as outbox.example.org")
     return tuple(name.strip("[]").lower() for name in names)
 
@@ -200,9 +197,5 @@ def is_loopback(host: str) -> bool:
     """Whether a name or an address means this very host."""
     if host.lower().rstrip(".") == "localhost":
         return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    address = address_of(host.partition("%")[0])
+    return address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
