@@ -241,7 +241,7 @@ class AdminActions:
 
         What no operator asks for, a relay's canary, is not ``audited``, and of an aggregate of its own.
         """
-        self._check_configured(destination)
+        _check_named(destination, self._destinations)
         self._check_relayed(destination, "emit an event instead")
         id_ = uuid7()
         payload = {"test": True, "destination": destination, "sent_by": self._actor}
@@ -362,15 +362,9 @@ class AdminActions:
         return replace(filter, status="failed")
 
     async def _check_known(self, name: str) -> None:
-        """A destination that is configured, or has rows."""
+        """Raise unless the destination is configured, or has rows."""
         if name not in self._destinations:
-            known = self._destinations.keys() | await self._ledger.names()
-            if name not in known:
-                raise _no_destination(name, known)
-
-    def _check_configured(self, name: str) -> None:
-        if name not in self._destinations:
-            raise _no_destination(name, self._destinations)
+            _check_named(name, self._destinations.keys() | await self._ledger.names())
 
     def _check_relayed(self, name: str, fix: str) -> None:
         if name in self._handed_over:
@@ -382,7 +376,7 @@ class AdminActions:
             if action == "move":
                 raise ConfigError("to: name the destination that gets the deliveries")
             return
-        self._check_configured(to)
+        _check_named(to, self._destinations)
         if to in self._handed_over:
             own = "replay its own deliveries without it"
             others = own if action == "replay" else "name another destination"
@@ -398,5 +392,6 @@ def described(filter: Filter) -> dict[str, Any]:
     return {name: value for name, value in asdict(filter).items() if value is not None}
 
 
-def _no_destination(name: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")
+def _check_named(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")

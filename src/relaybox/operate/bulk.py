@@ -82,28 +82,23 @@ class Bulk:
         if len(self._tasks) + self._starting >= MOST:
             fix = "wait for one of them, or cancel it"
             raise TooManyOperations(f"{MOST} operations run in this process already; {fix}")
+        running = _Running(uuid7(), action)
         self._starting += 1
         try:
-            return await self._begin(actor, action, filter, to, rate)
+            async with AsyncExitStack() as opened:
+                admin = await opened.enter_async_context(self._open_admin(actor))
+                counted = await admin.count(action, filter, to=to)
+                given = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
+                # As it will be read again.
+                details = msgspec.to_builtins({"filter": described(filter), **given})
+                await admin.journal.begin(running.id, action, actor, details, counted)
+                operation = await admin.operation(running.id)
+                assert operation is not None
+                work = _action(admin, running, filter, to, rate)
+                task = asyncio.create_task(_run(opened.pop_all(), admin, running, work))
+            self._tasks[task] = running
         finally:
             self._starting -= 1
-
-    async def _begin(
-        self, actor: str, action: Action, filter: Filter, to: str | None, rate: float | None
-    ) -> Operation:
-        running = _Running(uuid7(), action)
-        async with AsyncExitStack() as opened:
-            admin = await opened.enter_async_context(self._open_admin(actor))
-            counted = await admin.count(action, filter, to=to)
-            given = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
-            # As it will be read again.
-            details = msgspec.to_builtins({"filter": described(filter), **given})
-            await admin.journal.begin(running.id, action, actor, details, counted)
-            operation = await admin.operation(running.id)
-            assert operation is not None
-            work = _action(admin, running, filter, to, rate)
-            task = asyncio.create_task(_run(opened.pop_all(), admin, running, work))
-        self._tasks[task] = running
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
         return operation
 
