@@ -6,8 +6,7 @@ take longer than anybody waits for an answer: they are done in the background, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +22,7 @@ from relaybox.errors import did_you_mean
 from relaybox.operate.admin import Stats
 from relaybox.operate.admin_actions import Action, Done, Named
 from relaybox.operate.health import Health
+from relaybox.operate.why import is_alive
 from relaybox.stores.ledger import EVERYTHING, Filter
 from relaybox.web import read, render, schemas
 from relaybox.web.auth import number
@@ -35,8 +36,9 @@ Answer: TypeAlias = Struct | Response
 async def stats(request: Request) -> Struct:
     """Where everything is: counts, destinations and relays."""
     found, rows = await _stats(request)
-    relays = [render.relay(one) for one in found.relays]
-    return schemas.StatsDocument(**render.counts(found.total), destinations=rows, relays=relays)
+    return schemas.StatsDocument(
+        **render.counts(found.total), destinations=rows, relays=_relays(request, found)
+    )
 
 
 async def _stats(request: Request) -> tuple[Stats, list[schemas.DestinationDocument]]:
@@ -54,19 +56,27 @@ async def series(request: Request) -> Struct:
 
 async def relays(request: Request) -> Struct:
     """The relays that were seen last."""
-    found = await request.state.admin.stats()
-    return schemas.RelaysDocument(relays=[render.relay(one) for one in found.relays])
+    return schemas.RelaysDocument(relays=_relays(request, await request.state.admin.stats()))
+
+
+def _relays(request: Request, found: Stats) -> list[Struct]:
+    kind, rules = schemas.RelayDocument, request.app.rules
+    return [render.made(kind, one, rules, alive=is_alive(one)) for one in found.relays]
 
 
 async def events(request: Request) -> Struct:
     """Deliveries that a filter is true of, newest first."""
     query: schemas.EventsQuery = request.state.query
     # The question, however long the pages of its answer are.
-    asked = msgspec.json.encode(msgspec.structs.replace(query, limit=1, cursor=None)).decode()
+    asked = msgspec.json.encode(replace(query, limit=1, cursor=None)).decode()
     ask = partial(request.state.admin.events, read.filter_of(query))
     found, cursor = await _page(request, f"events {asked}", ask, UUID)
-    rows = [render.event(entry, request.app.rules) for entry in found.entries]
+    rows = _rendered(request, schemas.EventDocument, found.entries)
     return schemas.EventsDocument(events=rows, cursor=cursor)
+
+
+def _rendered(request: Request, kind: type[Struct], values: Iterable[object]) -> list[Struct]:
+    return [render.made(kind, one, request.app.rules) for one in values]
 
 
 async def _page(
@@ -104,10 +114,7 @@ async def failures(request: Request) -> Struct:
     """What failed for good, in groups of the same destination and the same error."""
     query: schemas.FailuresQuery = request.state.query
     found = await request.state.admin.failures(query.destination, limit=query.limit)
-    groups = [
-        render.made(schemas.FailureDocument, one, message=request.app.rules.scrub(one.message))
-        for one in found.groups
-    ]
+    groups = _rendered(request, schemas.FailureDocument, found.groups)
     return schemas.FailuresDocument(failures=groups, looked_at=found.looked_at, capped=found.capped)
 
 
@@ -116,13 +123,7 @@ async def dead_letters(request: Request) -> Struct:
     rules = request.app.rules
     found, cursor = await _page(request, "dead letters", request.state.admin.dead_letters, UUID)
     rows = [
-        render.event(
-            row.entry,
-            rules,
-            schemas.DeadLetterDocument,
-            origin=row.origin,
-            reason=render.scrubbed(row.reason, rules),
-        )
+        render.made(schemas.DeadLetterDocument, row.entry, rules, origin=row.origin, reason=row.reason)
         for row in found.rows
     ]
     return schemas.DeadLettersDocument(dead_letters=rows, cursor=cursor)
@@ -168,7 +169,8 @@ async def _act_on_all(request: Request, action: Action, what: Filter, **options:
         bulk, actor = request.app.service.bulk(), request.state.user.name
         begun = await bulk.start(actor, action, what, rate=body.rate, **options)
         location = f"{prefix(request)}/api/operations/{begun.id}"
-        return render.answer(render.operation(begun, request.app.rules), 202, {"location": location})
+        [operation] = _rendered(request, schemas.OperationDocument, [begun])
+        return render.answer(operation, 202, {"location": location})
     act = getattr(admin, action)
     return _told(action, await act(what.destination if action == "move" else what, **options), False)
 
@@ -201,13 +203,13 @@ def _told(action: Action, done: Done, dry_run: bool, capped: bool = False) -> St
 async def operations(request: Request) -> Struct:
     """Bulk actions in the background, newest first."""
     found = await request.state.admin.operations(request.state.query.limit)
-    return schemas.OperationsDocument(operations=[render.operation(one, request.app.rules) for one in found])
+    return schemas.OperationsDocument(operations=_rendered(request, schemas.OperationDocument, found))
 
 
 async def operation(request: Request) -> Struct:
     """A bulk action: how far it is."""
     found = await _found(request, request.state.admin.operation, "operation")
-    return render.operation(found, request.app.rules)
+    return render.made(schemas.OperationDocument, found, request.app.rules)
 
 
 async def cancel(request: Request) -> Struct:
@@ -262,7 +264,7 @@ async def _known(request: Request) -> str:
 async def audit(request: Request) -> Struct:
     """What operators did, newest first."""
     found, cursor = await _page(request, "audit", request.state.admin.audits, number)
-    rows = [replace(row, details=render.details(row, request.app.rules)) for row in found.rows]
+    rows = _rendered(request, schemas.AuditDocument, found.rows)
     return schemas.AuditsDocument(audit=rows, cursor=cursor)
 
 
@@ -274,11 +276,10 @@ async def livez(request: Request) -> Struct:
 async def readyz(request: Request) -> Response:
     """Whether work flows: 503 and the reasons where it does not."""
     health: Health = await request.app.service.health()
-    reasons = [request.app.rules.scrub(one.reason) for one in health.problems]
+    problems: list[Any] = _rendered(request, schemas.TroubleDocument, health.problems)
     if request.state.user is None:
         # Behind the colon stand addresses and what others said: for those who may see more.
-        reasons = [reason.partition(":")[0] for reason in reasons]
-    problems = [replace(one, reason=told) for one, told in zip(health.problems, reasons, strict=True)]
+        problems = [replace(one, reason=one.reason.partition(":")[0]) for one in problems]
     document = schemas.HealthDocument(ready=health.ready, problems=problems)
     return render.answer(document, 200 if health.ready else 503)
 

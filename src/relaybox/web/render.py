@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,13 +11,15 @@ from starlette.responses import Response
 
 from relaybox.core.settings import Destination
 from relaybox.operate.admin import DestinationStats, Detail
-from relaybox.operate.why import Reason, is_alive
-from relaybox.stores.journal import AuditRow, Operation
-from relaybox.stores.ledger import Content, Counts, Entry, Relay
+from relaybox.operate.why import Reason
+from relaybox.stores.ledger import Content, Counts
 from relaybox.web import schemas, show
 from relaybox.web.redact import Rules, redact, redacted_text
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
+"""Fields that hold what others wrote."""
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -27,10 +28,16 @@ def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None =
     return Response(body, status, dict(headers or {}), "application/json")
 
 
-def made(kind: type[T], value: object, **more: Any) -> T:
-    """Return a document of the attributes of the same names; ``more`` goes before."""
-    names = [name for name in kind.__struct_fields__ if name not in more]
-    return kind(**{name: getattr(value, name) for name in names}, **more)
+def made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
+    """Return a document of the attributes of the same names, as they may be shown; ``more`` goes before."""
+    found = {name: more[name] if name in more else getattr(value, name) for name in kind.__struct_fields__}
+    for name in SCRUBBED:
+        if found.get(name) is not None:
+            found[name] = rules.scrub(found[name])
+    if "details" in found:
+        # As JSON has it.
+        found["details"] = redact(json.loads(json.dumps(dict(found["details"]), default=str)), rules)
+    return kind(**found)
 
 
 def counts(of: Counts) -> dict[str, Any]:
@@ -55,7 +62,7 @@ def destination(
     """Return a destination; of its settings, nothing that may be secret."""
     place, paused, circuit = one.place, None, schemas.CircuitDocument()
     if place is not None:
-        reason = scrubbed(place.circuit_reason, rules)
+        reason = place.circuit_reason and rules.scrub(place.circuit_reason)
         circuit = schemas.CircuitDocument(state=place.circuit, until=place.circuit_until, reason=reason)
     if place is not None and place.paused:
         paused = schemas.PauseDocument(
@@ -65,42 +72,28 @@ def destination(
     return made(
         schemas.DestinationDocument,
         one,
+        rules,
         **counts(one.counts),
         **settings,
         sink=None if configured is None else show.place(configured.sink),
-        retrying=scrubbed(one.counts.retrying, rules),
+        retrying=one.counts.retrying,
         paused=paused,
         circuit=circuit,
     )
 
 
-def relay(one: Relay) -> msgspec.Struct:
-    """Return a relay."""
-    return made(schemas.RelayDocument, one, alive=is_alive(one))
-
-
-def event(
-    entry: Entry, rules: Rules, kind: type[msgspec.Struct] = schemas.EventDocument, **more: Any
-) -> msgspec.Struct:
-    """Return a delivery, with ``more`` about it where the document is of another kind."""
-    error = scrubbed(entry.error_message, rules)
-    return made(kind, entry, state=str(entry.state), error_message=error, **more)
-
-
 def detail(found: Detail, rules: Rules) -> msgspec.Struct:
     """Return a delivery with what it carries, as it may be shown."""
     content = found.content or Content(None, None, None, "null")
-    return event(
+    return made(
+        schemas.DetailDocument,
         found.entry,
         rules,
-        schemas.DetailDocument,
         payload=redacted_text(content.payload, rules),
         payload_encoding=content.payload_encoding,
         payload_size=None if content.payload_data is None else len(content.payload_data),
         headers=redacted_text(content.headers, rules),
-        failed_attempts=[
-            replace(one, error_message=rules.scrub(one.error_message)) for one in found.attempts
-        ],
+        failed_attempts=[made(schemas.AttemptDocument, one, rules) for one in found.attempts],
     )
 
 
@@ -109,25 +102,9 @@ def reason(found: Reason, rules: Rules) -> schemas.ReasonDocument:
     return made(
         schemas.ReasonDocument,
         found.entry,
-        state=str(found.entry.state),
+        rules,
         why=found.kind,
-        text=rules.scrub(found.text),
+        text=found.text,
         until=found.until,
         behind=None if found.behind is None else reason(found.behind, rules),
     )
-
-
-def operation(one: Operation, rules: Rules) -> msgspec.Struct:
-    """Return a bulk action."""
-    error = scrubbed(one.error, rules)
-    return made(schemas.OperationDocument, one, details=details(one, rules), error=error)
-
-
-def details(of: Operation | AuditRow, rules: Rules) -> Any:
-    """Return what an action was about, as JSON has it."""
-    return redact(json.loads(json.dumps(dict(of.details), default=str)), rules)
-
-
-def scrubbed(text: str | None, rules: Rules) -> str | None:
-    """Return a text that others wrote, as it may be shown."""
-    return None if text is None else rules.scrub(text)
