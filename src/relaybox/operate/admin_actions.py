@@ -111,10 +111,16 @@ class _Way:
     pace: Pace
     details: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, given: Options, **details: Any) -> _Way:
-        pace = Pace(given.get("rate"), given.get("stop", never))
-        return cls(given.get("dry_run", False), given.get("progress", no_progress), pace, details)
+
+def _way(
+    details: Mapping[str, Any],
+    *,
+    dry_run: bool = False,
+    progress: Progress = no_progress,
+    rate: float | None = None,
+    stop: Stop = never,
+) -> _Way:
+    return _Way(dry_run, progress, Pace(rate, stop), details)
 
 
 class AdminActions:
@@ -144,7 +150,7 @@ class AdminActions:
             what,
             lambda entry: entry.state is State.FAILED or entry.backing_off,
             lambda entries, audit: self._ledger.retry(entries, self._lanes, audit),
-            _Way.of(options),
+            _way({}, **options),
         )
 
     async def discard(self, what: What, **options: Unpack[Options]) -> Done:
@@ -157,7 +163,7 @@ class AdminActions:
             what,
             lambda entry: entry.status in ("pending", "failed") and entry.state is not State.SENDING,
             lambda entries, audit: self._ledger.discard(entries, self._lanes, audit),
-            _Way.of(options),
+            _way({}, **options),
         )
 
     async def replay(self, what: What, *, to: str | None = None, **options: Unpack[Options]) -> Done:
@@ -171,7 +177,7 @@ class AdminActions:
             what,
             lambda entry: entry.status != "pending" and (to or entry.destination) in self._destinations,
             lambda entries, audit: self._ledger.replay(entries, to, self._lanes, audit),
-            _Way.of(options, **({} if to is None else {"to": to})),
+            _way({} if to is None else {"to": to}, **options),
         )
 
     async def move(self, from_: str, to: str, **options: Unpack[Options]) -> Done:
@@ -181,7 +187,7 @@ class AdminActions:
         """
         await self._check_known(from_)
         self._check_target("move", to, from_)
-        way, done = _Way.of(options), Done()
+        way, done = _way({}, **options), Done()
         passed_over: datetime | None = None
 
         async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
-from relaybox.web import render, schemas
+from relaybox.web import schemas
 from relaybox.web.problems import MEDIA_TYPE
 from relaybox.web.security import prefix
 
@@ -25,9 +24,9 @@ PROBLEM = {
 }
 
 
-async def openapi(request: Request) -> Response:
+async def openapi(request: Request) -> dict[str, Any]:
     """This document."""
-    return render.answer(document(request.app.routes, prefix(request)))
+    return document(request.app.routes, prefix(request))
 
 
 def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:

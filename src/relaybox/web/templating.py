@@ -39,16 +39,10 @@ TYPES = {
 FILTERS = ("number", "duration", "lag", "rate", "size", "spelled", "machine", "segment", "shortened")
 """What templates take from ``show``."""
 
+SECTIONS = ("destinations", "events", "failures", "dead-letters", "operations", "relays", "audit", "system")
 NAVIGATION = (
     ("/", "Overview"),
-    ("/destinations", "Destinations"),
-    ("/events", "Events"),
-    ("/failures", "Failures"),
-    ("/dead-letters", "Dead letters"),
-    ("/operations", "Operations"),
-    ("/relays", "Relays"),
-    ("/audit", "Audit"),
-    ("/system", "System"),
+    *((f"/{name}", name.replace("-", " ").capitalize()) for name in SECTIONS),
 )
 
 
