@@ -21,7 +21,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relaybox.outbox import Outbox
-from relaybox.web import auth, login, read, render, security
+from relaybox.web import auth, login, read, security
+from relaybox.web.endpoints import answer
 from relaybox.web.live import Live
 from relaybox.web.problems import Problem, translate
 from relaybox.web.redact import Rules
@@ -137,7 +138,7 @@ class Web:
         await self._read(request, route, user)
         async with asyncio.timeout(PATIENCE):
             answered = await route.endpoint(request)
-        return answered if isinstance(answered, Response) else render.answer(answered)
+        return answered if isinstance(answered, Response) else answer(answered)
 
     async def _user(self, request: Request, route: Route) -> auth.User | None:
         if self.users and not self._recalled and auth.COOKIE in request.cookies and route.role is not None:

@@ -1,4 +1,4 @@
-"""What the API answers, in the order of the route table.
+"""What the API answers, in the order of the route table; then how the admin's values become documents.
 
 The actions do at once what ids name, and what few rows a filter is true of. More than ``ledger.CAP`` rows
 take longer than anybody waits for an answer: they are done in the background, as with ``background``.
@@ -6,10 +6,11 @@ take longer than anybody waits for an answer: they are done in the background, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,33 +19,37 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relaybox.core.settings import Destination
 from relaybox.errors import did_you_mean
-from relaybox.operate.admin import Stats
+from relaybox.operate.admin import DestinationStats, Detail, Stats
 from relaybox.operate.admin_actions import Action, Done, Named
 from relaybox.operate.health import Health
-from relaybox.operate.why import is_alive
-from relaybox.stores.ledger import EVERYTHING, Filter
-from relaybox.web import read, render, schemas
+from relaybox.operate.why import Reason, is_alive
+from relaybox.stores.ledger import EVERYTHING, Content, Counts, Filter
+from relaybox.web import read, schemas, show
 from relaybox.web.auth import number
 from relaybox.web.problems import Problem, invalid
+from relaybox.web.redact import Rules, redact, redacted_text
 from relaybox.web.security import prefix
 
+T = TypeVar("T", bound=Struct)
 Answer: TypeAlias = Struct | Response
 """What was done, or the operation that does it."""
+
+SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
+"""Fields that hold what others wrote."""
 
 
 async def stats(request: Request) -> Struct:
     """Where everything is: counts, destinations and relays."""
     found, rows = await _stats(request)
-    return schemas.StatsDocument(
-        **render.counts(found.total), destinations=rows, relays=_relays(request, found)
-    )
+    return schemas.StatsDocument(**_counts(found.total), destinations=rows, relays=_relays(request, found))
 
 
 async def _stats(request: Request) -> tuple[Stats, list[schemas.DestinationDocument]]:
     admin, rules = request.state.admin, request.app.rules
     found, configured = await admin.stats(), await admin.destinations()
-    return found, [render.destination(one, configured.get(one.name), rules) for one in found.destinations]
+    return found, [_destination(one, configured.get(one.name), rules) for one in found.destinations]
 
 
 async def series(request: Request) -> Struct:
@@ -61,7 +66,7 @@ async def relays(request: Request) -> Struct:
 
 def _relays(request: Request, found: Stats) -> list[Struct]:
     kind, rules = schemas.RelayDocument, request.app.rules
-    return [render.made(kind, one, rules, alive=is_alive(one)) for one in found.relays]
+    return [_made(kind, one, rules, alive=is_alive(one)) for one in found.relays]
 
 
 async def events(request: Request) -> Struct:
@@ -76,7 +81,7 @@ async def events(request: Request) -> Struct:
 
 
 def _rendered(request: Request, kind: type[Struct], values: Iterable[object]) -> list[Struct]:
-    return [render.made(kind, one, request.app.rules) for one in values]
+    return [_made(kind, one, request.app.rules) for one in values]
 
 
 async def _page(
@@ -91,13 +96,13 @@ async def _page(
 async def event(request: Request) -> Struct:
     """A delivery, or every delivery of an event, with payload, headers and failed attempts."""
     found = await _found(request, request.state.admin.event)
-    return schemas.DeliveriesDocument(deliveries=[render.detail(one, request.app.rules) for one in found])
+    return schemas.DeliveriesDocument(deliveries=[_detail(one, request.app.rules) for one in found])
 
 
 async def why(request: Request) -> Struct:
     """Why each delivery of an id is where it is."""
     found = await _found(request, request.state.admin.why)
-    return schemas.ReasonsDocument(deliveries=[render.reason(one, request.app.rules) for one in found])
+    return schemas.ReasonsDocument(deliveries=[_reason(one, request.app.rules) for one in found])
 
 
 async def _found(
@@ -123,7 +128,7 @@ async def dead_letters(request: Request) -> Struct:
     rules = request.app.rules
     found, cursor = await _page(request, "dead letters", request.state.admin.dead_letters, UUID)
     rows = [
-        render.made(schemas.DeadLetterDocument, row.entry, rules, origin=row.origin, reason=row.reason)
+        _made(schemas.DeadLetterDocument, row.entry, rules, origin=row.origin, reason=row.reason)
         for row in found.rows
     ]
     return schemas.DeadLettersDocument(dead_letters=rows, cursor=cursor)
@@ -170,7 +175,7 @@ async def _act_on_all(request: Request, action: Action, what: Filter, **options:
         begun = await bulk.start(actor, action, what, rate=body.rate, **options)
         location = f"{prefix(request)}/api/operations/{begun.id}"
         [operation] = _rendered(request, schemas.OperationDocument, [begun])
-        return render.answer(operation, 202, {"location": location})
+        return answer(operation, 202, {"location": location})
     act = getattr(admin, action)
     return _told(action, await act(what.destination if action == "move" else what, **options), False)
 
@@ -209,7 +214,7 @@ async def operations(request: Request) -> Struct:
 async def operation(request: Request) -> Struct:
     """A bulk action: how far it is."""
     found = await _found(request, request.state.admin.operation, "operation")
-    return render.made(schemas.OperationDocument, found, request.app.rules)
+    return _made(schemas.OperationDocument, found, request.app.rules)
 
 
 async def cancel(request: Request) -> Struct:
@@ -281,7 +286,7 @@ async def readyz(request: Request) -> Response:
         # Behind the colon stand addresses and what others said: for those who may see more.
         problems = [replace(one, reason=one.reason.partition(":")[0]) for one in problems]
     document = schemas.HealthDocument(ready=health.ready, problems=problems)
-    return render.answer(document, 200 if health.ready else 503)
+    return answer(document, 200 if health.ready else 503)
 
 
 async def metrics(request: Request) -> Response:
@@ -291,3 +296,91 @@ async def metrics(request: Request) -> Response:
     namespace = request.app.outbox.settings.namespace
     body, media_type = await exposition(request.state.admin, namespace)
     return Response(body, headers={"content-type": media_type})
+
+
+def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a document as JSON. All of it is ASCII: stored texts may hold what UTF-8 cannot."""
+    body = json.dumps(msgspec.to_builtins(document, str_keys=True), separators=(",", ":")).encode()
+    return Response(body, status, dict(headers or {}), "application/json")
+
+
+def _made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
+    """Return a document of the attributes of the same names, as they may be shown; ``more`` goes before."""
+    found = {name: more[name] if name in more else getattr(value, name) for name in kind.__struct_fields__}
+    for name in SCRUBBED:
+        if found.get(name) is not None:
+            found[name] = rules.scrub(found[name])
+    if "details" in found:
+        # As JSON has it.
+        found["details"] = redact(json.loads(json.dumps(dict(found["details"]), default=str)), rules)
+    return kind(**found)
+
+
+def _counts(of: Counts) -> dict[str, Any]:
+    """Return the counts by the names of the API; ``pending`` is what waits."""
+    waiting = {"due": of.due, "scheduled": of.scheduled, "parked": of.parked}
+    capped = {{"delivered": "completed", "sending": "processing"}.get(name, name) for name in of.capped}
+    return {
+        "pending": sum(waiting.values()),
+        "processing": of.sending,
+        "completed": of.delivered,
+        "failed": of.failed,
+        **waiting,
+        "oldest_pending": of.oldest_pending,
+        "oldest_pending_seconds": of.oldest_seconds,
+        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
+    }
+
+
+def _destination(
+    one: DestinationStats, configured: Destination | None, rules: Rules
+) -> schemas.DestinationDocument:
+    """Return a destination; of its settings, nothing that may be secret."""
+    place, paused, circuit = one.place, None, schemas.CircuitDocument()
+    if place is not None:
+        reason = place.circuit_reason and rules.scrub(place.circuit_reason)
+        circuit = schemas.CircuitDocument(state=place.circuit, until=place.circuit_until, reason=reason)
+    if place is not None and place.paused:
+        paused = schemas.PauseDocument(
+            at=place.paused_at, until=place.paused_until, by=place.paused_by, reason=place.pause_reason
+        )
+    settings = {name: getattr(configured, name, None) for name in ("ordered", "max_attempts", "dead_letter")}
+    return _made(
+        schemas.DestinationDocument,
+        one,
+        rules,
+        **_counts(one.counts),
+        **settings,
+        sink=None if configured is None else show.place(configured.sink),
+        retrying=one.counts.retrying,
+        paused=paused,
+        circuit=circuit,
+    )
+
+
+def _detail(found: Detail, rules: Rules) -> Struct:
+    """Return a delivery with what it carries, as it may be shown."""
+    content = found.content or Content(None, None, None, "null")
+    return _made(
+        schemas.DetailDocument,
+        found.entry,
+        rules,
+        payload=redacted_text(content.payload, rules),
+        payload_encoding=content.payload_encoding,
+        payload_size=None if content.payload_data is None else len(content.payload_data),
+        headers=redacted_text(content.headers, rules),
+        failed_attempts=[_made(schemas.AttemptDocument, one, rules) for one in found.attempts],
+    )
+
+
+def _reason(found: Reason, rules: Rules) -> schemas.ReasonDocument:
+    """Return why a delivery is where it is."""
+    return _made(
+        schemas.ReasonDocument,
+        found.entry,
+        rules,
+        why=found.kind,
+        text=found.text,
+        until=found.until,
+        behind=None if found.behind is None else _reason(found.behind, rules),
+    )
