@@ -306,7 +306,7 @@ def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 def _made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
     """Return a document of the attributes of the same names, as they may be shown; ``more`` goes before."""
-    found = {name: more[name] if name in more else getattr(value, name) for name in kind.__struct_fields__}
+    found = {name: getattr(value, name) for name in kind.__struct_fields__ if name not in more} | more
     for name in SCRUBBED:
         if found.get(name) is not None:
             found[name] = rules.scrub(found[name])
