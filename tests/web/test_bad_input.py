@@ -18,8 +18,8 @@ from relaybox.operate.admin import Admin
 from relaybox.operate.bulk import MOST
 from relaybox.stores.ledger import EVERYTHING
 from relaybox.web import app, dashboard, read
+from relaybox.web.auth import Cursors
 from relaybox.web.schemas import Criteria
-from relaybox.web.signed import Cursors
 from relaybox.web.templating import LONGEST_FLASH, read_flash, redirect
 from tests.waiting import PATIENCE
 from tests.web.stage import HTML, NOBODY, OPERATOR, VIEWER, Stage, csrf_of, is_problem, log_in, status_of

@@ -12,11 +12,11 @@ import pytest
 from relaybox.errors import ConfigError
 from relaybox.web import dashboard
 from relaybox.web.app import Web
+from relaybox.web.auth import LIFE, Sessions, derived
 from relaybox.web.login import MOST, WINDOW, Attempts, Budget
 from relaybox.web.problems import Problem
 from relaybox.web.security import FORM_COOKIE as FORM
 from relaybox.web.settings import Known, WebSettings
-from relaybox.web.signed import LIFE, Sessions, derived
 from tests.web.stage import HTML, OPERATOR, USERS, VIEWER, Stage, bearer, csrf_in, csrf_of, is_problem, log_in
 
 COOKIE = "relaybox_session"

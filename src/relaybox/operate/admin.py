@@ -11,22 +11,11 @@ from uuid import UUID
 
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, StoreError
-from relaybox.operate.admin_actions import (
-    NAMED,
-    Action,
-    AdminActions,
-    Done,
-    Named,
-    Progress,
-    Stop,
-    What,
-    no_progress,
-)
+from relaybox.operate.admin_actions import NAMED, AdminActions, Done, Named, Progress, Stop, no_progress
 from relaybox.operate.health import Health, Problem, judge, patience
 from relaybox.operate.history import (
     AT_ONCE,
     LOOKED_AT,
-    FailureGroup,
     Failures,
     Point,
     Series,
@@ -35,7 +24,7 @@ from relaybox.operate.history import (
     step_of,
 )
 from relaybox.operate.why import Reason, explain
-from relaybox.stores.journal import Counted, Journal, Operation
+from relaybox.stores.journal import Journal, Operation
 from relaybox.stores.ledger import (
     EVERYTHING,
     Attempt,
@@ -54,30 +43,9 @@ from relaybox.stores.ledger import (
 )
 
 __all__ = [
-    "NAMED",
-    "Action",
-    "Admin",
-    "Audits",
-    "Counted",
-    "DeadLetterRow",
-    "DeadLetters",
-    "DestinationStats",
-    "Detail",
-    "Done",
-    "FailureGroup",
-    "Failures",
-    "Health",
-    "Named",
-    "Operation",
-    "Point",
-    "Problem",
-    "Progress",
-    "Series",
-    "Stats",
-    "Stop",
-    "What",
-    "no_progress",
-]
+    "NAMED", "Admin", "Audits", "DeadLetters", "DestinationStats", "Detail", "Done", "Failures", "Named",
+    "Point", "Progress", "Series", "Stats", "Stop", "no_progress",
+]  # fmt: skip
 
 WINDOWS = 12
 """How many windows of rows one page of a search looks through before it answers with what it has."""
@@ -173,17 +141,16 @@ class Admin(AdminActions):
 
     async def stats(self) -> Stats:
         """How many rows are where; counts stop at ``ledger.CAP``, so that it never reads the whole table."""
-        names = await self.names()
-        counts = await self._ledger.counts(names)
-        places = await self._ledger.places()
+        names, timeouts = await self.names(), self._timeouts()
+        counts, places = await self._ledger.counts(names), await self._ledger.places()
         destinations = tuple(
             DestinationStats(
                 name,
-                name in self._destinations,
-                counts[name],
-                places.get(name),
-                name in self._handed_over,
-                self._timeouts().get(name),
+                configured=name in self._destinations,
+                counts=counts[name],
+                place=places.get(name),
+                handed_over=name in self._handed_over,
+                timeout=timeouts.get(name),
             )
             for name in names
         )
@@ -226,19 +193,18 @@ class Admin(AdminActions):
 
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
         """The delivery of that id, or every delivery of the event of that id; none where there is no such."""
-        return tuple(
-            [
-                Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
-                for entry in await self._ledger.find(id_)
-            ]
-        )
+        details = [
+            Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
+            for entry in await self._ledger.find(id_)
+        ]
+        return tuple(details)
 
     async def why(self, id_: UUID) -> tuple[Reason, ...]:
         """Why each delivery of that id is where it is; none where there is no such."""
         entries = await self._ledger.find(id_)
-        places = await self._ledger.places()
-        relays = await self._ledger.relays()
+        places, relays = await self._ledger.places(), await self._ledger.relays()
         shadowed = await self.shadowed(entries)
+        known, timeouts = self._destinations.keys(), self._timeouts()
         reasons = []
         for entry in entries:
             head = await self._head(entry)
@@ -246,7 +212,6 @@ class Admin(AdminActions):
             if head is not None and head.status == "failed":
                 beside = await self._ledger.find(head.event_id)
                 shared |= {head.event_id} if len(beside) > 1 else set()
-            known, timeouts = self._destinations.keys(), self._timeouts()
             reasons.append(
                 explain(entry, places, known, relays, head, shared, self._handed_over, shadowed, timeouts)
             )
@@ -357,23 +322,19 @@ def _dead_letter(entry: Entry, content: Content | None) -> DeadLetterRow:
     except (ValueError, RecursionError):
         headers = {}
     values = headers if isinstance(headers, dict) else {}
-    origin, reason = (values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason"))
-    return DeadLetterRow(
-        entry, origin if isinstance(origin, str) else None, reason if isinstance(reason, str) else None
-    )
+    told = [values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason")]
+    return DeadLetterRow(entry, *(text if isinstance(text, str) else None for text in told))
 
 
-def _total(counts: Iterable[Counts]) -> Counts:
-    every = list(counts)
-    numbers: Mapping[str, Any] = {
-        name: sum(getattr(count, name) for count in every)
-        for name in ("due", "scheduled", "parked", "sending", "delivered", "failed")
-    }
-    times = [count.oldest_pending for count in every if count.oldest_pending is not None]
-    ages = [count.oldest_seconds for count in every if count.oldest_seconds is not None]
+def _total(counts: Collection[Counts]) -> Counts:
+    def known(name: str) -> list[Any]:
+        return [value for one in counts if (value := getattr(one, name)) is not None]
+
+    states = ("due", "scheduled", "parked", "sending", "delivered", "failed")
+    numbers: dict[str, Any] = {name: sum(known(name)) for name in states}
     return Counts(
         **numbers,
-        oldest_pending=min(times, default=None),
-        oldest_seconds=max(ages, default=None),
-        capped=frozenset[str]().union(*(count.capped for count in every)),
+        oldest_pending=min(known("oldest_pending"), default=None),
+        oldest_seconds=max(known("oldest_seconds"), default=None),
+        capped=frozenset[str]().union(*known("capped")),
     )

@@ -8,9 +8,9 @@ begins with the first again, because what it has replayed stays as it was.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
 import msgspec
@@ -44,10 +44,11 @@ NAMED = 100
 CANARY = "canary"
 """The aggregate id of test events that no operator asked for."""
 
-FAILED: tuple[Choice, ...] = ("failed",)
-FINAL: tuple[Choice, ...] = ("delivered", "completed", "failed", "discarded")
-WAITING: tuple[Choice, ...] = ("failed", "pending", "due", "scheduled", "parked")
-STATUSES: Mapping[str, tuple[Choice, ...]] = {"retry": FAILED, "replay": FINAL, "discard": WAITING}
+STATUSES: Mapping[str, tuple[Choice, ...]] = {
+    "retry": ("failed",),
+    "replay": ("delivered", "completed", "failed", "discarded"),
+    "discard": ("failed", "pending", "due", "scheduled", "parked"),
+}
 """What a filter of each action may ask for; the first is meant where it does not say."""
 
 
@@ -89,6 +90,18 @@ def no_progress(count: int) -> None:
     """For callers that do not want to know how far it is."""
 
 
+class Options(TypedDict, total=False):
+    """How an action is done.
+
+    ``rate`` (rows a second) and ``stop``, which is asked before each part, are about what a filter finds.
+    """
+
+    dry_run: bool
+    progress: Progress
+    rate: float | None
+    stop: Stop
+
+
 @dataclass(frozen=True, slots=True)
 class _Way:
     """How an action is done, and what its audit says besides."""
@@ -96,7 +109,18 @@ class _Way:
     dry_run: bool
     progress: Progress
     pace: Pace
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any]
+
+
+def _way(
+    details: Mapping[str, Any],
+    *,
+    dry_run: bool = False,
+    progress: Progress = no_progress,
+    rate: float | None = None,
+    stop: Stop = never,
+) -> _Way:
+    return _Way(dry_run, progress, Pace(rate, stop), details)
 
 
 class AdminActions:
@@ -116,108 +140,66 @@ class AdminActions:
         self._handed_over = frozenset(name for name, lane in self._lanes.items() if lane.handed_over)
         self._actor = actor
 
-    async def retry(
-        self,
-        what: What,
-        *,
-        dry_run: bool = False,
-        progress: Progress = no_progress,
-        rate: float | None = None,
-        stop: Stop = never,
-    ) -> Done:
-        """Failed deliveries start anew, with all their attempts, at their old place in the order.
+    async def retry(self, what: What, **options: Unpack[Options]) -> Done:
+        """Start failed deliveries anew, with all their attempts, at their old place in the order.
 
         A filter is about failed ones. An id may also name one that backs off: it becomes due now.
-
-        ``rate`` (rows a second) and ``stop``, which is asked before each part, are about what a filter finds,
-        here and in the other actions.
         """
-
         return await self._act(
             "retry",
             what,
             lambda entry: entry.state is State.FAILED or entry.backing_off,
             lambda entries, audit: self._ledger.retry(entries, self._lanes, audit),
-            _Way(dry_run, progress, Pace(rate, stop)),
+            _way({}, **options),
         )
 
-    async def discard(
-        self,
-        what: What,
-        *,
-        dry_run: bool = False,
-        progress: Progress = no_progress,
-        rate: float | None = None,
-        stop: Stop = never,
-    ) -> Done:
-        """Failed and pending deliveries are given up; the next one of each key becomes due.
+    async def discard(self, what: What, **options: Unpack[Options]) -> Done:
+        """Give up failed and pending deliveries; the next one of each key becomes due.
 
         A filter is about failed ones unless its status says otherwise.
         """
-
         return await self._act(
             "discard",
             what,
             lambda entry: entry.status in ("pending", "failed") and entry.state is not State.SENDING,
             lambda entries, audit: self._ledger.discard(entries, self._lanes, audit),
-            _Way(dry_run, progress, Pace(rate, stop)),
+            _way({}, **options),
         )
 
-    async def replay(
-        self,
-        what: What,
-        *,
-        to: str | None = None,
-        dry_run: bool = False,
-        progress: Progress = no_progress,
-        rate: float | None = None,
-        stop: Stop = never,
-    ) -> Done:
-        """Final deliveries are sent again, each as a new row of the same event, with a header that says so.
+    async def replay(self, what: What, *, to: str | None = None, **options: Unpack[Options]) -> Done:
+        """Send final deliveries again, each as a new row of the same event, with a header that says so.
 
         A filter is about delivered ones unless its status says otherwise.
         """
         self._check_target("replay", to)
-
         return await self._act(
             "replay",
             what,
             lambda entry: entry.status != "pending" and (to or entry.destination) in self._destinations,
             lambda entries, audit: self._ledger.replay(entries, to, self._lanes, audit),
-            _Way(dry_run, progress, Pace(rate, stop), {} if to is None else {"to": to}),
+            _way({} if to is None else {"to": to}, **options),
         )
 
-    async def move(
-        self,
-        from_: str,
-        to: str,
-        *,
-        dry_run: bool = False,
-        progress: Progress = no_progress,
-        rate: float | None = None,
-        stop: Stop = never,
-    ) -> Done:
-        """Pending and failed deliveries of a destination go to another; failed ones stay failed there.
+    async def move(self, from_: str, to: str, **options: Unpack[Options]) -> Done:
+        """Give pending and failed deliveries of a destination to another; failed ones stay failed there.
 
         What is being sent stays where it is, and is counted as skipped.
         """
         await self._check_known(from_)
         self._check_target("move", to, from_)
-
+        way, done = _way({}, **options), Done()
         passed_over: datetime | None = None
 
         async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
             nonlocal passed_over
             ids = {entry.id for entry in entries}
-            if dry_run or not ids:
+            if way.dry_run or not ids:
                 return ids
             moved = await self._ledger.move(entries, to, self._lanes, audit)
             if not moved <= ids:
                 passed_over = entries[0].seen_at
             return moved
 
-        way = _Way(dry_run, progress, Pace(rate, stop))
-        done = Done()
         # The failed ones first: where they block their keys, nothing of those keys must get ahead of them.
         statuses: tuple[Choice, ...] = ("failed", "pending")
         for status in statuses:
@@ -265,7 +247,7 @@ class AdminActions:
 
         What no operator asks for, a relay's canary, is not ``audited``, and of an aggregate of its own.
         """
-        self._check_configured(destination)
+        _check_named(destination, self._destinations)
         self._check_relayed(destination, "emit an event instead")
         id_ = uuid7()
         payload = {"test": True, "destination": destination, "sent_by": self._actor}
@@ -303,8 +285,7 @@ class AdminActions:
             way.progress(done.affected)
             return done
         filter = await self._checked(action, what)
-        given = {name: value for name, value in asdict(filter).items() if value is not None}
-        audit = Audit(self._actor, action, {"filter": given, **way.details})
+        audit = Audit(self._actor, action, {"filter": described(filter), **way.details})
         return await self._go_through(filter, act, audit, way, Done())
 
     async def _go_through(self, filter: Filter, act: Change, audit: Audit, way: _Way, done: Done) -> Done:
@@ -387,15 +368,9 @@ class AdminActions:
         return replace(filter, status="failed")
 
     async def _check_known(self, name: str) -> None:
-        """A destination that is configured, or has rows."""
+        """Raise unless the destination is configured, or has rows."""
         if name not in self._destinations:
-            known = self._destinations.keys() | await self._ledger.names()
-            if name not in known:
-                raise _no_destination(name, known)
-
-    def _check_configured(self, name: str) -> None:
-        if name not in self._destinations:
-            raise _no_destination(name, self._destinations)
+            _check_named(name, self._destinations.keys() | await self._ledger.names())
 
     def _check_relayed(self, name: str, fix: str) -> None:
         if name in self._handed_over:
@@ -407,16 +382,22 @@ class AdminActions:
             if action == "move":
                 raise ConfigError("to: name the destination that gets the deliveries")
             return
-        self._check_configured(to)
+        _check_named(to, self._destinations)
         if to in self._handed_over:
-            others = (
-                "replay its own deliveries without it" if action == "replay" else "name another destination"
+            own = "replay its own deliveries without it"
+            others = own if action == "replay" else "name another destination"
+            raise ConfigError(
+                f"to = {to!r}: Debezium takes only what is emitted to it; {others}, or emit the events again"
             )
-            fix = f"{others}, or emit the events again"
-            raise ConfigError(f"to = {to!r}: Debezium takes only what is emitted to it; {fix}")
         if from_ == to:
             raise ConfigError(f"to = {to!r}: the rows are there already; name another destination")
 
 
-def _no_destination(name: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")
+def described(filter: Filter) -> dict[str, Any]:
+    """Return what a filter asks for, as audits and operations name it."""
+    return {name: value for name, value in asdict(filter).items() if value is not None}
+
+
+def _check_named(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"no destination is called {name!r}{did_you_mean(name, known)}")

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args
 from uuid import UUID
 
 import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox.errors import ConfigError, RelayboxError, StoreError
-from relaybox.operate.admin import Action, Admin, Done
+from relaybox.operate.admin import Admin
+from relaybox.operate.admin_actions import Action, Done, Options, described
 from relaybox.operate.pace import Pace, never
 from relaybox.stores.journal import Operation, OperationState
 from relaybox.stores.ledger import Filter
@@ -42,8 +43,6 @@ STOPPED = "its process was stopped; start it again for the rest"
 STOPPED_REPLAY = (
     "its process was stopped; started again it replays those too that it has done: narrow its filter"
 )
-
-ACTIONS: tuple[Action, ...] = ("retry", "replay", "discard", "move")
 
 log = logging.getLogger(__name__)
 
@@ -77,32 +76,29 @@ class Bulk:
 
         ``rate`` is in rows a second.
         """
-        if action not in ACTIONS:
-            raise ConfigError(f"action = {action!r}: use {', '.join(ACTIONS)}")
+        if action not in get_args(Action):
+            raise ConfigError(f"action = {action!r}: use {', '.join(get_args(Action))}")
         Pace(rate, never)
         if len(self._tasks) + self._starting >= MOST:
             fix = "wait for one of them, or cancel it"
             raise TooManyOperations(f"{MOST} operations run in this process already; {fix}")
+        running = _Running(uuid7(), action)
         self._starting += 1
         try:
-            return await self._begin(actor, action, filter, to, rate)
+            async with AsyncExitStack() as opened:
+                admin = await opened.enter_async_context(self._open_admin(actor))
+                counted = await admin.count(action, filter, to=to)
+                given = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
+                # As it will be read again.
+                details = msgspec.to_builtins({"filter": described(filter), **given})
+                await admin.journal.begin(running.id, action, actor, details, counted)
+                operation = await admin.operation(running.id)
+                assert operation is not None
+                work = _action(admin, running, filter, to, rate)
+                task = asyncio.create_task(_run(opened.pop_all(), admin, running, work))
+            self._tasks[task] = running
         finally:
             self._starting -= 1
-
-    async def _begin(
-        self, actor: str, action: Action, filter: Filter, to: str | None, rate: float | None
-    ) -> Operation:
-        running = _Running(uuid7(), action)
-        async with AsyncExitStack() as opened:
-            admin = await opened.enter_async_context(self._open_admin(actor))
-            counted = await admin.count(action, filter, to=to)
-            details = _details(filter, to, rate)
-            await admin.journal.begin(running.id, action, actor, details, counted)
-            operation = await admin.operation(running.id)
-            assert operation is not None
-            work = _action(admin, running, filter, to, rate)
-            task = asyncio.create_task(_run(opened.pop_all(), admin, running, work))
-        self._tasks[task] = running
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
         return operation
 
@@ -121,24 +117,20 @@ class Bulk:
 async def _run(
     opened: AsyncExitStack, admin: Admin, running: _Running, work: Coroutine[Any, Any, Done]
 ) -> None:
+    """Do the work with signs of life, and put on record how it ended."""
     try:
         async with opened:
-            await _operate(admin, running, work)
+            beating = asyncio.create_task(_beat(admin, running))
+            try:
+                state, error = await _ended(work, running)
+            finally:
+                beating.cancel()
+                with suppress(asyncio.CancelledError):
+                    await beating
+            await _finish(admin, running, state, error)
     except Exception:
         # Nobody can be told in the database; it will show as stalled.
         log.exception("the operation %s cannot be put on record", running.id)
-
-
-async def _operate(admin: Admin, running: _Running, work: Coroutine[Any, Any, Done]) -> None:
-    """Do the work with signs of life, and put on record how it ended."""
-    beating = asyncio.create_task(_beat(admin, running))
-    try:
-        state, error = await _ended(work, running)
-    finally:
-        beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
-    await _finish(admin, running, state, error)
 
 
 async def _finish(admin: Admin, running: _Running, state: OperationState, error: str | None) -> None:
@@ -182,26 +174,14 @@ async def _beat(admin: Admin, running: _Running) -> None:
 
 
 def _action(
-    admin: Admin,
-    running: _Running,
-    filter: Filter,
-    to: str | None,
-    rate: float | None,
+    admin: Admin, running: _Running, filter: Filter, to: str | None, rate: float | None
 ) -> Coroutine[Any, Any, Done]:
     def progress(count: int) -> None:
         running.done = count
 
-    options: dict[str, Any] = {"rate": rate, "stop": lambda: running.stop, "progress": progress}
+    options: Options = {"rate": rate, "stop": lambda: running.stop, "progress": progress}
     if running.action == "move":
         return admin.move(filter.destination or "", to or "", **options)
     if running.action == "replay":
         return admin.replay(filter, to=to, **options)
     return (admin.retry if running.action == "retry" else admin.discard)(filter, **options)
-
-
-def _details(filter: Filter, to: str | None, rate: float | None) -> Mapping[str, Any]:
-    given = {name: value for name, value in asdict(filter).items() if value is not None}
-    rest = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
-    # As it will be read again.
-    details: dict[str, Any] = msgspec.to_builtins({"filter": given, **rest})
-    return details

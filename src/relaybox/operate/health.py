@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from relaybox.operate.why import is_alive
@@ -38,31 +38,24 @@ def judge(
     relays: Iterable[Relay],
     stalled_after: Mapping[str, float],
 ) -> Health:
-    """What is wrong. A destination that somebody paused is not: it waits because it is meant to."""
+    """Return what is wrong. A destination that somebody paused is not: it waits because it is meant to."""
     open_for_work = {
         name: flow
         for name, flow in flows.items()
         if flow.pending and not (name in places and places[name].paused)
     }
-    problems = tuple(_problems(open_for_work, places, relays, stalled_after))
-    return Health(not problems, problems)
-
-
-def _problems(
-    flows: Mapping[str, Flow],
-    places: Mapping[str, Place],
-    relays: Iterable[Relay],
-    stalled_after: Mapping[str, float],
-) -> Iterator[Problem]:
     alive = any(map(is_alive, relays))
-    waits = [flow.due_seconds for flow in flows.values() if flow.due_seconds is not None]
+    waits = [flow.due_seconds for flow in open_for_work.values() if flow.due_seconds is not None]
+    problems = []
     if waits and not alive:
-        yield Problem(None, "no relay is alive, and work is due", max(waits))
-    for name, flow in sorted(flows.items()):
+        problems.append(Problem(None, "no relay is alive, and work is due", max(waits)))
+    for name, flow in sorted(open_for_work.items()):
         place = places.get(name)
         if place is not None and place.circuit != "closed":
             reason = place.circuit_reason or "no reason given"
             # Each probe touches its row and what it tried: since when it is open is on no record.
-            yield Problem(name, f"its circuit is {place.circuit.replace('_', '-')}: {reason}", None)
+            told = f"its circuit is {place.circuit.replace('_', '-')}: {reason}"
+            problems.append(Problem(name, told, None))
         elif alive and (flow.due_seconds or 0.0) >= stalled_after[name] and not flow.settles:
-            yield Problem(name, "work is due and nothing settles", flow.due_seconds)
+            problems.append(Problem(name, "work is due and nothing settles", flow.due_seconds))
+    return Health(not problems, tuple(problems))

@@ -7,6 +7,7 @@ each destination.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -76,38 +77,27 @@ def make_series(history: History, hours: float, step: int) -> Series:
     count = max(1, math.ceil(hours * 3600 / step))
     last = int(history.now.timestamp()) // step
     settled = {one.step: one for one in history.settled}
-    emitted = dict(_emitted(history.levels))
     levels = {one.step: one for one in history.levels}
+    emitted = dict(_emitted(history.levels))
     # Of the step that goes on there are only so many seconds yet.
     begun = max(1.0, history.now.timestamp() - last * step)
-    points = [
-        _point(number, step, begun if number == last else float(step), settled.get(number), levels, emitted)
-        for number in range(last - count + 1, last + 1)
-    ]
-    return Series(timedelta(seconds=step), tuple(points))
 
+    def point(number: int) -> Point:
+        level, done = levels.get(number), settled.get(number) or Settled(number, 0, 0, 0, {})
+        return Point(
+            at=datetime.fromtimestamp(number * step, UTC),
+            emitted=emitted.get(number),
+            delivered=done.delivered / (begun if number == last else step),
+            retried=done.retried,
+            failed=done.failed,
+            pending=None if level is None else level.pending,
+            oldest_seconds=None if level is None else level.oldest_seconds,
+            p50=percentile(done.lag, 0.50),
+            p95=percentile(done.lag, 0.95),
+            p99=percentile(done.lag, 0.99),
+        )
 
-def _point(
-    number: int,
-    step: int,
-    seconds: float,
-    settled: Settled | None,
-    levels: dict[int, Level],
-    emitted: dict[int, float],
-) -> Point:
-    level, lag = levels.get(number), {} if settled is None else settled.lag
-    return Point(
-        at=datetime.fromtimestamp(number * step, UTC),
-        emitted=emitted.get(number),
-        delivered=0.0 if settled is None else settled.delivered / seconds,
-        retried=0 if settled is None else settled.retried,
-        failed=0 if settled is None else settled.failed,
-        pending=None if level is None else level.pending,
-        oldest_seconds=None if level is None else level.oldest_seconds,
-        p50=percentile(lag, 0.50),
-        p95=percentile(lag, 0.95),
-        p99=percentile(lag, 0.99),
-    )
+    return Series(timedelta(seconds=step), tuple(map(point, range(last - count + 1, last + 1))))
 
 
 def _emitted(levels: tuple[Level, ...]) -> Iterator[tuple[int, float]]:
@@ -152,28 +142,27 @@ def group_failures(rows: FailedRows, limit: int) -> Failures:
     for failure in rows.failures:
         found = fingerprint(failure.destination, failure.error)
         groups.setdefault(found.hash, (found, []))[1].append(failure)
-    made = sorted((_group(*parts) for parts in groups.values()), key=_rank)
+    made = sorted(
+        (_group(*parts) for parts in groups.values()),
+        key=lambda group: (-group.count, -group.last_at.timestamp(), group.fingerprint),
+    )
     return Failures(tuple(made[:limit]), sum(one.count for one in rows.failures), rows.capped)
 
 
 def _group(found: Fingerprint, failures: Sequence[Failure]) -> FailureGroup:
     newest = max(failures, key=lambda failure: failure.example)
-    types: dict[str, int] = {}
+    types: Counter[str] = Counter()
     for failure in failures:
-        types[failure.event_type] = types.get(failure.event_type, 0) + failure.count
+        types[failure.event_type] += failure.count
     return FailureGroup(
         fingerprint=found.hash,
         destination=failures[0].destination,
         error_class=found.error_class,
         message=found.message,
-        count=sum(types.values()),
+        count=types.total(),
         first_at=min(failure.first_at for failure in failures),
         last_at=max(failure.last_at for failure in failures),
         example=newest.example,
         error=newest.error,
         event_types=tuple(sorted(types, key=lambda name: (-types[name], name))[:TYPES]),
     )
-
-
-def _rank(group: FailureGroup) -> tuple[int, float, str]:
-    return -group.count, -group.last_at.timestamp(), group.fingerprint

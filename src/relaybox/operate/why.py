@@ -159,18 +159,14 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
 
 def _circuit(entry: Entry, place: Place) -> Reason:
     reason = place.circuit_reason or "no reason given"
+    waits = f"waits because the circuit of destination {place.name!r} is"
     if place.circuit == "half_open":
-        text = (
-            f"waits because the circuit of destination {place.name!r} is half-open ({reason}): "
-            "a probe is on its way"
-        )
+        text = f"{waits} half-open ({reason}): a probe is on its way"
         return Reason(entry, "circuit_half_open", text, place.circuit_until)
     over = place.circuit_until is not None and place.circuit_until <= place.seen_at
     when = "is due now" if over else f"comes at {at(place.circuit_until)}"
-    text = (
-        f"waits because the circuit of destination {place.name!r} is open ({reason}): "
-        f"the next probe {when}; {command(f'resume {place.name}')} closes it now"
-    )
+    resume = command(f"resume {place.name}")
+    text = f"{waits} open ({reason}): the next probe {when}; {resume} closes it now"
     return Reason(entry, "circuit_open", text, place.circuit_until)
 
 

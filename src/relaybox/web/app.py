@@ -8,9 +8,10 @@ A Starlette router finds what is served at a path. Then every request takes the 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from secrets import token_bytes
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
@@ -20,15 +21,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relaybox.outbox import Outbox
-from relaybox.web import login, read, render, security
-from relaybox.web.auth import User, Users, authenticate, unauthorized
+from relaybox.web import auth, login, read, security
+from relaybox.web.endpoints import answer
 from relaybox.web.live import Live
 from relaybox.web.problems import Problem, translate
 from relaybox.web.redact import Rules
 from relaybox.web.routes import Route
 from relaybox.web.service import Service
 from relaybox.web.settings import WebSettings
-from relaybox.web.signed import COOKIE, Cursors, Sessions, derived
 from relaybox.web.templating import error_page
 
 PATIENCE = 30.0
@@ -41,15 +41,19 @@ class Web:
     def __init__(self, outbox: Outbox, settings: WebSettings, routes: Iterable[Route]) -> None:
         known, secret = settings.reveal(), settings.revealed_secret()
         tokens = [token for user in known for token in user.tokens]
+
+        def key(purpose: str) -> bytes:
+            # Without users and a secret there is nothing to make a key of: each process has its own.
+            return auth.derived(secret, purpose, *tokens) if secret or tokens else token_bytes(32)
+
         self.outbox = outbox
         self.settings = settings
         self.routes = tuple(routes)
         self.service = Service(outbox)
-        self.users = Users(known)
-        self.sessions = Sessions(known, secret)
-        known_key = bool(secret or tokens)
-        self.csrf = security.Csrf(derived(secret, "csrf", *tokens) if known_key else _own_key())
-        self.cursors = Cursors(derived(secret, "cursor", *tokens) if known_key else _own_key())
+        self.users = auth.Users(known)
+        self.sessions = auth.Sessions(known, secret)
+        self.csrf = security.Csrf(key("csrf"))
+        self.cursors = auth.Cursors(key("cursor"))
         self.logins, self.bearers = login.Attempts(), login.Attempts()
         self.audited = login.Budget()
         self.rules = Rules.of(settings.redact)
@@ -103,9 +107,7 @@ class Web:
         except ClientDisconnect:
             return None
         except Exception as error:
-            return self._refusal(request, translate(error))
-
-    def _refusal(self, request: Request, problem: Problem) -> Response:
+            problem = translate(error)
         if not self._has_pages or not wants_html(request):
             return problem.response()
         response = error_page(request, problem.status, problem.title, problem.detail)
@@ -115,7 +117,11 @@ class Web:
     async def _answer(self, request: Request, routes: Sequence[Route]) -> Response:
         _decode_path(request.scope)
         route = _chosen(request, routes)
-        self._check_host(request, route)
+        if not self.users:
+            security.check_local(request)
+        elif route is None or route.kind != "open":
+            # What watches over a process asks for it by its address.
+            security.check_host(request, self.settings.hosts)
         if route is None:
             return _without_route(request, routes)
         security.check_origin(request)
@@ -123,28 +129,23 @@ class Web:
         request.state.csrf = self.csrf.shown(request, "" if user is None else user.session)
         if route.role is not None:
             if user is None:
-                return self._stranger(request)
+                if self._has_pages and wants_html(request) and request.method in security.SAFE:
+                    return login.to_login(request)
+                raise auth.unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
             if not user.may(route.role):
                 raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
             request.state.admin = await self.service.admin(user.name)
         await self._read(request, route, user)
         async with asyncio.timeout(PATIENCE):
             answered = await route.endpoint(request)
-        return answered if isinstance(answered, Response) else render.answer(answered)
+        return answered if isinstance(answered, Response) else answer(answered)
 
-    def _check_host(self, request: Request, route: Route | None) -> None:
-        if not self.users:
-            security.check_local(request)
-        elif route is None or route.kind != "open":
-            # What watches over a process asks for it by its address.
-            security.check_host(request, self.settings.hosts)
-
-    async def _user(self, request: Request, route: Route) -> User | None:
-        if self.users and not self._recalled and COOKIE in request.cookies and route.role is not None:
+    async def _user(self, request: Request, route: Route) -> auth.User | None:
+        if self.users and not self._recalled and auth.COOKIE in request.cookies and route.role is not None:
             await login.recall(self)
             self._recalled = True
         try:
-            return authenticate(request, self.users, self.sessions)
+            return auth.authenticate(request, self.users, self.sessions)
         except Problem:
             if route.role is None:
                 return None
@@ -154,30 +155,21 @@ class Web:
             await login.refused(request, client, self.bearers)
             raise
 
-    def _stranger(self, request: Request) -> Response:
-        if self._has_pages and wants_html(request) and request.method in security.SAFE:
-            return login.to_login(request)
-        raise unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
-
-    async def _read(self, request: Request, route: Route, user: User | None) -> None:
+    async def _read(self, request: Request, route: Route, user: auth.User | None) -> None:
         """What the request says, as the route takes it; a change must carry a token where a browser asks."""
         if route.kind == "api":
             request.state.query = read.query(request, route.query)
         if route.method == "GET":
             return
+        session = "" if user is None else user.session
         given = request.headers.get(security.HEADER, "")
         if route.kind == "page":
             request.state.form = await read.form(request)
             given = given or request.state.form.get(security.FIELD, "")
         if route.kind == "page" or (user is not None and user.by == "session"):
-            self.csrf.check(request, "" if user is None else user.session, given)
+            self.csrf.check(request, session, given)
         if route.kind == "api":
             request.state.body = await read.body(request, route.body)
-
-
-def _own_key() -> bytes:
-    """Without users and a secret there is nothing to make a key of; each process has its own."""
-    return secrets.token_bytes(32)
 
 
 def wants_html(request: Request) -> bool:
@@ -185,16 +177,16 @@ def wants_html(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "").lower()
 
 
+@dataclass(frozen=True, slots=True)
 class _Address:
     """What is served at one path: an ASGI application, so that Starlette leaves every method to it."""
 
-    def __init__(self, web: Web, routes: Sequence[Route]) -> None:
-        self._web = web
-        self._routes = routes
+    web: Web
+    routes: Sequence[Route]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        response = await self._web.respond(request, self._routes)
+        response = await self.web.respond(request, self.routes)
         if response is None:
             return
         if request.method != "HEAD":

@@ -1,21 +1,40 @@
-"""Who asks: by a token, by a session that a token opened, or this host where there are no users."""
+"""Who asks: by a token, by a session that a token opened, or this host where there are no users.
+
+Sessions and cursors are signed texts that clients hand back as they got them, and cannot make up. A session
+is a cookie that says who logged in, and when; nothing is kept for it but what was ended. The key of a user's
+sessions is made of their token and the ``[web]`` secret: with the token, they end. A cursor says where a list
+goes on.
+"""
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
 import hmac
-from collections.abc import Iterable
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
-from relaybox.web.problems import Problem
+from relaybox.web.problems import Problem, invalid
 from relaybox.web.settings import Known, Role
-from relaybox.web.signed import COOKIE, Sessions
+
+T = TypeVar("T")
 
 LOCAL = "local"
 """The actor where no users are configured."""
+COOKIE = "relaybox_session"
+LIFE = 12 * 3600
+MOST_ENDED = 10_000
+MAC = 12
+DIGITS = 18
+"""Fewer than a database's largest number has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +55,73 @@ class Users:
     """The users that are configured."""
 
     def __init__(self, known: Iterable[Known]) -> None:
-        self._by_name = {user.name: user for user in known}
-        self._tokens = [(_digest(token), user) for user in self._by_name.values() for token in user.tokens]
+        self.by_name = {user.name: user for user in known}
+        # Of one length, so that comparing does not tell the token's.
+        self._tokens = [(_hashed(token), user) for user in self.by_name.values() for token in user.tokens]
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
     def by_token(self, token: str) -> Known | None:
         """Return whose token it is; every one is compared, each in constant time."""
-        given, found = _digest(token), None
-        for digest, user in self._tokens:
-            if hmac.compare_digest(digest, given):
+        given, found = _hashed(token), None
+        for hashed, user in self._tokens:
+            if hmac.compare_digest(hashed, given):
                 found = user
         return found
 
-    def named(self, name: str) -> Known | None:
-        """Return the user of that name."""
-        return self._by_name.get(name)
+
+class Session(msgspec.Struct, array_like=True, frozen=True):
+    """Who logged in, what tells this login from every other, and when it was."""
+
+    name: str
+    id: str
+    at: int
 
 
-def _digest(token: str) -> bytes:
-    # Of one length, so that the comparison does not tell the token's.
-    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+class Sessions:
+    """Makes and reads the cookies of sessions."""
+
+    def __init__(self, known: Iterable[Known], secret: str, clock: Callable[[], float] = time.time) -> None:
+        self._keys = {
+            user.name: tuple(derived(secret, "session", token, about=user.name) for token in user.tokens)
+            for user in known
+        }
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._clock = clock
+
+    def issue(self, name: str) -> str:
+        """Return the cookie of a new session; never one that somebody had before they logged in."""
+        text = _encode(msgspec.json.encode(Session(name, secrets.token_urlsafe(18), int(self._clock()))))
+        return f"{text}.{_encode(_sign(self._keys[name][0], text))}"
+
+    def read(self, cookie: str) -> Session | None:
+        """Return the session, if it was made here, is not over, and was not ended."""
+        text, _, signature = cookie[:2_000].partition(".")
+        try:
+            session = msgspec.json.decode(_decode(text), type=Session)
+            given = _decode(signature)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+        keys = self._keys.get(session.name, ())
+        # Not any(): every key is tried, whichever was right.
+        right = [hmac.compare_digest(_sign(key, text), given) for key in keys]
+        age = self._clock() - session.at
+        if True not in right or not -60 <= age < LIFE or _hashed(session.id) in self._ended:
+            return None
+        return session
+
+    def end(self, session: str) -> str:
+        """Let nobody use it any more in this process; return a hash that stands for it in the audit."""
+        ended = _hashed(session)
+        self.recall(ended)
+        return ended
+
+    def recall(self, ended: str) -> None:
+        """Know of a session that was ended, by its hash."""
+        self._ended[ended] = None
+        while len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
 
 
 def authenticate(request: Request, users: Users, sessions: Sessions) -> User | None:
@@ -66,21 +130,84 @@ def authenticate(request: Request, users: Users, sessions: Sessions) -> User | N
         return User(LOCAL, "operator", "local", LOCAL)
     header = request.headers.get("authorization")
     if header is not None:
-        return _by_header(header, users)
+        scheme, _, token = header.partition(" ")
+        known = users.by_token(token.strip()) if scheme.lower() == "bearer" else None
+        if known is None:
+            raise unauthorized("The token is wrong.", error="invalid_token")
+        return User(known.name, known.role, "token")
     session = sessions.read(request.cookies.get(COOKIE, ""))
-    user = None if session is None else users.named(session.name)
+    user = None if session is None else users.by_name.get(session.name)
     return None if session is None or user is None else User(user.name, user.role, "session", session.id)
-
-
-def _by_header(header: str, users: Users) -> User:
-    scheme, _, token = header.partition(" ")
-    user = users.by_token(token.strip()) if scheme.lower() == "bearer" else None
-    if user is None:
-        raise unauthorized("The token is wrong.", error="invalid_token")
-    return User(user.name, user.role, "token")
 
 
 def unauthorized(detail: str, error: str = "") -> Problem:
     """Credentials are missing or wrong."""
     challenge = 'Bearer realm="relaybox"' + (f', error="{error}"' if error else "")
     return Problem(401, detail, {"www-authenticate": challenge})
+
+
+class Cursors:
+    """Seals the place where a page ended, together with the question it was an answer to."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def seal(self, about: str, place: object | None) -> str | None:
+        """Return the cursor of a place; None: the list is at its end."""
+        if place is None:
+            return None
+        text = str(place).encode()
+        return _encode(self._mac(about, text) + text)
+
+    def open(self, about: str, cursor: str | None, kind: Callable[[str], T]) -> T | None:
+        """Return the place; raise where the cursor was not made here, or for another question."""
+        if cursor is None:
+            return None
+        try:
+            data = _decode(cursor)
+            mac, text = data[:MAC], data[MAC:]
+            if hmac.compare_digest(mac, self._mac(about, text)):
+                return kind(text.decode())
+        except ValueError:
+            pass
+        fix = "hand back the one of the page before, with the same query; or leave it out to begin anew"
+        raise invalid("cursor", f"it is none of this list; {fix}")
+
+    def _mac(self, about: str, text: bytes) -> bytes:
+        return hmac.digest(self._key, about.encode() + b"\0" + text, "sha256")[:MAC]
+
+
+def number(text: str) -> int:
+    """Return a place that is a number; raise ``ValueError`` if it is not."""
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+        raise ValueError("no number of a row")
+    return int(text)
+
+
+def derived(secret: str, purpose: str, *tokens: str, about: str = "") -> bytes:
+    """Return a key for one purpose; each guess at what it is made of costs as much as making it."""
+    key = b"".join(_stretched(secret, token) for token in tokens or ("",))
+    return hmac.digest(key, "\0".join(("relaybox", purpose, about)).encode(), "sha256")
+
+
+@functools.lru_cache(maxsize=64)
+def _stretched(secret: str, token: str) -> bytes:
+    password = f"{secret}\0{token}".encode("utf-8", "replace")
+    return hashlib.scrypt(password, salt=b"relaybox web", n=2**14, r=8, p=1)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _sign(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode("utf-8", "replace"), "sha256")
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    """Raise ``ValueError`` where it is not base64."""
+    return base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)

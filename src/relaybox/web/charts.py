@@ -29,7 +29,6 @@ DURATIONS = (
 )
 """Steps of an axis of time, in seconds, that people find round."""
 
-Value = Callable[[Point], float | None]
 Words = Callable[[float], str]
 
 
@@ -89,41 +88,40 @@ class Chart:
 class _Quantity:
     name: str
     style: str
-    value: Value
+    values: Sequence[float | None]
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None]
 
 
 def charts(series: Series, hours: float) -> tuple[Chart, ...]:
-    """The four of the overview, and of a destination."""
-    emitted = _Quantity("emitted", "first", lambda point: point.emitted)
-    delivered = _Quantity("delivered", "second", _delivered)
-    lags = (
-        _Quantity("p50", "first", lambda point: point.p50),
-        _Quantity("p95", "second", lambda point: point.p95),
-        _Quantity("p99", "third", lambda point: point.p99),
-    )
-    backlog = _Quantity("pending", "first", lambda point: point.pending)
-    oldest = _Quantity("oldest", "first", lambda point: point.oldest_seconds)
+    """Draw the four of the overview, and of a destination."""
+    begun = series.step <= timedelta(minutes=1) and len(series.points) > 1
+    # Without the minute that has just begun: relays tell of it only as it goes on.
+    ended = Series(series.step, series.points[:-1]) if begun else series
+
+    def quantity(style: str, name: str, field: str = "") -> _Quantity:
+        return _Quantity(name, style, [getattr(point, field or name) for point in ended.points])
+
+    delivered = _Quantity("delivered", "second", [_delivered(point) for point in ended.points])
+    lags = (quantity("first", "p50"), quantity("second", "p95"), quantity("third", "p99"))
+    oldest = quantity("first", "oldest", "oldest_seconds")
     # Of one destination nobody counts what was emitted.
-    rates = "Emitted and delivered" if _known(series, emitted) else "Delivered"
+    emitted = any(point.emitted is not None for point in series.points)
+    rates = "Emitted and delivered" if emitted else "Delivered"
     drawn = (
-        ("rates", rates, "events/s", (emitted, delivered), show.rate, False),
+        ("rates", rates, "events/s", (quantity("first", "emitted"), delivered), show.rate, False),
         ("lag", "Lag from emit to delivery", "", lags, show.lag, True),
-        ("backlog", "Backlog", "deliveries", (backlog,), show.number, False),
+        ("backlog", "Backlog", "deliveries", (quantity("first", "pending"),), show.number, False),
         ("oldest", "Age of the oldest undelivered", "", (oldest,), show.lag, True),
     )
-    ended = _ended(series)
     return tuple(_chart(ended, hours, *one) for one in drawn)
 
 
 def _delivered(point: Point) -> float | None:
-    """Nothing while nobody took a sample either: then nobody was there to deliver, or to count."""
+    """Return nothing while nobody took a sample either: nobody was there to deliver, or to count."""
     return point.delivered if point.delivered or point.pending is not None else None
-
-
-def _ended(series: Series) -> Series:
-    """Without the minute that has just begun: relays tell of it only as it goes on."""
-    short = series.step <= timedelta(minutes=1)
-    return Series(series.step, series.points[:-1]) if short and len(series.points) > 1 else series
 
 
 def _chart(
@@ -136,25 +134,27 @@ def _chart(
     words: Words,
     of_time: bool,
 ) -> Chart:
-    quantities = [one for one in quantities if _known(series, one)] or quantities
-    known = [value for quantity in quantities for value in _known(series, quantity)]
-    step = nice_step(max(known, default=0.0), of_time)
+    quantities = [one for one in quantities if one.known] or quantities
+    highest = max((value for quantity in quantities for value in quantity.known), default=0.0)
+    step = nice_step(highest, of_time)
     top = step * MOST_STEPS
-    while top - step >= max(known, default=0.0) and top > step * 2:
+    while top - step >= highest and top > step * 2:
         top -= step
-    lines = tuple(_line(series, quantity, top, words, len(quantities) == 1) for quantity in quantities)
-    values = tuple(
-        Tick(100 - 100 * count * step / top, _axis(count * step, of_time))
-        for count in range(round(top / step) + 1)
+    axis = show.lag if of_time else show.compact
+    return Chart(
+        name,
+        title,
+        unit,
+        _describe(quantities, words, hours),
+        tuple(_line(quantity, top, words, len(quantities) == 1) for quantity in quantities),
+        tuple(
+            Tick(100 - 100 * count * step / top, axis(count * step) if count else "0")
+            for count in range(round(top / step) + 1)
+        ),
+        tuple(_times(series, hours)),
+        "day" if hours > 48 else "minute",
+        not any(quantity.known for quantity in quantities),
     )
-    description = _describe(series, quantities, words, hours)
-    times = tuple(_times(series, hours))
-    clock = "day" if hours > 48 else "minute"
-    return Chart(name, title, unit, description, lines, values, times, clock, not known)
-
-
-def _known(series: Series, quantity: _Quantity) -> list[float]:
-    return [value for point in series.points if (value := quantity.value(point)) is not None]
 
 
 def nice_step(highest: float, of_time: bool) -> float:
@@ -170,41 +170,31 @@ def nice_step(highest: float, of_time: bool) -> float:
     return next(size * part for part in (1, 2, 5, 10) if size * part >= least)
 
 
-def _axis(value: float, of_time: bool) -> str:
-    if not value:
-        return "0"
-    return show.lag(value) if of_time else show.compact(value)
+def _line(quantity: _Quantity, top: float, words: Words, filled: bool) -> Line:
+    places = [
+        None
+        if value is None
+        else (WIDTH * (index + 0.5) / len(quantity.values), HEIGHT - HEIGHT * min(value, top) / top)
+        for index, value in enumerate(quantity.values)
+    ]
+    runs = [[place for place in run if place] for known, run in groupby(places, bool) if known]
+    paths = [_path(run) for run in runs]
+    # Down to the axis and back: what is filled.
+    areas = [
+        f"{path} L{run[-1][0]:.1f} {HEIGHT:.0f} L{run[0][0]:.1f} {HEIGHT:.0f} Z"
+        for path, run in zip(paths, runs, strict=True)
+        if filled
+    ]
+    latest = quantity.values[-1] if quantity.values else None
+    told = show.NOTHING if latest is None else words(latest)
+    return Line(quantity.name, quantity.style, " ".join(paths), " ".join(areas), told)
 
 
-def _line(series: Series, quantity: _Quantity, top: float, words: Words, filled: bool) -> Line:
-    places = list(_places(series, quantity.value, top))
-    runs = [list(run) for there, run in groupby(places, lambda place: place is not None) if there]
-    whole = [[place for place in run if place is not None] for run in runs]
-    path = " ".join(_run(run) for run in whole)
-    area = " ".join(_under(run) for run in whole) if filled else ""
-    latest = quantity.value(series.points[-1]) if series.points else None
-    return Line(quantity.name, quantity.style, path, area, show.NOTHING if latest is None else words(latest))
-
-
-def _places(series: Series, value: Value, top: float) -> Iterator[tuple[float, float] | None]:
-    for index, point in enumerate(series.points):
-        seen = value(point)
-        if seen is None:
-            yield None
-        else:
-            across = WIDTH * (index + 0.5) / len(series.points)
-            yield across, HEIGHT - HEIGHT * min(seen, top) / top
-
-
-def _run(run: Sequence[tuple[float, float]]) -> str:
+def _path(run: Sequence[tuple[float, float]]) -> str:
     first, *rest = run
     # One alone has no length, and a round end makes a dot of it.
     following = " ".join(f"L{x:.1f} {y:.2f}" for x, y in rest) or "h0.1"
     return f"M{first[0]:.1f} {first[1]:.2f} {following}"
-
-
-def _under(run: Sequence[tuple[float, float]]) -> str:
-    return f"{_run(run)} L{run[-1][0]:.1f} {HEIGHT:.0f} L{run[0][0]:.1f} {HEIGHT:.0f} Z"
 
 
 def _times(series: Series, hours: float) -> Iterator[Tick]:
@@ -223,11 +213,12 @@ def _times(series: Series, hours: float) -> Iterator[Tick]:
         first += apart
 
 
-def _describe(series: Series, quantities: Sequence[_Quantity], words: Words, hours: float) -> str:
+def _describe(quantities: Sequence[_Quantity], words: Words, hours: float) -> str:
+    told = [
+        f"{one.name}: newest {words(one.known[-1])}, highest {words(max(one.known))}, "
+        f"lowest {words(min(one.known))}"
+        for one in quantities
+        if one.known
+    ]
     period = f"Over the last {show.duration(hours * 3600)}"
-    told = []
-    for quantity in quantities:
-        if values := _known(series, quantity):
-            newest, highest, lowest = words(values[-1]), words(max(values)), words(min(values))
-            told.append(f"{quantity.name}: newest {newest}, highest {highest}, lowest {lowest}")
     return f"{period}, {'; '.join(told)}." if told else f"{period} nothing was recorded."

@@ -1,4 +1,4 @@
-"""What the API answers, in the order of the route table.
+"""What the API answers, in the order of the route table; then how the admin's values become documents.
 
 The actions do at once what ids name, and what few rows a filter is true of. More than ``ledger.CAP`` rows
 take longer than anybody waits for an answer: they are done in the background, as with ``background``.
@@ -6,116 +6,132 @@ take longer than anybody waits for an answer: they are done in the background, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relaybox.core.settings import Destination
 from relaybox.errors import did_you_mean
+from relaybox.operate.admin import DestinationStats, Detail, Stats
 from relaybox.operate.admin_actions import Action, Done, Named
 from relaybox.operate.health import Health
-from relaybox.stores.ledger import EVERYTHING, Filter
-from relaybox.web import documents, read, render, schemas
+from relaybox.operate.why import Reason, is_alive
+from relaybox.stores.ledger import EVERYTHING, Content, Counts, Filter
+from relaybox.web import read, schemas, show
+from relaybox.web.auth import number
 from relaybox.web.problems import Problem, invalid
+from relaybox.web.redact import Rules, redact, redacted_text
 from relaybox.web.security import prefix
-from relaybox.web.signed import number
 
-Answer: TypeAlias = documents.DoneDocument | Response
+T = TypeVar("T", bound=Struct)
+Answer: TypeAlias = Struct | Response
 """What was done, or the operation that does it."""
 
-KINDS: Mapping[Action, tuple[type[documents.DoneDocument], str]] = {
-    "retry": (documents.RetriedDocument, "retried"),
-    "replay": (documents.ReplayedDocument, "replayed"),
-    "discard": (documents.DiscardedDocument, "discarded"),
-    "move": (documents.MovedDocument, "moved"),
-}
-"""The answer of each action, and its field that counts what was done."""
+SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
+"""Fields that hold what others wrote."""
 
 
-async def stats(request: Request) -> documents.StatsDocument:
+async def stats(request: Request) -> Struct:
     """Where everything is: counts, destinations and relays."""
-    admin = request.state.admin
-    return render.stats(await admin.stats(), await admin.destinations(), request.app.rules)
+    found, rows = await _stats(request)
+    return schemas.StatsDocument(**_counts(found.total), destinations=rows, relays=_relays(request, found))
 
 
-async def series(request: Request) -> documents.SeriesDocument:
+async def _stats(request: Request) -> tuple[Stats, list[schemas.DestinationDocument]]:
+    admin, rules = request.state.admin, request.app.rules
+    found, configured = await admin.stats(), await admin.destinations()
+    return found, [_destination(one, configured.get(one.name), rules) for one in found.destinations]
+
+
+async def series(request: Request) -> Struct:
     """What charts are drawn from, of the last hours."""
     query: schemas.SeriesQuery = request.state.query
     found = await request.state.admin.series(query.hours, query.destination)
-    points = [render.made(documents.PointDocument, point) for point in found.points]
-    return documents.SeriesDocument(step_seconds=found.step.total_seconds(), points=points)
+    return schemas.SeriesDocument(step_seconds=found.step.total_seconds(), points=found.points)
 
 
-async def relays(request: Request) -> documents.RelaysDocument:
+async def relays(request: Request) -> Struct:
     """The relays that were seen last."""
-    found = await request.state.admin.stats()
-    return documents.RelaysDocument(relays=[render.relay(one) for one in found.relays])
+    return schemas.RelaysDocument(relays=_relays(request, await request.state.admin.stats()))
 
 
-async def events(request: Request) -> documents.EventsDocument:
+def _relays(request: Request, found: Stats) -> list[Struct]:
+    kind, rules = schemas.RelayDocument, request.app.rules
+    return [_made(kind, one, rules, alive=is_alive(one)) for one in found.relays]
+
+
+async def events(request: Request) -> Struct:
     """Deliveries that a filter is true of, newest first."""
     query: schemas.EventsQuery = request.state.query
-    cursors, about = request.app.cursors, f"events {_asked(query)}"
-    place = cursors.open(about, query.cursor, UUID)
-    found = await request.state.admin.events(read.filter_of(query), limit=query.limit, cursor=place)
-    return documents.EventsDocument(
-        events=[render.event(entry, request.app.rules) for entry in found.entries],
-        cursor=cursors.seal(about, found.cursor),
-    )
+    # The question, however long the pages of its answer are.
+    asked = msgspec.json.encode(replace(query, limit=1, cursor=None)).decode()
+    ask = partial(request.state.admin.events, read.filter_of(query))
+    found, cursor = await _page(request, f"events {asked}", ask, UUID)
+    rows = _rendered(request, schemas.EventDocument, found.entries)
+    return schemas.EventsDocument(events=rows, cursor=cursor)
 
 
-def _asked(query: schemas.EventsQuery) -> str:
-    """The question, however long the pages of its answer are."""
-    return msgspec.json.encode(msgspec.structs.replace(query, limit=1, cursor=None)).decode()
+def _rendered(request: Request, kind: type[Struct], values: Iterable[object]) -> list[Struct]:
+    return [_made(kind, one, request.app.rules) for one in values]
 
 
-async def event(request: Request) -> documents.DeliveriesDocument:
+async def _page(
+    request: Request, about: str, ask: Callable[..., Awaitable[Any]], kind: Callable[[str], object]
+) -> tuple[Any, str | None]:
+    """Return a page of a list, and the cursor of the next one."""
+    query, cursors = request.state.query, request.app.cursors
+    found = await ask(limit=query.limit, cursor=cursors.open(about, query.cursor, kind))
+    return found, cursors.seal(about, found.cursor)
+
+
+async def event(request: Request) -> Struct:
     """A delivery, or every delivery of an event, with payload, headers and failed attempts."""
-    id_ = read.identifier(request.path_params["id"])
-    found = await request.state.admin.event(id_)
-    if not found:
-        raise Problem(404, f"No event and no delivery has the id {id_}.")
-    rules = request.app.rules
-    return documents.DeliveriesDocument(deliveries=[render.detail(one, rules) for one in found])
+    found = await _found(request, request.state.admin.event)
+    return schemas.DeliveriesDocument(deliveries=[_detail(one, request.app.rules) for one in found])
 
 
-async def why(request: Request) -> documents.ReasonsDocument:
+async def why(request: Request) -> Struct:
     """Why each delivery of an id is where it is."""
+    found = await _found(request, request.state.admin.why)
+    return schemas.ReasonsDocument(deliveries=[_reason(one, request.app.rules) for one in found])
+
+
+async def _found(
+    request: Request, ask: Callable[[UUID], Awaitable[Any]], what: str = "event and no delivery"
+) -> Any:
+    """Return what the id in the path names; raise where there is none."""
     id_ = read.identifier(request.path_params["id"])
-    found = await request.state.admin.why(id_)
-    if not found:
-        raise Problem(404, f"No event and no delivery has the id {id_}.")
-    return documents.ReasonsDocument(deliveries=[render.reason(one, request.app.rules) for one in found])
+    if found := await ask(id_):
+        return found
+    raise Problem(404, f"No {what} has the id {id_}.")
 
 
-async def failures(request: Request) -> documents.FailuresDocument:
+async def failures(request: Request) -> Struct:
     """What failed for good, in groups of the same destination and the same error."""
     query: schemas.FailuresQuery = request.state.query
     found = await request.state.admin.failures(query.destination, limit=query.limit)
-    groups = [
-        render.made(
-            documents.FailureDocument,
-            group,
-            event_types=list(group.event_types),
-            message=request.app.rules.scrub(group.message),
-        )
-        for group in found.groups
-    ]
-    return documents.FailuresDocument(failures=groups, looked_at=found.looked_at, capped=found.capped)
+    groups = _rendered(request, schemas.FailureDocument, found.groups)
+    return schemas.FailuresDocument(failures=groups, looked_at=found.looked_at, capped=found.capped)
 
 
-async def dead_letters(request: Request) -> documents.DeadLettersDocument:
+async def dead_letters(request: Request) -> Struct:
     """What was given to dead-letter destinations, and why, newest first."""
-    query: schemas.PageQuery = request.state.query
-    cursors = request.app.cursors
-    place = cursors.open("dead letters", query.cursor, UUID)
-    found = await request.state.admin.dead_letters(query.limit, place)
-    rows = [render.dead_letter(row, request.app.rules) for row in found.rows]
-    return documents.DeadLettersDocument(dead_letters=rows, cursor=cursors.seal("dead letters", found.cursor))
+    rules = request.app.rules
+    found, cursor = await _page(request, "dead letters", request.state.admin.dead_letters, UUID)
+    rows = [
+        _made(schemas.DeadLetterDocument, row.entry, rules, origin=row.origin, reason=row.reason)
+        for row in found.rows
+    ]
+    return schemas.DeadLettersDocument(dead_letters=rows, cursor=cursor)
 
 
 async def retry(request: Request) -> Answer:
@@ -136,32 +152,32 @@ async def discard(request: Request) -> Answer:
 async def move(request: Request) -> Answer:
     """Give a destination's pending and failed deliveries to another."""
     body: schemas.MoveBody = request.state.body
-
-    async def act(_: Filter, to: str) -> Done:
-        return await request.state.admin.move(body.from_, to)  # type: ignore[no-any-return]
-
-    return await _act_on_all(request, "move", Filter(destination=body.from_), act, to=body.to)
+    return await _act_on_all(request, "move", Filter(destination=body.from_), to=body.to)
 
 
 async def _act(request: Request, action: Action, **options: str | None) -> Answer:
     body: schemas.ActionBody = request.state.body
     what = _what(body, everything=action == "retry")
-    act = getattr(request.state.admin, action)
     if isinstance(what, Filter):
-        return await _act_on_all(request, action, what, act, **options)
+        return await _act_on_all(request, action, what, **options)
+    act = getattr(request.state.admin, action)
     return _told(action, await act(what, dry_run=body.dry_run, **options), body.dry_run)
 
 
-async def _act_on_all(
-    request: Request, action: Action, what: Filter, act: Callable[..., Awaitable[Done]], **options: str | None
-) -> Answer:
-    body = request.state.body
-    counted = await request.state.admin.count(action, what, **options)
+async def _act_on_all(request: Request, action: Action, what: Filter, **options: str | None) -> Answer:
+    """Act at once, or start a bulk action: the answer says where to look how far it is."""
+    admin, body = request.state.admin, request.state.body
+    counted = await admin.count(action, what, **options)
     if body.dry_run:
         return _told(action, Done(counted.count), True, counted.capped)
     if body.background or counted.capped or body.rate is not None:
-        return await _started(request, action, what, rate=body.rate, **options)
-    return _told(action, await act(what, **options), False)
+        bulk, actor = request.app.service.bulk(), request.state.user.name
+        begun = await bulk.start(actor, action, what, rate=body.rate, **options)
+        location = f"{prefix(request)}/api/operations/{begun.id}"
+        [operation] = _rendered(request, schemas.OperationDocument, [begun])
+        return answer(operation, 202, {"location": location})
+    act = getattr(admin, action)
+    return _told(action, await act(what.destination if action == "move" else what, **options), False)
 
 
 def _what(body: schemas.ActionBody, *, everything: bool) -> Filter | Named:
@@ -179,10 +195,9 @@ def _what(body: schemas.ActionBody, *, everything: bool) -> Filter | Named:
     return filter
 
 
-def _told(action: Action, done: Done, dry_run: bool, capped: bool = False) -> documents.DoneDocument:
-    kind, verb = KINDS[action]
-    return kind(
-        **{verb: done.affected},
+def _told(action: Action, done: Done, dry_run: bool, capped: bool = False) -> Struct:
+    return schemas.DONE[action](
+        **{schemas.PAST[action]: done.affected},
         skipped=done.skipped,
         unknown=list(done.unknown),
         dry_run=dry_run,
@@ -190,79 +205,57 @@ def _told(action: Action, done: Done, dry_run: bool, capped: bool = False) -> do
     )
 
 
-async def _started(
-    request: Request, action: Action, filter: Filter, *, rate: float | None, to: str | None = None
-) -> Response:
-    """Start a bulk action; the answer says where to look how far it is."""
-    bulk = request.app.service.bulk()
-    begun = await bulk.start(request.state.user.name, action, filter, to=to, rate=rate)
-    location = f"{prefix(request)}/api/operations/{begun.id}"
-    return render.answer(render.operation(begun, request.app.rules), 202, {"location": location})
-
-
-async def operations(request: Request) -> documents.OperationsDocument:
+async def operations(request: Request) -> Struct:
     """Bulk actions in the background, newest first."""
-    query: schemas.LimitQuery = request.state.query
-    found = await request.state.admin.operations(query.limit)
-    return documents.OperationsDocument(
-        operations=[render.operation(one, request.app.rules) for one in found]
-    )
+    found = await request.state.admin.operations(request.state.query.limit)
+    return schemas.OperationsDocument(operations=_rendered(request, schemas.OperationDocument, found))
 
 
-async def operation(request: Request) -> documents.OperationDocument:
+async def operation(request: Request) -> Struct:
     """A bulk action: how far it is."""
-    id_ = read.identifier(request.path_params["id"])
-    found = await request.state.admin.operation(id_)
-    if found is None:
-        raise Problem(404, f"No operation has the id {id_}.")
-    return render.operation(found, request.app.rules)
+    found = await _found(request, request.state.admin.operation, "operation")
+    return _made(schemas.OperationDocument, found, request.app.rules)
 
 
-async def cancel(request: Request) -> documents.CancelledDocument:
+async def cancel(request: Request) -> Struct:
     """Stop a bulk action; what it has done stays done."""
-    id_ = read.identifier(request.path_params["id"])
-    if await request.state.admin.operation(id_) is None:
-        raise Problem(404, f"No operation has the id {id_}.")
-    return documents.CancelledDocument(cancelled=await request.state.admin.cancel(id_))
+    found = await _found(request, request.state.admin.operation, "operation")
+    return schemas.CancelledDocument(cancelled=await request.state.admin.cancel(found.id))
 
 
-async def destinations(request: Request) -> documents.DestinationsDocument:
+async def destinations(request: Request) -> Struct:
     """Every destination that is configured, or has rows."""
-    admin = request.state.admin
-    configured = await admin.destinations()
-    found = (await admin.stats()).destinations
-    return documents.DestinationsDocument(
-        destinations=[render.destination(one, configured.get(one.name), request.app.rules) for one in found]
-    )
+    _, rows = await _stats(request)
+    return schemas.DestinationsDocument(destinations=rows)
 
 
-async def destination(request: Request) -> documents.DestinationDocument:
+async def destination(request: Request) -> Struct:
     """One destination: its deliveries, and what holds it up."""
-    admin, name = request.state.admin, await _known(request)
-    [found] = [one for one in (await admin.stats()).destinations if one.name == name]
-    return render.destination(found, (await admin.destinations()).get(name), request.app.rules)
+    name, (_, rows) = await _known(request), await _stats(request)
+    [found] = [one for one in rows if one.name == name]
+    return found
 
 
-async def pause(request: Request) -> documents.PausedDocument:
+async def pause(request: Request) -> Struct:
     """Let nothing more be sent there, until a time or until it is resumed."""
     body: schemas.PauseBody = request.state.body
     name, until = await _known(request), read.moment(body.until, "until", 1)
     if until is not None and until <= datetime.now(UTC):
         raise invalid("until", "this time is over; write one to come, or a duration such as 30m")
     await request.state.admin.pause(name, body.reason, until)
-    return documents.PausedDocument(destination=name, paused=True, reason=body.reason, until=until)
+    return schemas.PausedDocument(destination=name, paused=True, reason=body.reason, until=until)
 
 
-async def resume(request: Request) -> documents.ResumedDocument:
+async def resume(request: Request) -> Struct:
     """End a pause, and close an open circuit."""
     name = await _known(request)
-    return documents.ResumedDocument(destination=name, resumed=await request.state.admin.resume(name))
+    return schemas.ResumedDocument(destination=name, resumed=await request.state.admin.resume(name))
 
 
-async def test(request: Request) -> documents.TestedDocument:
+async def test(request: Request) -> Struct:
     """Write an event that shows whether deliveries arrive there."""
     name = await _known(request)
-    return documents.TestedDocument(destination=name, event_id=await request.state.admin.test(name))
+    return schemas.TestedDocument(destination=name, event_id=await request.state.admin.test(name))
 
 
 async def _known(request: Request) -> str:
@@ -273,39 +266,27 @@ async def _known(request: Request) -> str:
     return name
 
 
-async def audit(request: Request) -> documents.AuditsDocument:
+async def audit(request: Request) -> Struct:
     """What operators did, newest first."""
-    query: schemas.PageQuery = request.state.query
-    cursors = request.app.cursors
-    place = cursors.open("audit", query.cursor, number)
-    found = await request.state.admin.audits(query.limit, place)
-    rows = [
-        render.made(documents.AuditDocument, row, details=render.details(row.details, request.app.rules))
-        for row in found.rows
-    ]
-    return documents.AuditsDocument(audit=rows, cursor=cursors.seal("audit", found.cursor))
+    found, cursor = await _page(request, "audit", request.state.admin.audits, number)
+    rows = _rendered(request, schemas.AuditDocument, found.rows)
+    return schemas.AuditsDocument(audit=rows, cursor=cursor)
 
 
-async def livez(request: Request) -> documents.AliveDocument:
+async def livez(request: Request) -> Struct:
     """Whether this process answers."""
-    return documents.AliveDocument(alive=True)
+    return schemas.AliveDocument(alive=True)
 
 
 async def readyz(request: Request) -> Response:
     """Whether work flows: 503 and the reasons where it does not."""
     health: Health = await request.app.service.health()
-    problems = [
-        render.made(documents.TroubleDocument, one, reason=_reason(request, one.reason))
-        for one in health.problems
-    ]
-    document = documents.HealthDocument(ready=health.ready, problems=problems)
-    return render.answer(document, 200 if health.ready else 503)
-
-
-def _reason(request: Request, reason: str) -> str:
-    """All of it for those who may see more; behind the colon stand addresses and what others said."""
-    shown: str = request.app.rules.scrub(reason)
-    return shown if request.state.user is not None else shown.partition(":")[0]
+    problems: list[Any] = _rendered(request, schemas.TroubleDocument, health.problems)
+    if request.state.user is None:
+        # Behind the colon stand addresses and what others said: for those who may see more.
+        problems = [replace(one, reason=one.reason.partition(":")[0]) for one in problems]
+    document = schemas.HealthDocument(ready=health.ready, problems=problems)
+    return answer(document, 200 if health.ready else 503)
 
 
 async def metrics(request: Request) -> Response:
@@ -315,3 +296,91 @@ async def metrics(request: Request) -> Response:
     namespace = request.app.outbox.settings.namespace
     body, media_type = await exposition(request.state.admin, namespace)
     return Response(body, headers={"content-type": media_type})
+
+
+def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a document as JSON. All of it is ASCII: stored texts may hold what UTF-8 cannot."""
+    body = json.dumps(msgspec.to_builtins(document, str_keys=True), separators=(",", ":")).encode()
+    return Response(body, status, dict(headers or {}), "application/json")
+
+
+def _made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
+    """Return a document of the attributes of the same names, as they may be shown; ``more`` goes before."""
+    found = {name: getattr(value, name) for name in kind.__struct_fields__ if name not in more} | more
+    for name in SCRUBBED:
+        if found.get(name) is not None:
+            found[name] = rules.scrub(found[name])
+    if "details" in found:
+        # As JSON has it.
+        found["details"] = redact(json.loads(json.dumps(dict(found["details"]), default=str)), rules)
+    return kind(**found)
+
+
+def _counts(of: Counts) -> dict[str, Any]:
+    """Return the counts by the names of the API; ``pending`` is what waits."""
+    waiting = {"due": of.due, "scheduled": of.scheduled, "parked": of.parked}
+    capped = {{"delivered": "completed", "sending": "processing"}.get(name, name) for name in of.capped}
+    return {
+        "pending": sum(waiting.values()),
+        "processing": of.sending,
+        "completed": of.delivered,
+        "failed": of.failed,
+        **waiting,
+        "oldest_pending": of.oldest_pending,
+        "oldest_pending_seconds": of.oldest_seconds,
+        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
+    }
+
+
+def _destination(
+    one: DestinationStats, configured: Destination | None, rules: Rules
+) -> schemas.DestinationDocument:
+    """Return a destination; of its settings, nothing that may be secret."""
+    place, paused, circuit = one.place, None, schemas.CircuitDocument()
+    if place is not None:
+        reason = place.circuit_reason and rules.scrub(place.circuit_reason)
+        circuit = schemas.CircuitDocument(state=place.circuit, until=place.circuit_until, reason=reason)
+    if place is not None and place.paused:
+        paused = schemas.PauseDocument(
+            at=place.paused_at, until=place.paused_until, by=place.paused_by, reason=place.pause_reason
+        )
+    settings = {name: getattr(configured, name, None) for name in ("ordered", "max_attempts", "dead_letter")}
+    return _made(
+        schemas.DestinationDocument,
+        one,
+        rules,
+        **_counts(one.counts),
+        **settings,
+        sink=None if configured is None else show.place(configured.sink),
+        retrying=one.counts.retrying,
+        paused=paused,
+        circuit=circuit,
+    )
+
+
+def _detail(found: Detail, rules: Rules) -> Struct:
+    """Return a delivery with what it carries, as it may be shown."""
+    content = found.content or Content(None, None, None, "null")
+    return _made(
+        schemas.DetailDocument,
+        found.entry,
+        rules,
+        payload=redacted_text(content.payload, rules),
+        payload_encoding=content.payload_encoding,
+        payload_size=None if content.payload_data is None else len(content.payload_data),
+        headers=redacted_text(content.headers, rules),
+        failed_attempts=[_made(schemas.AttemptDocument, one, rules) for one in found.attempts],
+    )
+
+
+def _reason(found: Reason, rules: Rules) -> schemas.ReasonDocument:
+    """Return why a delivery is where it is."""
+    return _made(
+        schemas.ReasonDocument,
+        found.entry,
+        rules,
+        why=found.kind,
+        text=found.text,
+        until=found.until,
+        behind=None if found.behind is None else _reason(found.behind, rules),
+    )

@@ -33,6 +33,7 @@ LATER = 60_000
 """Milliseconds after which a client that was one too many may ask again."""
 
 TOPICS = ("stats",)
+COUNTED = ("due", "scheduled", "parked", "sending", "delivered", "failed", "retrying")
 
 log = logging.getLogger("relaybox.web")
 
@@ -75,7 +76,9 @@ class Live:
                     return
                 yield message
         finally:
-            self._leave(news)
+            self._listeners.discard(news)
+            if not self._listeners:
+                self._stop()
 
     def close(self) -> None:
         """End every stream, and take no more."""
@@ -86,11 +89,6 @@ class Live:
             listener.put_nowait(None)
         self._stop()
 
-    def _leave(self, news: asyncio.Queue[str | None]) -> None:
-        self._listeners.discard(news)
-        if not self._listeners:
-            self._stop()
-
     def _stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -99,7 +97,11 @@ class Live:
 
     async def _run(self, admin: Admin) -> None:
         while True:
-            message = await self._look(admin)
+            try:
+                message = _message("stats", digest(await admin.stats()))
+            except Exception as error:
+                log.warning("live: the database does not answer: %s", type(error).__name__)
+                message = _message("trouble", {"reason": "The database does not answer."})
             self.rounds += 1
             if message != self._last:
                 self._last = message
@@ -108,25 +110,17 @@ class Live:
                         listener.put_nowait(message)
             await asyncio.sleep(ROUND)
 
-    async def _look(self, admin: Admin) -> str:
-        try:
-            return _message("stats", digest(await admin.stats()))
-        except Exception as error:
-            log.warning("live: the database does not answer: %s", type(error).__name__)
-            return _message("trouble", {"reason": "The database does not answer."})
-
 
 def digest(stats: Stats) -> dict[str, Any]:
     """A few numbers, and a mark that changes with anything that a page would show differently."""
-    total = stats.total
     seen = [
         [one.name, repr(one.place and (one.place.paused, one.place.circuit)), repr(one.counts.capped)]
-        + [getattr(one.counts, name) for name in ("due", "scheduled", "parked", "sending")]
-        + [one.counts.delivered, one.counts.failed, one.counts.retrying]
+        + [getattr(one.counts, name) for name in COUNTED]
         for one in stats.destinations
     ]
     alive = sorted(relay.name for relay in stats.relays if is_alive(relay))
     mark = hashlib.sha256(json.dumps([seen, alive]).encode()).hexdigest()[:16]
+    total = stats.total
     pending = total.due + total.scheduled + total.parked
     return {"mark": mark, "pending": pending, "failed": total.failed}
 

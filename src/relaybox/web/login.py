@@ -18,10 +18,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from relaybox.errors import RelayboxError
-from relaybox.web.auth import LOCAL
+from relaybox.web.auth import COOKIE, LIFE, LOCAL
 from relaybox.web.problems import Problem
 from relaybox.web.security import client_address, prefix, set_cookie
-from relaybox.web.signed import COOKIE, LIFE
 from relaybox.web.templating import back, page, place
 
 if TYPE_CHECKING:
@@ -44,12 +43,7 @@ AUDITED = 20
 log = logging.getLogger("relaybox.web")
 
 
-async def login(request: Request) -> Response:
-    """Show the empty form."""
-    return _form(request)
-
-
-def _form(request: Request, status: int = 200, wrong: str = "", after: str | None = None) -> Response:
+async def login(request: Request, status: int = 200, wrong: str = "", after: str | None = None) -> Response:
     """Show the form, with what was wrong the last time."""
     after = request.query_params.get("next") if after is None else after
     return page(request, "login.html", status, wrong=wrong, next=back(after, "/"))
@@ -63,7 +57,7 @@ async def enter(request: Request) -> Response:
     user = web.users.by_token(form.get("token", "").strip())
     if user is None:
         await refused(request, client, web.logins)
-        return _form(request, 401, "The token is wrong.", form.get("next"))
+        return await login(request, 401, "The token is wrong.", form.get("next"))
     admin = await web.service.admin(user.name)
     await admin.note("login", {"from": client})
     log.info("%s logged in from %s", user.name, client)

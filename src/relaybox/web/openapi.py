@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
-from relaybox.web import documents, render, schemas
+from relaybox.web import schemas
 from relaybox.web.problems import MEDIA_TYPE
 from relaybox.web.security import prefix
 
@@ -25,16 +24,16 @@ PROBLEM = {
 }
 
 
-async def openapi(request: Request) -> Response:
+async def openapi(request: Request) -> dict[str, Any]:
     """This document."""
-    return render.answer(document(request.app.routes, prefix(request)))
+    return document(request.app.routes, prefix(request))
 
 
 def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
     """OpenAPI 3.1, for everything that is not a page."""
     served = [route for route in routes if route.kind != "page"]
     types = {kind for route in served for kind in (route.body, route.answer) if _is_struct(kind)}
-    types |= {documents.ProblemDocument, documents.OperationDocument}
+    types |= {schemas.ProblemDocument, schemas.OperationDocument}
     _, components = msgspec.json.schema_components(
         sorted(types, key=lambda one: one.__name__), ref_template=REF
     )
@@ -60,11 +59,25 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not schemas.Nothing
 
 
+def _ref(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": REF.format(name=kind.__name__)}}
+
+
 def _operation(route: Route) -> dict[str, Any]:
+    kinds = {"id": {"type": "string", "format": "uuid"}, "name": {"type": "string", "minLength": 1}}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": kinds[name]}
+        for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+    _, components = msgspec.json.schema_components([route.query], ref_template=REF)
+    in_query = [
+        {"name": name, "in": "query", "required": False, "schema": _present(one)}
+        for name, one in components[route.query.__name__]["properties"].items()
+    ]
     described: dict[str, Any] = {
         "operationId": route.endpoint.__name__,
         "summary": route.summary,
-        "parameters": [*_in_path(route), *_in_query(route)],
+        "parameters": in_path + in_query,
         "responses": _responses(route),
     }
     if route.role is None:
@@ -74,28 +87,9 @@ def _operation(route: Route) -> dict[str, Any]:
     if _is_struct(route.body):
         described["requestBody"] = {
             "required": any(field.required for field in msgspec.structs.fields(route.body)),
-            "content": {"application/json": {"schema": {"$ref": REF.format(name=route.body.__name__)}}},
+            "content": {"application/json": _ref(route.body)},
         }
     return described
-
-
-def _in_path(route: Route) -> list[dict[str, Any]]:
-    kinds = {"id": {"type": "string", "format": "uuid"}, "name": {"type": "string", "minLength": 1}}
-    return [
-        {"name": name, "in": "path", "required": True, "schema": kinds[name]}
-        for name in re.findall(r"\{(\w+)\}", route.path)
-    ]
-
-
-def _in_query(route: Route) -> list[dict[str, Any]]:
-    if not _is_struct(route.query):
-        return []
-    [_], components = msgspec.json.schema_components([route.query], ref_template=REF)
-    schema = components[route.query.__name__]
-    return [
-        {"name": name, "in": "query", "required": False, "schema": _present(one)}
-        for name, one in schema["properties"].items()
-    ]
 
 
 def _present(schema: dict[str, Any]) -> dict[str, Any]:
@@ -112,18 +106,14 @@ def _present(schema: dict[str, Any]) -> dict[str, Any]:
 def _responses(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": {"type": "object"}}
     if _is_struct(route.answer):
-        content = {"schema": {"$ref": REF.format(name=route.answer.__name__)}}
+        content = _ref(route.answer)
     if route.media_type != "application/json":
         content = {"schema": {"type": "string"}}
     told = {"description": route.summary or "Done.", "content": {route.media_type: content}}
     responses: dict[str, Any] = {"200": told, "4XX": PROBLEM, "5XX": PROBLEM}
     if issubclass(route.body, schemas.ActionBody | schemas.MoveBody):
-        operation = {"$ref": REF.format(name="OperationDocument")}
-        begun = {
-            "description": "It goes on in the background.",
-            "content": {"application/json": {"schema": operation}},
-        }
-        responses["202"] = begun
-    if route.answer is documents.HealthDocument:
+        operation = {"application/json": _ref(schemas.OperationDocument)}
+        responses["202"] = {"description": "It goes on in the background.", "content": operation}
+    if route.answer is schemas.HealthDocument:
         responses["503"] = told
     return responses

@@ -36,21 +36,11 @@ class Problem(Exception):
         self.headers = dict(headers or {})
         self.more = more
 
-    def document(self) -> dict[str, Any]:
-        """What the client is told."""
-        return {
-            "type": "about:blank",
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-            **self.more,
-        }
-
     def response(self) -> Response:
-        """The document as an answer."""
-        body = json.dumps(self.document()).encode()
+        """Return what the client is told."""
+        told = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
         headers = {"cache-control": "no-store", **self.headers}
-        return Response(body, self.status, headers, MEDIA_TYPE)
+        return Response(json.dumps({**told, **self.more}).encode(), self.status, headers, MEDIA_TYPE)
 
 
 def invalid(parameter: str, detail: str, status: int = 422) -> Problem:

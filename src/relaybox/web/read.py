@@ -81,9 +81,10 @@ async def form(request: Request) -> ImmutableMultiDict[str, str]:
 
 async def whole_body(request: Request) -> bytes:
     """All of the body, if it is not too long and does not take too long."""
+    too_large = Problem(413, f"The body is longer than {LARGEST_BODY // 1024} KiB.")
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > LARGEST_BODY:
-        raise _too_large()
+        raise too_large
     chunks, length = [], 0
     try:
         async with asyncio.timeout(SLOWEST_BODY):
@@ -91,7 +92,7 @@ async def whole_body(request: Request) -> bytes:
                 chunks.append(chunk)
                 length += len(chunk)
                 if length > LARGEST_BODY:
-                    raise _too_large()
+                    raise too_large
     except TimeoutError:
         raise Problem(408, f"The body did not arrive within {SLOWEST_BODY:g} seconds.") from None
     return b"".join(chunks)
@@ -118,10 +119,7 @@ def moment(text: str | None, parameter: str, direction: int = -1) -> datetime | 
         return None
     # A plus sign that was not encoded arrives as a space.
     text = _MEANT_PLUS.sub(r"\1+\2", text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
+    found = parsed(datetime.fromisoformat, text)
     try:
         if found is None:
             return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, parameter))
@@ -141,14 +139,14 @@ def _made(given: Mapping[str, Any], kind: type[T], noun: str, *, strict: bool) -
     known = kind.__struct_encode_fields__
     for name in given:
         if name not in known:
-            raise invalid(name[:100], f"there is no such {noun}{_hint(name, known, kind)}")
+            raise invalid(name[:100], f"there is no such {noun}{_hint(name, known)}")
     try:
         return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _explained(error) from None
 
 
-def _hint(name: str, known: tuple[str, ...], kind: type[msgspec.Struct]) -> str:
+def _hint(name: str, known: tuple[str, ...]) -> str:
     if not known:
         return "; none is taken here"
     if "filter" in known and name in Criteria.__struct_fields__:
@@ -179,12 +177,13 @@ def _check_type(request: Request, wanted: str) -> None:
 
 
 def _json(data: bytes) -> Any:
+    too_deep = Problem(400, f"The body is nested more than {DEEPEST} deep.")
     try:
         document = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
         # What a text of one half of a pair stands for, nobody can store.
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep from None
     except ValueError as error:
         told = str(error) if isinstance(error, json.JSONDecodeError | _Refused) else type(error).__name__
         raise Problem(400, f"The body is no JSON in UTF-8: {told}.") from None
@@ -192,16 +191,12 @@ def _json(data: bytes) -> Any:
     for _ in range(DEEPEST):
         level = [below for one in level for below in _inside(one)]
     if any(isinstance(one, dict | list) for one in level):
-        raise _too_deep()
+        raise too_deep
     return document
 
 
 def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _too_deep() -> Problem:
-    return Problem(400, f"The body is nested more than {DEEPEST} deep.")
 
 
 class _Refused(ValueError):
@@ -217,7 +212,3 @@ def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(text: str) -> None:
     raise _Refused(f"{text} is no number")
-
-
-def _too_large() -> Problem:
-    return Problem(413, f"The body is longer than {LARGEST_BODY // 1024} KiB.")

@@ -29,10 +29,6 @@ _VALUE = r"""(?:(?:bearer|basic|digest|negotiate)\s+)?(?:"[^"]*"|'[^']*'|\S+)"""
 _USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^0-9a-z]", "", name.casefold())
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """``paths`` are names with dots between them that lead to a value, wherever in a document they begin."""
@@ -46,7 +42,7 @@ class Rules:
 
     def hide(self, path: tuple[str, ...]) -> bool:
         """Whether the value at the end of this path is hidden."""
-        name = _plain(path[-1])
+        name = re.sub(r"[^0-9a-z]", "", path[-1].casefold())
         if any(one in name for one in NAMES):
             return True
         # A name may hold dots itself.

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from starlette.requests import Request
 
-from relaybox.web import documents, endpoints, login, pages, schemas
+from relaybox.web import endpoints, login, pages, schemas
 from relaybox.web.live import live
 from relaybox.web.openapi import openapi
 from relaybox.web.schemas import Nothing
@@ -58,34 +58,34 @@ def _page(path: str, endpoint: Endpoint) -> Route:
 
 
 API = (
-    _get("/stats", endpoints.stats, documents.StatsDocument),
-    _get("/series", endpoints.series, documents.SeriesDocument, schemas.SeriesQuery),
-    _get("/relays", endpoints.relays, documents.RelaysDocument),
-    _get("/events", endpoints.events, documents.EventsDocument, schemas.EventsQuery),
-    _get("/events/{id}", endpoints.event, documents.DeliveriesDocument),
-    _get("/events/{id}/why", endpoints.why, documents.ReasonsDocument),
-    _get("/failures", endpoints.failures, documents.FailuresDocument, schemas.FailuresQuery),
-    _get("/dead-letters", endpoints.dead_letters, documents.DeadLettersDocument, schemas.PageQuery),
-    _post("/retry", endpoints.retry, documents.RetriedDocument, schemas.ActionBody),
-    _post("/replay", endpoints.replay, documents.ReplayedDocument, schemas.ReplayBody),
-    _post("/discard", endpoints.discard, documents.DiscardedDocument, schemas.ActionBody),
-    _post("/move", endpoints.move, documents.MovedDocument, schemas.MoveBody),
-    _get("/operations", endpoints.operations, documents.OperationsDocument, schemas.LimitQuery),
-    _get("/operations/{id}", endpoints.operation, documents.OperationDocument),
-    _post("/operations/{id}/cancel", endpoints.cancel, documents.CancelledDocument),
-    _get("/destinations", endpoints.destinations, documents.DestinationsDocument),
-    _get("/destinations/{name}", endpoints.destination, documents.DestinationDocument),
-    _post("/destinations/{name}/pause", endpoints.pause, documents.PausedDocument, schemas.PauseBody),
-    _post("/destinations/{name}/resume", endpoints.resume, documents.ResumedDocument),
-    _post("/destinations/{name}/test", endpoints.test, documents.TestedDocument),
-    _get("/audit", endpoints.audit, documents.AuditsDocument, schemas.PageQuery),
+    _get("/stats", endpoints.stats, schemas.StatsDocument),
+    _get("/series", endpoints.series, schemas.SeriesDocument, schemas.SeriesQuery),
+    _get("/relays", endpoints.relays, schemas.RelaysDocument),
+    _get("/events", endpoints.events, schemas.EventsDocument, schemas.EventsQuery),
+    _get("/events/{id}", endpoints.event, schemas.DeliveriesDocument),
+    _get("/events/{id}/why", endpoints.why, schemas.ReasonsDocument),
+    _get("/failures", endpoints.failures, schemas.FailuresDocument, schemas.FailuresQuery),
+    _get("/dead-letters", endpoints.dead_letters, schemas.DeadLettersDocument, schemas.PageQuery),
+    _post("/retry", endpoints.retry, schemas.DONE["retry"], schemas.ActionBody),
+    _post("/replay", endpoints.replay, schemas.DONE["replay"], schemas.ReplayBody),
+    _post("/discard", endpoints.discard, schemas.DONE["discard"], schemas.ActionBody),
+    _post("/move", endpoints.move, schemas.DONE["move"], schemas.MoveBody),
+    _get("/operations", endpoints.operations, schemas.OperationsDocument, schemas.LimitQuery),
+    _get("/operations/{id}", endpoints.operation, schemas.OperationDocument),
+    _post("/operations/{id}/cancel", endpoints.cancel, schemas.CancelledDocument),
+    _get("/destinations", endpoints.destinations, schemas.DestinationsDocument),
+    _get("/destinations/{name}", endpoints.destination, schemas.DestinationDocument),
+    _post("/destinations/{name}/pause", endpoints.pause, schemas.PausedDocument, schemas.PauseBody),
+    _post("/destinations/{name}/resume", endpoints.resume, schemas.ResumedDocument),
+    _post("/destinations/{name}/test", endpoints.test, schemas.TestedDocument),
+    _get("/audit", endpoints.audit, schemas.AuditsDocument, schemas.PageQuery),
     _get("/openapi.json", openapi, Any),
 )
 """Documents, for programs."""
 
 WATCHED = (
-    Route("GET", "/livez", endpoints.livez, None, "open", answer=documents.AliveDocument),
-    Route("GET", "/readyz", endpoints.readyz, None, "open", answer=documents.HealthDocument),
+    Route("GET", "/livez", endpoints.livez, None, "open", answer=schemas.AliveDocument),
+    Route("GET", "/readyz", endpoints.readyz, None, "open", answer=schemas.HealthDocument),
     Route("GET", "/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
 )
 """For what watches over the process."""
@@ -93,16 +93,16 @@ WATCHED = (
 PAGES = (
     Route("POST", "/login", login.enter, None, "page"),
     Route("POST", "/logout", login.leave, "viewer", "page"),
-    _page("/", pages.overview.overview),
+    _page("/", pages.destinations.overview),
     _page("/destinations", pages.destinations.destinations),
     _page("/destinations/{name}", pages.destinations.destination),
     _page("/events", pages.events.events),
-    _page("/events/{id}", pages.event.event),
+    _page("/events/{id}", pages.events.event),
     _page("/failures", pages.events.failures),
     _page("/dead-letters", pages.events.dead_letters),
-    _page("/operations", pages.operations.operations),
+    _page("/operations", pages.system.operations),
     _page("/relays", pages.system.relays),
-    _page("/audit", pages.operations.audit),
+    _page("/audit", pages.system.audit),
     _page("/system", pages.system.system),
     Route("GET", "/actions/confirm", pages.actions.confirm, "operator", "page"),
     *(

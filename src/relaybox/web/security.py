@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Send
 
 from relaybox.web.problems import Problem
-from relaybox.web.settings import is_loopback
+from relaybox.web.settings import address_of, is_loopback
 
 HEADER = "x-csrf-token"
 FIELD = "csrf"
@@ -72,7 +72,9 @@ def check_local(request: Request) -> None:
     if not is_loopback(_host_name(request)):
         raise Problem(421, f"Only names of this host, such as localhost, are answered; {fix}.")
     # Version 1.0 is what proxies speak that say nothing else of themselves, and no browser.
-    if request.scope.get("http_version") == "1.0" or any(map(_of_proxy, request.headers)):
+    headers = [header.lower().replace("_", "-") for header in request.headers]
+    forwarded = any(name in FORWARDED or name.startswith(FORWARDING) for name in headers)
+    if forwarded or request.scope.get("http_version") == "1.0":
         raise Problem(403, f"A proxy asks for somebody else; {fix}.")
     if not all(_loopback_url(request.headers.get(name, "")) for name in ("origin", "referer")):
         raise Problem(403, f"A page of another host asks; {fix}.")
@@ -85,11 +87,6 @@ def _host_name(request: Request) -> str:
     if match is None:
         raise Problem(400, "The Host header is missing or malformed.")
     return (match[1] or match[2]).lower().rstrip(".")
-
-
-def _of_proxy(header: str) -> bool:
-    name = header.lower().replace("_", "-")
-    return name in FORWARDED or name.startswith(FORWARDING)
 
 
 def _loopback_url(text: str) -> bool:
@@ -119,15 +116,13 @@ def _same(origin: str, request: Request) -> bool:
     """
     try:
         parts = urlsplit(origin)
-        given = parts.netloc.lower()
     except ValueError:
         return False
-    host = request.headers.get("host", "").lower()
-    ports = {"http": ":80", "https": ":443"}
-    if parts.scheme not in ports or not given:
+    port = {"http": ":80", "https": ":443"}.get(parts.scheme)
+    if port is None or not parts.netloc:
         return False
-    default = ports[parts.scheme]
-    return given.removesuffix(default) == host.removesuffix(default)
+    host = request.headers.get("host", "").lower()
+    return parts.netloc.lower().removesuffix(port) == host.removesuffix(port)
 
 
 class Csrf:
@@ -173,15 +168,12 @@ def set_cookie(
         value,
         max_age=max_age,
         path=prefix(request) or "/",
-        secure=request.url.scheme == "https" or _from_https(request),
+        # Behind a proxy that ends TLS and does not say so, the browser's origin tells.
+        secure=request.url.scheme == "https"
+        or request.headers.get("origin", "").lower().startswith("https://"),
         httponly=True,
         samesite="strict",
     )
-
-
-def _from_https(request: Request) -> bool:
-    """True if the browser speaks TLS with a proxy that does not say so."""
-    return request.headers.get("origin", "").lower().startswith("https://")
 
 
 def prefix(request: Request) -> str:
@@ -192,9 +184,8 @@ def prefix(request: Request) -> str:
 def client_address(request: Request) -> str:
     """Return whose logins are counted together: an address, or a network of IPv6, where a host has many."""
     host = request.client.host if request.client is not None else ""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+    address = address_of(host.partition("%")[0])
+    if address is None:
         return host[:100]
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.ip_network((address, 64), strict=False))

@@ -59,17 +59,14 @@ class Service:
         self._follow_loop()
         async with self._looking:
             if time.monotonic() - self._looked > FRESH:
-                self._health = await self._look()
+                try:
+                    async with asyncio.timeout(PATIENCE):
+                        self._health = await (await self.admin("health")).health()
+                except (StoreError, TimeoutError) as error:
+                    reason = f"the database does not answer: {' '.join(str(error).split())}"
+                    self._health = Health(False, (Problem(None, reason, None),))
                 self._looked = time.monotonic()
         return self._health
-
-    async def _look(self) -> Health:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                return await (await self.admin("health")).health()
-        except (StoreError, TimeoutError) as error:
-            reason = f"the database does not answer: {' '.join(str(error).split())}"
-            return Health(False, (Problem(None, reason, None),))
 
     async def close(self) -> None:
         """Stop what runs, and let go of the connections; a later request opens them anew."""

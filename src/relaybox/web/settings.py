@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias
 
 from relaybox.core.values import (
@@ -26,9 +26,8 @@ from relaybox.errors import ConfigError, shorten
 
 Role: TypeAlias = Literal["viewer", "operator"]
 
-SHORTEST_TOKEN = 16
-"""Characters; what can be guessed, also by whoever has something that it signed, must not be a token."""
-SHORTEST_SECRET = 16
+SHORTEST = 16
+"""Characters of a token, and of the secret: nobody may guess it, also from something that it signed."""
 
 RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
 """Names by which the audit and the rows call those who are no users."""
@@ -36,16 +35,13 @@ RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Known:
     """A user whose tokens were read: one, or several while one replaces another."""
 
     name: str
     role: Role
-    tokens: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"Known({self.name!r}, {self.role!r})"
+    tokens: tuple[str, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -72,37 +68,39 @@ class UserSettings:
         where = f"web: user {shorten(name)}"
         settings = known_only(mapping, ("token", "role"), where, {"password": "did you mean 'token'?"})
         if "token" not in settings:
-            raise ConfigError(f"{where} has no token; write one, such as token = 'env:{_variable(name)}'")
+            variable = f"{re.sub('[^A-Z0-9]', '_', str(name).upper())[:40]}_TOKEN"
+            raise ConfigError(f"{where} has no token; write one, such as token = 'env:{variable}'")
         return cls(name, **settings)
 
     def reveal(self) -> Known:
         """With the tokens themselves; raises where they are missing or too short."""
-        try:
-            tokens = tuple(self.token.reveal().split())
-        except ConfigError as error:
-            raise ConfigError(f"{self._where}token: {error}") from None
-        if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
-            fix = f"write {SHORTEST_TOKEN} characters or more, such as `openssl rand -hex 32` prints"
-            raise ConfigError(f"{self._where}token is too short; {fix}")
-        return Known(self.name, self.role, tokens)
+        return Known(self.name, self.role, _revealed(self.token, f"{self._where}token", str.split))
 
 
-def _variable(name: str) -> str:
-    return f"{re.sub('[^A-Z0-9]', '_', str(name).upper())[:40]}_TOKEN"
+def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -> tuple[str, ...]:
+    """Return the parts of a secret; raise where one is missing or too short."""
+    try:
+        found = tuple(parts(secret.reveal()))
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if not found or min(map(len, found)) < SHORTEST:
+        fix = f"write {SHORTEST} characters or more, such as `openssl rand -hex 32` prints"
+        raise ConfigError(f"{setting} is too short; {fix}")
+    return found
 
 
 def _host(value: str, setting: str) -> str:
-    if not isinstance(value, str) or not (_is_address(value) or _NAME.fullmatch(value)):
+    if not isinstance(value, str) or not (address_of(value) or _NAME.fullmatch(value)):
         raise wrong(setting, value, "write an address or a name to listen on, such as '127.0.0.1'")
     return value
 
 
-def _is_address(value: str) -> bool:
+def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address; None where the text is not one."""
     try:
-        ipaddress.ip_address(value)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _port(value: int, setting: str) -> int:
@@ -120,7 +118,7 @@ def _texts(value: Iterable[str], setting: str, example: str) -> tuple[str, ...]:
 def _hosts(value: Iterable[str], setting: str) -> tuple[str, ...]:
     names = _texts(value, setting, "['outbox.example.org']")
     for name in names:
-        if not isinstance(name, str) or not (_is_address(name.strip("[]")) or _NAME.fullmatch(name)):
+        if not isinstance(name, str) or not (address_of(name.strip("[]")) or _NAME.fullmatch(name)):
             raise wrong(setting, name, "write a host's name without scheme and port, as outbox.example.org")
     return tuple(name.strip("[]").lower() for name in names)
 
@@ -176,16 +174,7 @@ class WebSettings:
 
     def revealed_secret(self) -> str:
         """What signs, beside the tokens; nothing where none is configured."""
-        if self.secret is None:
-            return ""
-        try:
-            secret = self.secret.reveal()
-        except ConfigError as error:
-            raise ConfigError(f"web: secret: {error}") from None
-        if len(secret) < SHORTEST_SECRET:
-            fix = f"write {SHORTEST_SECRET} characters or more, such as `openssl rand -hex 32` prints"
-            raise ConfigError(f"web: secret is too short; {fix}")
-        return secret
+        return "" if self.secret is None else _revealed(self.secret, "web: secret", lambda text: [text])[0]
 
     @property
     def address(self) -> str:
@@ -208,9 +197,5 @@ def is_loopback(host: str) -> bool:
     """Whether a name or an address means this very host."""
     if host.lower().rstrip(".") == "localhost":
         return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    address = address_of(host.partition("%")[0])
+    return address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -39,16 +39,10 @@ TYPES = {
 FILTERS = ("number", "duration", "lag", "rate", "size", "spelled", "machine", "segment", "shortened")
 """What templates take from ``show``."""
 
+SECTIONS = ("destinations", "events", "failures", "dead-letters", "operations", "relays", "audit", "system")
 NAVIGATION = (
     ("/", "Overview"),
-    ("/destinations", "Destinations"),
-    ("/events", "Events"),
-    ("/failures", "Failures"),
-    ("/dead-letters", "Dead letters"),
-    ("/operations", "Operations"),
-    ("/relays", "Relays"),
-    ("/audit", "Audit"),
-    ("/system", "System"),
+    *((f"/{name}", name.replace("-", " ").capitalize()) for name in SECTIONS),
 )
 
 
@@ -132,6 +126,7 @@ def paging(
 
 def _about(request: Request) -> dict[str, Any]:
     user = getattr(request.state, "user", None)
+    theme, zone = (request.cookies.get(f"relaybox_{name}", "") for name in ("theme", "zone"))
     return {
         "url": url_of(request),
         "user": user,
@@ -140,16 +135,11 @@ def _about(request: Request) -> dict[str, Any]:
         "now": datetime.now(UTC),
         "here": here(request),
         "place": place(request),
-        "theme": _chosen(request, "relaybox_theme", ("light", "dark")),
-        "zone": _chosen(request, "relaybox_zone", ("utc", "local")) or "utc",
+        "theme": theme if theme in ("light", "dark") else "",
+        "zone": zone if zone in ("utc", "local") else "utc",
         "navigation": NAVIGATION,
         "scrub": request.app.rules.scrub,
     }
-
-
-def _chosen(request: Request, cookie: str, known: tuple[str, ...]) -> str:
-    value = request.cookies.get(cookie, "")
-    return value if value in known else ""
 
 
 @functools.cache

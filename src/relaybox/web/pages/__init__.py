@@ -1,5 +1,5 @@
 """The dashboard's pages, a module for each thing that they show."""
 
-from relaybox.web.pages import actions, destinations, event, events, operations, overview, system
+from relaybox.web.pages import actions, destinations, events, system
 
-__all__ = ["actions", "destinations", "event", "events", "operations", "overview", "system"]
+__all__ = ["actions", "destinations", "events", "system"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 from starlette.requests import Request
@@ -13,19 +13,19 @@ from starlette.responses import Response
 from relaybox.core.settings import parse_duration
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
+from relaybox.operate.admin_actions import Action
 from relaybox.operate.bulk import TooManyOperations
 from relaybox.stores.ledger import Filter
 from relaybox.web import read
 from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
+from relaybox.web.schemas import PAST
 from relaybox.web.show import shortened
 from relaybox.web.templating import back, error_page, page, redirect
 
-Action: TypeAlias = Literal["retry", "replay", "discard"]
 Form: TypeAlias = Mapping[str, str]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-PAST: Mapping[Action, str] = {"retry": "Retried", "replay": "Replayed", "discard": "Discarded"}
-EFFECTS: Mapping[Action, str] = {
+EFFECTS: Mapping[str, str] = {
     "retry": "They start anew, with all their attempts, at their old place in the order.",
     "replay": "Each is sent again as a new delivery of the same event, with a header that says so.",
     "discard": "They are given up for good; what waits behind them goes on.",
@@ -48,24 +48,23 @@ def acting(otherwise: str, do: Callable[[Request, Form], Awaitable[tuple[str, st
 
 
 async def confirm(request: Request) -> Response:
-    """How many an action is about, and the form that starts it."""
-    query = request.query_params
-    action = query.get("action", "")
-    if action not in PAST:
-        return error_page(request, 400, "No such action", f"It is one of {', '.join(PAST)}.")
-    admin: Admin = request.state.admin
+    """Show how many an action is about, and the form that starts it."""
+    query, admin = request.query_params, request.state.admin
+    action = cast(Action, query.get("action", ""))
+    if action not in EFFECTS:
+        return error_page(request, 400, "No such action", f"It is one of {', '.join(EFFECTS)}.")
     given, one = chosen(query), query.get("id")
     try:
-        count, capped = await _count(admin, action, given, one)  # type: ignore[arg-type]
+        count, capped = await _count(admin, action, given, one)
     except (Wrong, ConfigError) as wrong:
         return error_page(request, 400, "This cannot be done", str(wrong))
-    deliveries = f"{count:,}+ deliveries" if capped else _deliveries(count)
+    deliveries = "1 delivery" if count == 1 and not capped else f"{count:,}{'+' if capped else ''} deliveries"
     return page(
         request,
         "confirm.html",
         title=f"{action.capitalize()} {deliveries}?",
         button=f"{action.capitalize()} {deliveries}",
-        effect=EFFECTS[action] if count else "Nothing is in a state for this now.",  # type: ignore[index]
+        effect=EFFECTS[action] if count else "Nothing is in a state for this now.",
         action=action,
         count=count,
         single=one is not None,
@@ -76,18 +75,18 @@ async def confirm(request: Request) -> Response:
     )
 
 
-def _deliveries(count: int) -> str:
-    return "1 delivery" if count == 1 else f"{count:,} deliveries"
-
-
 async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> tuple[int, bool]:
     if one is not None:
-        done = await _do(admin, action, one, None, dry_run=True)
-        return done.affected, False
+        return (await _do(admin, action, one, None, dry_run=True)).affected, False
+    counted = await admin.count(action, _filter(given))
+    return counted.count, counted.capped
+
+
+def _filter(given: Form) -> Filter:
+    """Return the filter of these fields; raise where there are none: it would be about everything."""
     if not given:
         raise Wrong("Name at least one thing that they have in common.")
-    counted = await admin.count(action, filter_of(given))
-    return counted.count, counted.capped
+    return filter_of(given)
 
 
 def _id(text: str) -> UUID:
@@ -97,14 +96,9 @@ def _id(text: str) -> UUID:
 
 
 async def _do(admin: Admin, action: Action, one: str, to: str | None, *, dry_run: bool = False) -> Done:
-    what = Named([_id(one)], exact=True)
-    match action:
-        case "retry":
-            return await admin.retry(what, dry_run=dry_run)
-        case "replay":
-            return await admin.replay(what, to=to, dry_run=dry_run)
-        case "discard":
-            return await admin.discard(what, dry_run=dry_run)
+    options: dict[str, Any] = {"to": to} if action == "replay" else {}
+    done: Done = await getattr(admin, action)(Named([_id(one)], exact=True), dry_run=dry_run, **options)
+    return done
 
 
 def _changing(action: Action) -> Endpoint:
@@ -116,12 +110,9 @@ def _changing(action: Action) -> Endpoint:
             done = await _do(request.state.admin, action, given["id"], to)
             if not done.affected:
                 raise Wrong("Nothing was changed: it is not in a state for this any more.")
-            message = f"{PAST[action]} 1 delivery to {to or done.destinations[0]}."
+            message = f"{PAST[action].capitalize()} 1 delivery to {to or done.destinations[0]}."
             return back(given.get("back"), "/events"), message
-        fields = chosen(given)
-        if not fields:
-            raise Wrong("Name at least one thing that they have in common.")
-        filter, rate = filter_of(fields), _rate(given.get("rate", ""))
+        filter, rate = _filter(chosen(given)), _rate(given.get("rate", ""))
         await request.app.service.bulk().start(request.state.user.name, action, filter, to=to, rate=rate)
         return "/operations", f"The {action} has begun; it goes on in the background."
 

@@ -1,8 +1,10 @@
-"""``/destinations`` and one of them: health, charts, settings, and what an operator can do."""
+"""``/``: whether everything flows, and since when not; ``/destinations`` and one of them: health, charts,
+settings, and what an operator can do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Destination
-from relaybox.operate.admin import DestinationStats, Stats
-from relaybox.operate.why import at
-from relaybox.stores.ledger import Counts, Place
+from relaybox.operate.admin import DestinationStats, Point, Series, Stats
+from relaybox.operate.health import Health as Flow
+from relaybox.operate.why import at, is_alive
 from relaybox.web import show
 from relaybox.web.charts import PERIODS, charts, chosen_period
 from relaybox.web.templating import error_page, page
@@ -32,34 +34,73 @@ class Health:
     paused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A destination as pages list it."""
+Row: TypeAlias = tuple[DestinationStats, Health, str]
+"""A destination, its health, and where it leads."""
 
-    name: str
-    configured: bool
-    handed_over: bool
-    counts: Counts
-    health: Health
-    sink: str = ""
+
+async def overview(request: Request) -> Response:
+    """Show rates, lag, backlog and every destination's state."""
+    admin = request.state.admin
+    period = chosen_period(request)
+    stats = await admin.stats()
+    series = await admin.series(PERIODS[period].hours)
+    recent = series if period == "1h" else await admin.series(PERIODS["1h"].hours)
+    health = await admin.health()
+    every = rows(stats, await admin.destinations())
+    mood, headline = _headline(health, every)
+    return page(
+        request,
+        "overview.html",
+        stats=stats,
+        rows=every,
+        mood=mood,
+        headline=headline,
+        problems=health.problems,
+        alive=sum(map(is_alive, stats.relays)),
+        charts=charts(series, PERIODS[period].hours),
+        latest=latest(recent),
+        delivered=sum(point.delivered for point in series.points) * series.step.total_seconds(),
+        failed=sum(point.failed for point in series.points),
+        **_periods(period),
+    )
+
+
+def latest(series: Series) -> Point:
+    """The newest step of time that is over: the one that runs has only a part of its numbers."""
+    return series.points[-2] if len(series.points) > 1 else series.points[-1]
+
+
+def _headline(flow: Flow, every: list[Row]) -> tuple[Mood, str]:
+    troubled = [health for _, health, _ in every if health.mood in ("warn", "bad")]
+    if not flow.ready:
+        return "bad", "Deliveries do not flow as they should."
+    if troubled:
+        verb = "needs" if len(troubled) == 1 else "need"
+        return "warn", f"{len(troubled)} of {show.plural(len(every), 'destination')} {verb} attention."
+    if not every:
+        return "", "Nothing is configured yet."
+    return "good", "Everything flows." if len(every) == 1 else f"All {len(every)} destinations are healthy."
+
+
+def _periods(chosen: str) -> dict[str, Any]:
+    return {"periods": PERIODS.items(), "period": chosen, "label": PERIODS[chosen].label}
 
 
 async def destinations(request: Request) -> Response:
-    """Every destination that is configured, or has rows."""
+    """Show every destination that is configured, or has rows."""
     admin = request.state.admin
-    every = rows(await admin.stats(), dict(await admin.destinations()))
-    troubled = sum(one.health.mood in ("warn", "bad") for one in every)
+    every = rows(await admin.stats(), await admin.destinations())
+    troubled = sum(health.mood in ("warn", "bad") for _, health, _ in every)
     spoken = f"{troubled} of {show.plural(len(every), 'destination')} in trouble"
     return page(request, "destinations.html", rows=every, spoken=spoken)
 
 
 async def destination(request: Request) -> Response:
-    """All about one."""
+    """Show all about one."""
     admin = request.state.admin
     name = request.path_params["name"]
-    configured = dict(await admin.destinations())
-    stats = await admin.stats()
-    found = next((one for one in stats.destinations if one.name == name), None)
+    configured = await admin.destinations()
+    found = next((one for one in (await admin.stats()).destinations if one.name == name), None)
     if found is None:
         return error_page(request, 404, "No such destination", f"None is called {show.shortened(name)!r}.")
     period = chosen_period(request)
@@ -67,13 +108,12 @@ async def destination(request: Request) -> Response:
     return page(
         request,
         "destination.html",
-        one=row(found, configured.get(name)),
+        one=found,
+        health=health(found),
         charts=charts(series, PERIODS[period].hours),
         settings=list(_settings(configured[name])) if name in configured else [],
         others=sorted(one for one, about in configured.items() if one != name and not about.handed_over),
-        periods=PERIODS.items(),
-        period=period,
-        label=PERIODS[period].label,
+        **_periods(period),
     )
 
 
@@ -81,12 +121,9 @@ def _settings(one: Destination) -> Iterator[tuple[str, str]]:
     """What is configured, without what is secret."""
     yield "Sink", show.place(one.sink)
     yield "Format", _word(one.format)
-    yield (
-        "Order",
-        f"by {_word(one.ordering)}, a failed one {'blocks' if one.on_failed == 'block' else 'skips'} its key"
-        if one.ordered
-        else "none",
-    )
+    failed = "blocks" if one.on_failed == "block" else "skips"
+    order = f"by {_word(one.ordering)}, a failed one {failed} its key"
+    yield "Order", order if one.ordered else "none"
     yield "Attempts", str(one.max_attempts)
     backoff = one.backoff
     yield "Backoff", f"{backoff.base:g} s × {backoff.factor:g} up to {show.duration(backoff.cap)}"
@@ -102,26 +139,28 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else "a function"
 
 
-def row(one: DestinationStats, configured: Destination | None) -> Row:
-    """A destination with its health and where it leads."""
-    sink = "" if configured is None else show.place(configured.sink)
-    return Row(one.name, one.configured, one.handed_over, one.counts, health(one), sink)
-
-
-def rows(stats: Stats, configured: dict[str, Destination]) -> list[Row]:
-    """Every destination, those in trouble first."""
+def rows(stats: Stats, configured: Mapping[str, Destination]) -> list[Row]:
+    """Return every destination, those in trouble first."""
     order: dict[Mood, int] = {"bad": 0, "warn": 1, "": 2, "good": 2}
-    every = [row(one, configured.get(one.name)) for one in stats.destinations]
-    return sorted(every, key=lambda one: (order[one.health.mood], one.name))
+    sinks = {name: show.place(one.sink) for name, one in configured.items()}
+    every = [(one, health(one), sinks.get(one.name, "")) for one in stats.destinations]
+    return sorted(every, key=lambda row: (order[row[1].mood], row[0].name))
 
 
 def health(one: DestinationStats) -> Health:
-    """What ``why`` would name first."""
+    """Return what ``why`` would name first."""
     place = one.place
     if place is not None and place.paused:
-        return _paused(place)
+        end = "until somebody resumes it" if place.paused_until is None else f"until {at(place.paused_until)}"
+        note = f"By {place.paused_by}, {end}: {place.pause_reason or 'no reason given'}"
+        return Health("paused", "paused", "warn", note, held=True, paused=True)
     if place is not None and place.circuit != "closed":
-        return _circuit(place)
+        reason = place.circuit_reason or "no reason given"
+        if place.circuit == "half_open":
+            note = f"A probe is on its way. {reason}"
+            return Health("circuit-half-open", "circuit half-open", "warn", note, held=True)
+        probe = "" if place.circuit_until is None else f" The next probe comes at {at(place.circuit_until)}."
+        return Health("circuit-open", "circuit open", "bad", f"{reason}.{probe}", held=True)
     if one.handed_over:
         return Health("handed-over", "Debezium’s", "", "Debezium reads it from the database’s log.")
     if not one.name:
@@ -134,20 +173,3 @@ def health(one: DestinationStats) -> Health:
     if one.counts.retrying:
         return Health("retrying", "retrying", "", f"What is tried again next: {one.counts.retrying}")
     return Health("healthy", "healthy", "good", "Nothing holds it up.")
-
-
-def _paused(place: Place) -> Health:
-    until = "until somebody resumes it" if place.paused_until is None else f"until {at(place.paused_until)}"
-    reason = place.pause_reason or "no reason given"
-    note = f"By {place.paused_by}, {until}: {reason}"
-    return Health("paused", "paused", "warn", note, held=True, paused=True)
-
-
-def _circuit(place: Place) -> Health:
-    reason = place.circuit_reason or "no reason given"
-    if place.circuit == "half_open":
-        return Health(
-            "circuit-half-open", "circuit half-open", "warn", f"A probe is on its way. {reason}", held=True
-        )
-    probe = "" if place.circuit_until is None else f" The next probe comes at {at(place.circuit_until)}."
-    return Health("circuit-open", "circuit open", "bad", f"{reason}.{probe}", held=True)

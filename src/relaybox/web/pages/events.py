@@ -1,10 +1,14 @@
-"""``/events``: deliveries by what the URL asks for; ``/failures``: what failed for good, in groups;
-``/dead-letters``: copies of it, and why. And filters, as URLs and forms have them.
+"""``/events``: deliveries by what the URL asks for; ``/events/{id}``: where one is, why, and what happened
+to it; ``/failures``: what failed for good, in groups; ``/dead-letters``: copies of it, and why. And filters,
+as URLs and forms have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, get_args
 from uuid import UUID
 
@@ -13,12 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.errors import ConfigError
-from relaybox.stores.ledger import Choice, Filter, Page
-from relaybox.web import read
+from relaybox.operate.admin import Detail
+from relaybox.operate.why import Reason
+from relaybox.stores.ledger import Choice, Content, Entry, Filter, Page, State
+from relaybox.web import read, show
+from relaybox.web.pages.destinations import Mood
 from relaybox.web.problems import Problem
+from relaybox.web.redact import HIDDEN, Rules, redacted_text
 from relaybox.web.schemas import Criteria
-from relaybox.web.show import plural
-from relaybox.web.templating import page, paging
+from relaybox.web.templating import error_page, page, paging
 
 FIELDS = {
     "status": "State",
@@ -43,21 +50,35 @@ BULK = {
 }
 """What can be done to everything that matches a filter of that state."""
 
+LONGEST = 100_000
+"""How many characters of a document are shown."""
+
+MOODS: dict[str, Mood] = {
+    "delivered": "good",
+    "handed_over": "good",
+    "failed": "bad",
+    "paused": "warn",
+    "circuit_open": "warn",
+    "circuit_half_open": "warn",
+    "unrouted": "warn",
+    "unknown_destination": "warn",
+    "not_relayed": "warn",
+}
+
 
 class Wrong(ValueError):
     """A parameter that cannot be meant so; the message says which, and what to write."""
 
 
 async def events(request: Request) -> Response:
-    """A page of them, with the filter as it was given, right or wrong."""
+    """Show a page of them, with the filter as it was given, right or wrong."""
     admin = request.state.admin
     names = [name for name in await admin.names() if name]
-    given = chosen(request.query_params)
-    wrong = ""
-    found = Page((), None)
-    cursor = None
+    given, at = chosen(request.query_params), request.query_params.get("cursor")
+    wrong, found, cursor = "", Page((), None), read.parsed(UUID, at or "")
     try:
-        cursor = _cursor(request.query_params.get("cursor"))
+        if at and cursor is None:
+            raise Wrong("The address names no place in the list; begin with the newest again.")
         found = await admin.events(filter_of(given), cursor=cursor)
     except (Wrong, ConfigError) as error:
         wrong = str(error)
@@ -76,13 +97,119 @@ async def events(request: Request) -> Response:
     )
 
 
+async def event(request: Request) -> Response:
+    """Show the event of that id with all its deliveries, or the delivery of that id."""
+    admin, allowed = request.state.admin, request.app.rules
+    id_ = read.parsed(UUID, request.path_params["id"])
+    details = () if id_ is None else await admin.event(id_)
+    if id_ is None or not details:
+        gone = "No delivery and no event has this id. Delivered ones are removed after their retention."
+        return error_page(request, 404, "No such event", gone)
+    reasons = {reason.entry.id: reason for reason in await admin.why(id_)}
+    shown = [_shown(one, reasons.get(one.entry.id), allowed) for one in details]
+    payload = _payload(details[0].content, allowed)
+    return page(
+        request,
+        "event.html",
+        event=details[0].entry,
+        deliveries=shown,
+        payload=payload,
+        headers=shown[0]["headers"],
+        redacted=HIDDEN in payload,
+        spoken=", ".join(f"{one.entry.destination}: {one.entry.state}" for one in details),
+    )
+
+
+def _shown(one: Detail, reason: Reason | None, allowed: Rules) -> dict[str, Any]:
+    """Return a delivery as the page shows it."""
+    return {
+        "entry": one.entry,
+        "why": "is where its state says" if reason is None else allowed.scrub(reason.text),
+        "mood": "" if reason is None else MOODS.get(reason.kind, ""),
+        "steps": list(_steps(one, reason, allowed)),
+        "facts": list(_facts(one.entry)),
+        "actions": list(_actions(one.entry)),
+        "headers": "" if one.content is None else _document(redacted_text(one.content.headers, allowed)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened to a delivery, or will; ``kind`` names its shape."""
+
+    kind: str
+    title: str
+    at: datetime | None
+    text: str = ""
+    by: str = ""
+
+
+def _steps(one: Detail, reason: Reason | None, allowed: Rules) -> Iterator[Step]:
+    entry = one.entry
+    yield Step("emitted", "Emitted", entry.created_at)
+    for attempt in one.attempts:
+        title, told = f"Attempt {attempt.attempt} failed", allowed.scrub(attempt.error_message)
+        yield Step("failed", title, attempt.failed_at, told, attempt.relay)
+    match entry.state:
+        case State.DELIVERED:
+            yield Step("delivered", "Delivered", entry.delivered_at)
+        case State.FAILED:
+            yield Step("failed", "Failed for good", entry.updated_at)
+        case State.DISCARDED:
+            yield Step("discarded", "Discarded", entry.updated_at)
+        case State.SENDING:
+            yield Step("next", "Being sent, its lease ends", entry.leased_until, by=entry.lease_owner or "")
+        case State.SCHEDULED | State.DUE:
+            yield Step("next", "Next attempt", entry.next_attempt_at)
+        case State.PARKED:
+            until = None if reason is None else reason.until
+            yield Step("next", "Its turn comes after those before it", until)
+
+
+def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
+    yield "Delivery id", str(entry.id)
+    yield "Position", str(entry.position)
+    yield "Attempts", f"{entry.attempts} of {entry.max_attempts}"
+    if entry.crashes:
+        yield "Relays that died with it", str(entry.crashes)
+    if entry.ordering_key is not None:
+        yield "Ordering key", entry.ordering_key
+    if entry.lease_owner is not None:
+        yield "Last held by", entry.lease_owner
+    yield "Updated", f"{show.spelled(entry.updated_at)} UTC"
+
+
+def _actions(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Those that are not just done lead to a question first."""
+    if entry.state is State.FAILED or entry.backing_off:
+        yield "retry", "Retry" if entry.state is State.FAILED else "Retry now"
+    if entry.state in (State.DELIVERED, State.FAILED, State.DISCARDED):
+        yield "replay", "Replay…"
+    if entry.state in (State.DUE, State.SCHEDULED, State.PARKED, State.FAILED):
+        yield "discard", "Discard…"
+
+
+def _payload(content: Content | None, allowed: Rules) -> str:
+    if content is None:
+        return "The row is gone."
+    if content.payload is None:
+        return f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
+    return _document(redacted_text(content.payload, allowed))
+
+
+def _document(value: Any) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    left = len(text) - LONGEST
+    return text if left <= 0 else f"{text[:LONGEST]}\n… and {left:,} characters more"
+
+
 async def failures(request: Request) -> Response:
     """The groups, of one destination where the URL names it."""
     admin = request.state.admin
     chosen = request.query_params.get("destination") or None
     names = [name for name in await admin.names() if name]
     found = await admin.failures(chosen if chosen in names else None)
-    spoken = f"{plural(len(found.groups), 'group')} of failures"
+    spoken = f"{show.plural(len(found.groups), 'group')} of failures"
     return page(request, "failures.html", failures=found, names=names, chosen=chosen, spoken=spoken)
 
 
@@ -115,11 +242,3 @@ def filter_of(given: Mapping[str, str]) -> Filter:
         raise Wrong(f"{FIELDS.get(name.rstrip('`'), 'Filter')}: {what or error}.") from None
     except Problem as error:
         raise Wrong(error.detail) from None
-
-
-def _cursor(text: str | None) -> UUID | None:
-    """Where a list goes on; raises ``Wrong``."""
-    place = read.parsed(UUID, text or "")
-    if text and place is None:
-        raise Wrong("The address names no place in the list; begin with the newest again.")
-    return place

@@ -1,11 +1,15 @@
-"""``/relays``: who delivers; ``/system``: the database, the schema, and the settings, without secrets."""
+"""``/relays``: who delivers; ``/operations``: bulk actions, how far they are, and how they ended; ``/audit``:
+who did what; ``/system``: the database, the schema, and the settings, without secrets.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +18,59 @@ from relaybox.core.settings import Settings, mask_url
 from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
 from relaybox.operate.why import is_alive
-from relaybox.web import show
-from relaybox.web.templating import page
+from relaybox.stores.journal import Operation
+from relaybox.web import read, show
+from relaybox.web.auth import number
+from relaybox.web.redact import Rules, redact
+from relaybox.web.templating import page, paging
 
 PATIENCE = 3.0
 """Seconds that the page waits for the schema's version."""
+FIRST = ("destination", "from", "status", "to", "reason")
+"""What is said first of an operation or an action."""
+
+
+async def operations(request: Request) -> Response:
+    """The newest operations."""
+    found = await request.state.admin.operations()
+    running = sum(one.state == "running" for one in found)
+    return page(
+        request,
+        "operations.html",
+        operations=[(one, told(one.details, request.app.rules), _progress(one)) for one in found],
+        spoken=f"{show.plural(running, 'operation')} running" if running else "No operation runs",
+    )
+
+
+def _progress(one: Operation) -> str:
+    of = "" if one.total is None else f" of {one.total:,}{'+' if one.capped else ''}"
+    skipped = f", {one.skipped:,} skipped" if one.skipped else ""
+    return f"{one.done:,}{of}{skipped}"
+
+
+async def audit(request: Request) -> Response:
+    """What operators did, newest first."""
+    cursor = read.parsed(number, request.query_params.get("cursor", ""))
+    found = await request.state.admin.audits(cursor=cursor)
+    rows = [(row, told(row.details, request.app.rules)) for row in found.rows]
+    return page(request, "audit.html", rows=rows, **paging(request, "/audit", cursor, found.cursor))
+
+
+def told(about: Mapping[str, Any], rules: Rules) -> str:
+    """Details of an operation or an audit row in words: names and values, those of a filter among them."""
+    details: Mapping[str, Any] = redact(about, rules)
+    filter = details.get("filter")
+    given = filter if isinstance(filter, Mapping) else {}
+    flat = {**given, **{name: value for name, value in details.items() if name != "filter"}}
+    names = [*(name for name in FIRST if name in flat), *(name for name in flat if name not in FIRST)]
+    said = [name for name in names if flat[name] not in (None, "", [])]
+    return ", ".join(f"{name.replace('_', ' ')} {_value(flat[name])}" for name in said)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value[:3])) + (f" and {len(value) - 3} more" if len(value) > 3 else "")
+    return str(value)
 
 
 async def relays(request: Request) -> Response:
@@ -35,8 +87,14 @@ async def system(request: Request) -> Response:
     """What this is, what it runs on, and whether it is well."""
     settings: Settings = request.app.outbox.settings
     health = await request.state.admin.health()
+    database = [
+        ("Database", mask_url(settings.database)),
+        ("Schema", settings.schema or "the default one"),
+        ("Prefix of the tables", settings.prefix or "none"),
+        ("Schema version", await _schema_version(settings)),
+    ]
     sections = [
-        ("Database", [*_database(settings), ("Schema version", await _schema_version(settings))]),
+        ("Database", database),
         ("Program", [("Relaybox", version("relaybox")), ("Python", platform.python_version())]),
         ("Settings", list(_general(settings))),
     ]
@@ -46,16 +104,8 @@ async def system(request: Request) -> Response:
     )
 
 
-def _database(settings: Settings) -> Iterator[tuple[str, str]]:
-    yield "Database", mask_url(settings.database)
-    yield "Schema", settings.schema or "the default one"
-    yield "Prefix of the tables", settings.prefix or "none"
-
-
 async def _schema_version(settings: Settings) -> str:
-    def read() -> int:
-        return current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
-
+    read = partial(current_version, settings.database, schema=settings.schema, prefix=settings.prefix)
     try:
         async with asyncio.timeout(PATIENCE):
             seen = await asyncio.to_thread(read)
