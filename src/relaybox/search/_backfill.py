@@ -7,7 +7,6 @@ that dies leaves whole pages behind, and the next one goes on after the last.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -229,7 +228,7 @@ class _Work:
 
     async def _emit(self, size: int) -> bool:
         """Emit a page, if there is one. After an error the database says how far it is."""
-        for attempt in itertools.count():
+        for attempt in range(TRIES):
             if self.lost is not None:
                 raise self.lost
             try:

@@ -73,9 +73,9 @@ async def areconcile(
     """
     pace = Pace(rate, stop)
     async with open_workspace(outbox, destination, source, index, actor) as workspace:
-        repairs = Repairs(workspace, pace, {INDEX_HEADER: index} if index else {})
         emits = repair and not dry_run
-        comparison = Comparison(workspace, repairs if emits else None, examples, progress, stop)
+        headers = {INDEX_HEADER: index} if index else {}
+        comparison = Comparison(workspace, pace if emits else None, headers, examples, progress, stop)
         own, engine = workspace.index, workspace.engine
         with translated_errors(engine):
             if own not in await engine.present([own]):
@@ -103,10 +103,14 @@ class _OutboxState:
 
 @dataclass
 class Comparison:
-    """One pass over a database and an index; ``examples`` of each kind of difference are kept."""
+    """One pass over a database and an index; ``examples`` of each kind of difference are kept.
+
+    With a ``pace`` differences are repaired by events, which have these ``headers``.
+    """
 
     workspace: Workspace
-    repairs: Repairs | None
+    pace: Pace | None
+    headers: Mapping[str, str]
     examples: int
     progress: Progress
     stop: Stop
@@ -201,8 +205,8 @@ class Comparison:
                     self._listed.append(difference)
                 # An event of what is refused would fail; one behind a failed event would wait with it.
                 real += [id_] if difference.refused is None and not difference.blocked else []
-        if self.repairs is not None and real:
-            self._counts["repaired"] += await self.repairs.emit(real)
+        if self.pace is not None:
+            self._counts["repaired"] += await self._repair(real, self.pace)
 
     def _judge(
         self, id_: str, states: tuple[Wanted, Wanted], found: Mapping[str, Any] | None, state: _OutboxState
@@ -254,20 +258,11 @@ class Comparison:
         failed = max((row.id for row in own if row.failed), default=None)
         return _OutboxState(any(not row.failed for row in own), failed)
 
-
-@dataclass(frozen=True, slots=True)
-class Repairs:
-    """Emits for one destination, at a pace; ``headers`` are on every event besides the one of repairs."""
-
-    workspace: Workspace
-    pace: Pace
-    headers: Mapping[str, str]
-
-    async def emit(self, ids: Sequence[str]) -> int:
+    async def _repair(self, ids: Sequence[str], pace: Pace) -> int:
         """Emit an event for each, of its present state; return how many were emitted before a stop."""
         rows, emitted = self.workspace.rows, 0
-        for part in _parts(ids, self.pace.size(PAGE if rows.guarded else MANY)):
-            if not await self.pace.turn(len(part)):
+        for part in _parts(ids, pace.size(PAGE if rows.guarded else MANY)):
+            if not await pace.turn(len(part)):
                 break
             emitted += await rows.emit_ids(part, self._calls)
         return emitted

@@ -21,7 +21,7 @@ from relaybox.errors import RelayboxError, StoreError
 from relaybox.operate.admin import no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search._backfill import abackfill
-from relaybox.search._reconcile import Comparison, Repairs
+from relaybox.search._reconcile import Comparison
 from relaybox.search.change import BUILDING, INDEX_HEADER, index_of
 from relaybox.search.engine import TROUBLE, Engine, open_engine, translated_errors
 from relaybox.search.indexes import LOOK
@@ -268,13 +268,14 @@ class Build:
 
     async def _settle_differences(self, watch: BuildWatch) -> None:
         """Compare, and have repaired what differs, until nothing does."""
-        repairs = Repairs(self._building, Pace(self.rate, never), {INDEX_HEADER: self._name})
+        pace, headers = Pace(self.rate, never), {INDEX_HEADER: self._name}
         give_up = time.monotonic() + self.patience
         rounds = 0
         while True:
             self.tell(f"comparing {self._name} with the database")
             try:
-                result = await Comparison(self._building, repairs, NAMED, no_progress, never).run()
+                comparison = Comparison(self._building, pace, headers, NAMED, no_progress, never)
+                result = await comparison.run()
             except (*TROUBLE, StoreError):
                 # It may be back in a moment.
                 if time.monotonic() > give_up:
