@@ -86,12 +86,12 @@ async def abackfill(
             checkpoint = Checkpoint(store, destination, name_of(source, rows), index, actor)
             work = _Work(RowBuilder(outbox.settings), rows, checkpoint, target, headers, progress)
             if dry_run:
-                earlier = await checkpoint.earlier()
+                earlier = await checkpoint.run(checkpoint.earlier, persist=True)
                 return await work.rehearse(earlier if resume else None, batch)
             if not rows.guarded and not rereads(target):
                 log.warning(_UNLOCKED, source.told)
             work.total = await _count(rows)
-            work.position = await checkpoint.take(work.total, resume=resume)
+            work.position = await checkpoint.run(checkpoint.take, work.total, resume, persist=True)
             return await work.run(pace, batch, max_pending)
         finally:
             await store.close()
@@ -233,7 +233,7 @@ class _Work:
                 raise self.lost
             try:
                 if attempt:
-                    self.position = await self.checkpoint.look(self.position)
+                    self.position = await self._look()
                 return await self._try(size)
             except StoreError as error:
                 if attempt == TRIES - 1:
@@ -299,7 +299,8 @@ class _Work:
         """Wait until few enough deliveries wait at the destination; return whether to go on."""
         while max_pending is not None:
             try:
-                waiting = await self.checkpoint.pending(self.target.name, max_pending + 1)
+                pending = self.checkpoint.pending
+                waiting = await self.checkpoint.run(pending, self.target.name, max_pending + 1)
             except StoreError as error:
                 log.warning("the database does not say how much is pending: %s", error)
                 return True
@@ -322,16 +323,19 @@ class _Work:
         while True:
             await asyncio.sleep(BEAT)
             try:
-                await self.checkpoint.look(self.position)
+                await self._look()
             except Lost as lost:
                 self.lost = lost
                 return
             except StoreError as error:
                 log.warning("the backfill cannot give a sign of life: %s", error)
 
+    async def _look(self) -> Position:
+        return await self.checkpoint.run(self.checkpoint.look, self.position)
+
     async def _end(self, state: OperationState, error: str | None) -> None:
         try:
-            await self.checkpoint.end(self.position, state, error)
+            await self.checkpoint.run(self.checkpoint.end, self.position, state, error, persist=True)
         except StoreError as trouble:
             # It will show as stalled, and can be gone on with all the same.
             log.warning("the backfill cannot say how it ended: %s", trouble)

@@ -41,13 +41,7 @@ from relaybox.search.reindex_operation import (
 )
 from relaybox.search.results import Difference, Progress, Reindexed
 from relaybox.search.source import Source, as_source
-from relaybox.search.workspace import (
-    OutboxRecords,
-    Workspace,
-    destination_of,
-    open_records,
-    open_workspace,
-)
+from relaybox.search.workspace import OutboxRecords, Workspace, destination_of, open_records, open_workspace
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -93,8 +87,9 @@ async def areindex(
         about = {"index": own, "source": made.name, "rate": rate}
         with translated_errors(workspace.engine, ReindexFailed):
             async with alone(records, actor, destination, about) as running:
-                build = Build(outbox, made, workspace, running, actor, rate, batch, patience, like, tell)
-                documents = await build.run()
+                building = replace(workspace, index=f"{own}{BUILDING}")
+                how = actor, rate, batch, patience, like, tell
+                documents = await Build(outbox, made, building, own, running, *how).run()
         result = Reindexed(destination, own, documents, running.repaired, time.monotonic() - began)
         await records.admin.note("reindex", {**about, "destination": destination, "documents": documents})
     return result
@@ -157,7 +152,7 @@ async def _indexes(records: OutboxRecords, destination: Destination) -> set[str]
 
 @dataclass
 class Build:
-    """One build, to replace the index of ``workspace``.
+    """One build: the index of ``building`` is to replace ``live``.
 
     ``rate`` is in documents a second, ``patience`` in seconds without progress. ``like`` is the index whose
     settings the new one gets, if it is not the old one.
@@ -165,7 +160,8 @@ class Build:
 
     outbox: Outbox
     source: Source
-    workspace: Workspace
+    building: Workspace
+    live: str
     running: Running
     actor: str
     rate: float | None
@@ -175,20 +171,18 @@ class Build:
     tell: Tell
 
     def __post_init__(self) -> None:
-        self._live = self.workspace.index
-        self._name = f"{self._live}{BUILDING}"
-        self._building = replace(self.workspace, index=self._name)
-        self._engine = self.workspace.engine
+        self._name = self.building.index
+        self._engine = self.building.engine
         self._identity: str | None = None
         self._creating = False
-        records, destination = self.workspace.records, self.workspace.destination
+        records, destination = self.building.records, self.building.destination
         self._leftovers = Leftovers(records, destination, self._engine, self._name, self.tell)
 
     async def run(self) -> int:
         """Build and replace; return how many documents the index has then. Raise ``ReindexFailed``."""
         try:
             identity = await guarded(self._begin(), self.running.beat())
-            watch = BuildWatch(self._building, identity, self.patience, self.tell)
+            watch = BuildWatch(self.building, identity, self.patience, self.tell)
             return await self._build(watch)
         except BaseException:
             await self.clean_up()
@@ -209,8 +203,8 @@ class Build:
 
     async def _begin(self) -> str:
         """Create the new index; return its identity."""
-        like = self.like or self._live
-        await check_present(self._engine, self._live, like)
+        like = self.like or self.live
+        await check_present(self._engine, self.live, like)
         await self._leftovers.clear()
         self.tell(f"creating {self._name}")
         self._creating = True
@@ -231,7 +225,7 @@ class Build:
 
         filled = await abackfill(
             self.outbox,
-            self._building.destination.name,
+            self.building.destination.name,
             self.source,
             rate=self.rate,
             batch=self.batch,
@@ -274,7 +268,7 @@ class Build:
         while True:
             self.tell(f"comparing {self._name} with the database")
             try:
-                comparison = Comparison(self._building, pace, headers, NAMED, no_progress, never)
+                comparison = Comparison(self.building, pace, headers, NAMED, no_progress, never)
                 result = await comparison.run()
             except (*TROUBLE, StoreError):
                 # It may be back in a moment.
@@ -294,7 +288,7 @@ class Build:
 
     async def _swap(self, watch: BuildWatch) -> int:
         built = await guarded(self._check(watch), self.running.beat())
-        self.tell(f"{self._name} takes the place of {self._live}")
+        self.tell(f"{self._name} takes the place of {self.live}")
         replacing = asyncio.ensure_future(guarded(self._replace(), self.running.beat_on()))
         try:
             await asyncio.shield(replacing)
@@ -312,20 +306,20 @@ class Build:
     async def _check(self, watch: BuildWatch) -> int:
         """Raise if it may not replace the other; return how many documents it has."""
         built = await self._engine.count(self._name)
-        if not built and await self._engine.count(self._live):
-            raise ReindexFailed(f"the source has no documents, and {self._live!r} has: see its query")
+        if not built and await self._engine.count(self.live):
+            raise ReindexFailed(f"the source has no documents, and {self.live!r} has: see its query")
         await self.running.advance()
         await watch.check_index(strict=True)
         return built
 
     async def _replace(self) -> None:
         try:
-            await self._engine.replace(self._live, self._name)
+            await self._engine.replace(self.live, self._name)
         except TROUBLE as error:
             # It may serve all the same, and only the old one be left.
-            if (await self._engine.present([self._live])).get(self._live) != self._identity:
+            if (await self._engine.present([self.live])).get(self.live) != self._identity:
                 raise
-            log.warning("%r serves, but its engine is in trouble: %s", self._live, error)
+            log.warning("%r serves, but its engine is in trouble: %s", self.live, error)
 
     async def clean_up(self) -> None:
         """Drop what was built, after a failure, unless it is not ours."""
@@ -342,13 +336,13 @@ class Build:
         if identity is not None and self._identity not in (None, identity):
             return False
         if identity is not None:
-            self.tell(f"dropping {self._name}; {self._live} goes on serving")
+            self.tell(f"dropping {self._name}; {self.live} goes on serving")
         # Also if it is not seen: its creation may be under way.
         await self._engine.drop(self._name)
         return True
 
     def _warn(self, error: Exception) -> None:
-        fix = command(f"reindex --destination {self._building.destination.name} --abort")
+        fix = command(f"reindex --destination {self.building.destination.name} --abort")
         reason = str(error) or type(error).__name__
         log.warning("%r may be left behind (%s): %s clears it away", self._name, reason, fix)
 

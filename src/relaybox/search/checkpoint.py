@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import msgspec
@@ -26,6 +26,7 @@ from relaybox.stores.journal import STALLED, OperationState
 from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 ACTION = "backfill"
 MARK = "relaybox-backfill"
@@ -65,7 +66,7 @@ class Position:
 
 
 class Checkpoint:
-    """The operation of one backfill, on the outbox's own database."""
+    """The operation of one backfill, as steps that ``run`` takes in the outbox's own database."""
 
     def __init__(self, store: SqlStore, destination: str, source: str, index: str | None, actor: str) -> None:
         self._driver = store.driver
@@ -76,76 +77,10 @@ class Checkpoint:
         self._actor = actor
         self._process = this_process().name
 
-    async def take(self, total: int | None, *, resume: bool) -> Position:
-        """Take over a backfill that was interrupted, or begin one; return the position to go on from.
-
-        Raise ``ConfigError`` if another process is at it.
-        """
-        return await self._persistently(partial(self._take, total, resume))
-
-    async def earlier(self) -> Position | None:
-        """Return the position that ``take`` would go on from. Raise as it does."""
-
-        def steps() -> Steps[Position | None]:
-            last = yield from self._last()
-            self._check_idle(last)
-            return None if last is None or last[1] == "done" else self._position(last)
-
-        return await self._persistently(steps)
-
-    def advance(self, statements: Statements, position: Position) -> Steps[None]:
-        """In the transaction of a page: write the position after it. Raise ``Lost``."""
-        notes = notes_of(statements)
-        own = statements.dialect.to_uuid(position.id)
-        [rows] = yield [notes("held", id=own)]
-        self._check(rows)
-        words = {"details": _text(position.details), "done": position.done, "skipped": position.skipped}
-        yield [notes("advance", id=own, **words)]
-
-    def changed(
-        self, statements: Statements, position: Position, aggregate_type: str, ids: Sequence[str]
-    ) -> Steps[set[str]]:
-        """Return the ids of which the application has emitted events since the backfill began."""
-        words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": position.since}
-        [rows] = yield [notes_of(statements)("changed", **words)]
-        return {str(id_) for id_, headers in rows if MARK not in headers}
-
-    async def look(self, position: Position) -> Position:
-        """Give a sign of life; return the position on record. Raise ``Lost``."""
-        own = self.dialect.to_uuid(position.id)
-
-        def steps() -> Steps[Position]:
-            [rows] = yield [self._notes("held", id=own)]
-            self._check(rows)
-            yield [self._notes("live", id=own)]
-            return replace(self._position(rows[0]), resumed=position.resumed)
-
-        return await self._driver.run(steps)
-
-    async def end(self, position: Position, state: OperationState, error: str | None = None) -> None:
-        """Put on record how it ended, if it is still this process's."""
-        own = self.dialect.to_uuid(position.id)
-
-        def steps() -> Steps[None]:
-            [rows] = yield [self._notes("held", id=own)]
-            if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):
-                ended = state if rows[0][1] == "running" else "cancelled"
-                yield [self._notes("end", id=own, state=ended, error=error)]
-
-        await self._persistently(steps)
-
-    async def pending(self, destination: str, limit: int) -> int:
-        """Return how many deliveries wait there, at most ``limit``."""
-
-        def steps() -> Steps[int]:
-            [[[count]]] = yield [self._notes("pending", destination=destination, limit=limit)]
-            return int(count)
-
-        return await self._driver.run(steps)
-
-    async def _persistently(self, begin: Callable[[], Steps[T]]) -> T:
-        """Try some more times if the database refuses; to do it twice is as to do it once."""
-        for attempt in range(TRIES - 1):
+    async def run(self, steps: Callable[[*Given], Steps[T]], *given: *Given, persist: bool = False) -> T:
+        """Take the steps. ``persist``: some more times if the database refuses; twice must do as once."""
+        begin = partial(steps, *given)
+        for attempt in range(TRIES - 1 if persist else 0):
             try:
                 return await self._driver.run(begin)
             except NoTables:
@@ -154,7 +89,17 @@ class Checkpoint:
                 await asyncio.sleep(PAUSE * 2**attempt)
         return await self._driver.run(begin)
 
-    def _take(self, total: int | None, resume: bool) -> Steps[Position]:
+    def earlier(self) -> Steps[Position | None]:
+        """Return the position that ``take`` would go on from. Raise as it does."""
+        last = yield from self._last()
+        self._check_idle(last)
+        return None if last is None or last[1] == "done" else self._position(last)
+
+    def take(self, total: int | None, resume: bool) -> Steps[Position]:
+        """Take over a backfill that was interrupted, or begin one; return the position to go on from.
+
+        Raise ``ConfigError`` if another process is at it.
+        """
         name = self._identity["destination"]
         yield [self._own("ensure_destination", destination=name)]
         yield [self._notes("lock_destination", destination=name)]
@@ -178,6 +123,44 @@ class Checkpoint:
         yield [self._notes("begin", id=own, **words)]
         [[row]] = yield [self._notes("held", id=own)]
         return self._position(row)
+
+    def advance(self, statements: Statements, position: Position) -> Steps[None]:
+        """In the transaction of a page: write the position after it. Raise ``Lost``."""
+        notes = notes_of(statements)
+        own = statements.dialect.to_uuid(position.id)
+        [rows] = yield [notes("held", id=own)]
+        self._check(rows)
+        words = {"details": _text(position.details), "done": position.done, "skipped": position.skipped}
+        yield [notes("advance", id=own, **words)]
+
+    def changed(
+        self, statements: Statements, position: Position, aggregate_type: str, ids: Sequence[str]
+    ) -> Steps[set[str]]:
+        """Return the ids of which the application has emitted events since the backfill began."""
+        words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": position.since}
+        [rows] = yield [notes_of(statements)("changed", **words)]
+        return {str(id_) for id_, headers in rows if MARK not in headers}
+
+    def look(self, position: Position) -> Steps[Position]:
+        """Give a sign of life; return the position on record. Raise ``Lost``."""
+        own = self.dialect.to_uuid(position.id)
+        [rows] = yield [self._notes("held", id=own)]
+        self._check(rows)
+        yield [self._notes("live", id=own)]
+        return replace(self._position(rows[0]), resumed=position.resumed)
+
+    def end(self, position: Position, state: OperationState, error: str | None) -> Steps[None]:
+        """Put on record how it ended, if it is still this process's."""
+        own = self.dialect.to_uuid(position.id)
+        [rows] = yield [self._notes("held", id=own)]
+        if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):
+            ended = state if rows[0][1] == "running" else "cancelled"
+            yield [self._notes("end", id=own, state=ended, error=error)]
+
+    def pending(self, destination: str, limit: int) -> Steps[int]:
+        """Return how many deliveries wait there, at most ``limit``."""
+        [[[count]]] = yield [self._notes("pending", destination=destination, limit=limit)]
+        return int(count)
 
     def _last(self) -> Steps[Sequence[Any] | None]:
         """Return the newest backfill of the same source, destination and index."""

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from relaybox.core.imports import told_where
 from relaybox.errors import ConfigError
-from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, as_id, as_key, resolve
+from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, resolve
 from relaybox.search.transactions import Transactions
 from relaybox.sinks.threads import Threads
 
@@ -172,6 +172,4 @@ class _Pass:
         if id_ is None:
             fix = "name the field of the documents' ids with Source(id=…)"
             raise ConfigError(f"{self._source.told}: document {number:,} has no {name!r}; {fix}")
-        return Item(
-            as_id(id_, as_key(id_, self._source)), self._source.payload(thing, id_, lambda one: one), number
-        )
+        return self._source.item(thing, id_, lambda one: one, key=number)

@@ -19,17 +19,7 @@ from sqlalchemy.orm import Session
 from relaybox.database.dialects import missing_tables
 from relaybox.database.transactions import lock_tables
 from relaybox.errors import ConfigError, did_you_mean
-from relaybox.search.source import (
-    AT_ONCE,
-    Also,
-    Calls,
-    Item,
-    Repairs,
-    Source,
-    as_id,
-    as_key,
-    from_key,
-)
+from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, from_key
 from relaybox.search.transactions import Found, Portion, Transactions, by_parts
 
 if TYPE_CHECKING:
@@ -168,20 +158,16 @@ class SelectRows:
         statement = shape.statement.where(shape.id.in_(list(dict.fromkeys(ids)))).order_by(shape.id)
         if shape.entity is None:
             rows = self._execute(connection, statement)
-            items = [self._item(row, row._mapping[source.id], _columns) for row in rows]
+            items = [source.item(row, row._mapping[source.id], _columns) for row in rows]
         else:
             with Session(connection, autoflush=False) as session:
                 things = session.scalars(statement).unique()
-                items = [self._item(one, getattr(one, source.id), shape.fields) for one in things]
+                items = [source.item(one, getattr(one, source.id), shape.fields) for one in things]
         for item, next_ in pairwise(items):
             if item.id == next_.id:
                 fix = "a document is one row: gather what is joined to it in a subquery, or in document="
                 raise ConfigError(f"{source.told}: the select gives several rows of {item.id!r}; {fix}")
         return items
-
-    def _item(self, thing: Any, id_: Any, default: Any) -> Item:
-        key = as_key(id_, self._source)
-        return Item(as_id(id_, key), self._source.payload(thing, id_, default), key)
 
     def _execute(self, connection: sa.Connection, statement: Any) -> sa.CursorResult[Any]:
         try:

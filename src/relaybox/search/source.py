@@ -77,6 +77,11 @@ class Source:
             raise ConfigError(f"{what} is of type {type(made).__name__}; {fix}")
         return made
 
+    def item(self, thing: Any, id_: Any, default: Callable[[Any], Any], key: Any = None) -> Item:
+        """Make the document of a row or an object; ``key`` is where it stands, if not its id."""
+        own = as_key(id_, self)
+        return Item(as_id(id_, own), self.payload(thing, id_, default), own if key is None else key)
+
     @property
     def told(self) -> str:
         """Return what messages call it."""
