@@ -23,9 +23,9 @@ from relaybox.contrib.django.outbox import get_outbox
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
 from relaybox.search import Source, abackfill
-from relaybox.search.locks import Busy
 from relaybox.search.results import Backfilled
-from relaybox.search.rows import open_rows
+from relaybox.search.transactions import Busy
+from relaybox.search.workspace import open_rows
 from tests.django import steps
 from tests.django.shop.models import Order
 from tests.django.steps import orders

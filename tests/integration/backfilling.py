@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from relaybox import Call, Destination, Outbox
 from relaybox.search import Source, abackfill
 from relaybox.search.results import Backfilled
-from relaybox.search.rows import Item
+from relaybox.search.source import Item
 from tests.databases import engine
 from tests.integration.project import Project
 from tests.writing import writing

@@ -20,8 +20,8 @@ from relaybox.errors import ConfigError, StoreError
 from relaybox.search import Source, abackfill
 from relaybox.search.checkpoint import Lost
 from relaybox.search.results import Backfilled
-from relaybox.search.rows import open_rows
 from relaybox.search.select_rows import SelectRows
+from relaybox.search.workspace import open_rows
 from tests.databases import KINDS, SERVERS
 from tests.integration.backfilling import (
     DOCUMENTS,

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from relaybox.errors import ConfigError, InvalidField
 from relaybox.search import Source, abackfill
-from relaybox.search.locks import Busy
-from relaybox.search.rows import open_rows
+from relaybox.search.transactions import Busy
+from relaybox.search.workspace import open_rows
 from tests.databases import SERVERS
 from tests.integration.backfilling import DOCUMENTS, SECONDS, Archive, Document, repairs, run
 from tests.waiting import await_for

@@ -21,9 +21,8 @@ from relaybox.core.outcome import Unavailable
 from relaybox.errors import StoreError
 from relaybox.search._reconcile import reconcile
 from relaybox.search._reindex import aabort, areindex
-from relaybox.search.build import Leftovers
 from relaybox.search.meilisearch.engine import MeilisearchEngine
-from relaybox.search.reindex_operation import ReindexFailed
+from relaybox.search.reindex_operation import Leftovers, ReindexFailed
 from relaybox.search.results import Reindexed
 from relaybox.search.workspace import open_records
 from tests.databases import KINDS

@@ -17,11 +17,10 @@ from relaybox import Destination
 from relaybox.core.event import Event
 from relaybox.errors import ConfigError, InvalidField
 from relaybox.search import Source, load_source
+from relaybox.search._reconcile import HashedIds, canonical_json, differing
 from relaybox.search.change import check_target, rereads
-from relaybox.search.comparison import HashedIds, differing, version_of
 from relaybox.search.reindex_operation import is_dead
-from relaybox.search.rows import as_id, as_key, from_key
-from relaybox.search.source import as_source
+from relaybox.search.source import as_id, as_key, as_source, from_key
 from relaybox.stores.journal import STALLED, Operation, OperationState
 
 SELECT: sa.Select[Any] = sa.select(sa.column("id"))
@@ -149,7 +148,7 @@ def test_a_destination_says_whether_it_rereads_and_any_other_takes_what_it_gets(
     ],
 )
 def test_documents_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert version_of(one) == version_of(other)
+    assert canonical_json(one) == canonical_json(other)
     assert differing(one, other) == ()
 
 
@@ -166,7 +165,7 @@ def test_documents_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> N
 def test_documents_differ_in_fields(
     one: dict[str, Any], other: dict[str, Any], fields: tuple[str, ...]
 ) -> None:
-    assert version_of(one) != version_of(other)
+    assert canonical_json(one) != canonical_json(other)
     assert differing(one, other) == fields
 
 

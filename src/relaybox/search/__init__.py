@@ -29,20 +29,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backfilled": "results",
-    "Progress": "results",
-    "Source": "source",
-    "abackfill": "_backfill",
-    "areconcile": "_reconcile",
-    "areindex": "_reindex",
-    "backfill": "_backfill",
-    "load_source": "source",
-    "reconcile": "_reconcile",
-    "reindex": "_reindex",
+    "_backfill": ("abackfill", "backfill"),
+    "_reconcile": ("areconcile", "reconcile"),
+    "_reindex": ("areindex", "reindex"),
+    "results": ("Backfilled", "Progress"),
+    "source": ("Source", "load_source"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,28 +1,51 @@
 """Compare a database and a search index, and have what differs written again, through the outbox.
 
 The database is read page by page, and the index asked for the documents of each page; then the ids of the
-index are read, and the database asked which of them it has. Nothing is locked while that goes on, so a
-difference is looked at once more before it counts: the database, the outbox, the index and the database
-again, in this order. Where nothing of the document is under way in the outbox, everything that was committed
-before is in the index; so an index that then differs from a row that was the same before and after is wrong.
+index are read, and the database asked which of them it has. Nothing is locked meanwhile, so a difference is
+looked at once more before it counts: the database, the outbox, the index and the database again, in this
+order. If nothing of the document is under way in the outbox, everything that was committed before is in the
+index; so an index that then differs from a row that was the same before and after is wrong.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
 
 from relaybox.core.event_loop import run
+from relaybox.emit.row import Call
+from relaybox.errors import ConfigError
 from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search.change import INDEX_HEADER
-from relaybox.search.comparison import Comparison, Repairs
 from relaybox.search.engine import EngineFailed, translated_errors
-from relaybox.search.results import Reconciled
-from relaybox.search.source import as_source
-from relaybox.search.workspace import Target, open_workspace
+from relaybox.search.results import Difference, Kind, Reconciled
+from relaybox.search.source import Item
+from relaybox.search.workspace import Unwritable, Wanted, Workspace, open_workspace, wanted
+from relaybox.stores.sql.undelivered import OfDocument
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
+
+PAGE = 500
+"""Documents that are compared, or repaired, at a time."""
+
+MANY = 10_000
+"""The same for an iterable: to ask it for some documents is to read all of them."""
+
+REPAIR = {"relaybox-repair": "reconcile"}
+"""The header of an event that repairs."""
+
+_EXACT = 2**53
+"""Below it a float holds every whole number; an engine that knows only floats rounds larger ones."""
 
 
 async def areconcile(
@@ -42,19 +65,22 @@ async def areconcile(
 ) -> Reconciled:
     """Compare the documents of a source with the index of a destination.
 
-    With ``repair`` an event is emitted for each difference, to this destination only: no more than ``rate``
-    a second, of the row as it is in that transaction. ``index`` is for a destination that has several.
-    ``examples`` is how many differences of each kind are told one by one. Where the source has no documents
-    at all a repair is refused with ``ConfigError``, unless ``allow_empty``: it would delete every document of
-    the index. ``dry_run``: as with ``repair``, but nothing is emitted.
+    With ``repair`` an event is emitted for each difference, to this destination only: at most ``rate`` a
+    second, of the row as it is in that transaction. ``index`` is for a destination that has several.
+    ``examples`` is how many differences of each kind are listed. If the source has no documents at all, a
+    repair is refused with ``ConfigError``, unless ``allow_empty``: it would delete every document of the
+    index. ``dry_run``: as with ``repair``, but nothing is emitted.
     """
     pace = Pace(rate, stop)
-    async with open_workspace(outbox, destination, as_source(source), index, actor) as workspace:
-        repairs = Repairs(workspace, pace, {INDEX_HEADER: index} if index else {})
+    async with open_workspace(outbox, destination, source, index, actor) as workspace:
         emits = repair and not dry_run
-        comparison = Comparison(workspace, repairs if emits else None, examples, progress, stop)
-        with translated_errors(workspace.target.engine):
-            await _check_index(workspace.target)
+        headers = {INDEX_HEADER: index} if index else {}
+        comparison = Comparison(workspace, pace if emits else None, headers, examples, progress, stop)
+        own, engine = workspace.index, workspace.engine
+        with translated_errors(engine):
+            if own not in await engine.present([own]):
+                fix = "create it, or name another with --index"
+                raise EngineFailed(f"the index {own!r} does not exist on {engine.where}: {fix}")
             result = await comparison.run(allow_empty=allow_empty or not repair)
         if emits:
             await workspace.records.admin.note("reconcile", result.figures())
@@ -66,7 +92,254 @@ def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> 
     return run(areconcile(outbox, destination, source, **options))
 
 
-async def _check_index(target: Target) -> None:
-    if target.index not in await target.engine.present([target.index]):
-        fix = "create it, or name another with --index"
-        raise EngineFailed(f"the index {target.index!r} does not exist on {target.engine.where}: {fix}")
+@dataclass(frozen=True, slots=True)
+class _OutboxState:
+    """What the outbox has of a document that was not delivered."""
+
+    pending: bool = False
+    failed: UUID | None = None
+    blocked: bool = False
+
+
+@dataclass
+class Comparison:
+    """One pass over a database and an index; ``examples`` of each kind of difference are kept.
+
+    With a ``pace`` differences are repaired by events, which have these ``headers``.
+    """
+
+    workspace: Workspace
+    pace: Pace | None
+    headers: Mapping[str, str]
+    examples: int
+    progress: Progress
+    stop: Stop
+    _counts: Counter[str] = field(default_factory=Counter)
+    _listed: list[Difference] = field(default_factory=list)
+    _doubtful: list[str] = field(default_factory=list)
+    _any: bool = False
+    _scanning: bool = False
+
+    def __post_init__(self) -> None:
+        guarded = self.workspace.rows.guarded
+        self._ids = None if guarded else HashedIds()
+        self._enough = 1 if guarded else MANY
+
+    async def run(self, *, allow_empty: bool = True) -> Reconciled:
+        """Go through both. Raise ``ConfigError`` if the source is empty and that is not allowed."""
+        workspace = self.workspace
+        await workspace.engine.refresh(workspace.index)
+        stopped = not await self._read()
+        if not (stopped or allow_empty or self._any):
+            await self._check_empty()
+        stopped = stopped or not await self._scan()
+        counts: dict[str, Any] = dict(self._counts)
+        about = workspace.destination.name, workspace.index
+        return Reconciled(*about, **counts, stopped=stopped, examples=tuple(self._listed))
+
+    async def _read(self) -> bool:
+        """Read the database, page by page; return whether it was read to its end."""
+        async for page in self.workspace.rows.read(PAGE):
+            if self.stop():
+                return False
+            self._any = True
+            payloads = {item.id: item.payload for item in page}
+            if self._ids is not None:
+                for id_ in payloads:
+                    self._ids.add(id_)
+            await self._compare(payloads)
+            self.progress(self._counts["documents"])
+        await self._look_again(1)
+        return True
+
+    async def _check_empty(self) -> None:
+        """Refuse: a query that is wrong gives nothing, and looks as if everything had been deleted."""
+        index = self.workspace.index
+        if count := await self.workspace.engine.count(index):
+            told = f"to repair would delete all {count:,} of the index {index!r}"
+            fix = "see its query, or say --yes (allow_empty=True) if that is meant"
+            raise ConfigError(f"the source has no documents: {told}; {fix}")
+
+    async def _compare(self, payloads: Mapping[str, Mapping[str, Any]]) -> None:
+        documents = await self._wanted(payloads)
+        found = await self.workspace.engine.get(self.workspace.index, list(documents))
+        for id_, document in documents.items():
+            if not _same(document, found.get(id_)):
+                self._doubtful.append(id_)
+            elif document is not None:
+                self._counts.update(documents=1, matched=1)
+        await self._look_again(self._enough)
+
+    async def _scan(self) -> bool:
+        """Read the ids of the index, page by page; return whether they were read to their end."""
+        self._scanning = True
+        async for page in self.workspace.engine.scan(self.workspace.index):
+            if self.stop():
+                return False
+            for ids in _parts(page):
+                known = await self.workspace.rows.existing(ids) if self._ids is None else self._ids
+                self._doubtful += [id_ for id_ in ids if id_ not in known]
+                await self._look_again(self._enough)
+        await self._look_again(1)
+        return True
+
+    async def _look_again(self, enough: int) -> None:
+        """Once enough is in doubt, read both sides again and judge it."""
+        if len(self._doubtful) < enough:
+            return
+        # An engine may give an id twice while others write to it.
+        ids, self._doubtful = list(dict.fromkeys(self._doubtful)), []
+        rows = self.workspace.rows
+        before = await self._wanted(await rows.existing(ids))
+        in_outbox = await self._outbox_states(ids)
+        found = await self._found(ids)
+        after = await self._wanted(await rows.existing(ids))
+        real: list[str] = []
+        for id_ in ids:
+            states = (before.get(id_), after.get(id_))
+            difference = self._judge(id_, states, found.get(id_), in_outbox[id_])
+            if difference is not None:
+                self._counts[difference.kind] += 1
+                self._counts["blocked"] += difference.blocked
+                if self._counts[difference.kind] <= self.examples:
+                    self._listed.append(difference)
+                # An event of what is refused would fail; one behind a failed event would wait with it.
+                real += [id_] if difference.refused is None and not difference.blocked else []
+        if self.pace is not None:
+            self._counts["repaired"] += await self._repair(real, self.pace)
+
+    def _judge(
+        self, id_: str, states: tuple[Wanted, Wanted], found: Mapping[str, Any] | None, state: _OutboxState
+    ) -> Difference | None:
+        """Count the document if the database was being read, and return how it differs."""
+        before, after = states
+        counted = after is not None and not self._scanning
+        self._counts["documents"] += counted
+        if _same(after, found) or _same(before, found):
+            self._counts["matched"] += counted
+            return None
+        if state.pending or not _unchanged(before, after):
+            self._counts["in_flight"] += 1
+            return None
+        kind: Kind = "orphaned" if after is None else "missing" if found is None else "stale"
+        fields = differing(after, found) if isinstance(after, Mapping) and found is not None else ()
+        refused = after.reason if isinstance(after, Unwritable) else None
+        return Difference(kind, id_, fields, state.failed, refused, state.blocked)
+
+    async def _wanted(self, payloads: Mapping[str, Mapping[str, Any]]) -> dict[str, Wanted]:
+        own = self.workspace.changes, self.workspace.rows, self.workspace.destination
+        return {id_: await wanted(*own, id_, payload) for id_, payload in payloads.items()}
+
+    async def _found(self, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        engine, index = self.workspace.engine, self.workspace.index
+        await engine.refresh(index)
+        found: dict[str, Mapping[str, Any]] = {}
+        for part in _parts(ids):
+            found.update(await engine.get(index, part))
+        return found
+
+    async def _outbox_states(self, ids: Sequence[str]) -> Mapping[str, _OutboxState]:
+        of_documents = self.workspace.records.undelivered.of_documents
+        name, aggregate_type = self.workspace.destination.name, self.workspace.rows.aggregate_type
+        rows = defaultdict[str, list[OfDocument]](list)
+        for part in _parts(ids):
+            for row in await of_documents(name, aggregate_type, part):
+                rows[row.document].append(row)
+        return {id_: self._outbox_state(rows[id_]) for id_ in ids}
+
+    def _outbox_state(self, rows: Sequence[OfDocument]) -> _OutboxState:
+        """Ignore events for another index only, unless they block their key."""
+        destination = self.workspace.destination
+        if destination.ordered and destination.on_failed == "block":
+            blocking = max((row.id for row in rows if row.failed), default=None)
+            if blocking is not None:
+                return _OutboxState(False, blocking, blocked=True)
+        own = [row for row in rows if row.only_for in (None, self.workspace.index)]
+        failed = max((row.id for row in own if row.failed), default=None)
+        return _OutboxState(any(not row.failed for row in own), failed)
+
+    async def _repair(self, ids: Sequence[str], pace: Pace) -> int:
+        """Emit an event for each, of its present state; return how many were emitted before a stop."""
+        rows, emitted = self.workspace.rows, 0
+        for part in _parts(ids, pace.size(PAGE if rows.guarded else MANY)):
+            if not await pace.turn(len(part)):
+                break
+            emitted += await rows.emit_ids(part, self._calls)
+        return emitted
+
+    def _calls(self, found: Sequence[Item], missing: Sequence[str]) -> list[Call]:
+        workspace, rows = self.workspace, self.workspace.rows
+        if missing:
+            workspace.check_deletes()
+        there = [(item.id, rows.event_type, item.payload) for item in found]
+        gone = [(id_, workspace.deleted_type, {"id": id_}) for id_ in missing]
+        headers, to = {**REPAIR, **self.headers}, (workspace.destination.name,)
+        return [Call(rows.aggregate_type, *one, headers=headers, destinations=to) for one in (*there, *gone)]
+
+
+def _parts(ids: Sequence[str], size: int = PAGE) -> Iterator[Sequence[str]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+def _same(expected: Wanted, found: Mapping[str, Any] | None) -> bool:
+    if expected is None or found is None:
+        return expected is None and found is None
+    return not isinstance(expected, Unwritable) and canonical_json(expected) == canonical_json(found)
+
+
+def _unchanged(before: Wanted, after: Wanted) -> bool:
+    if isinstance(before, Unwritable) or isinstance(after, Unwritable):
+        return before == after
+    return _same(before, after)
+
+
+def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that are not the same in both, by name."""
+    one, other = ({name: canonical_json(side[name]) for name in side} for side in (expected, found))
+    return tuple(sorted({name for name, _ in one.items() ^ other.items()}))
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode a value so that neither the order of keys nor 1 or 1.0 makes a difference."""
+    return msgspec.json.encode(_canonical(value), order="sorted")
+
+
+def _canonical(value: Any) -> Any:
+    """Return the value with every number in the one form that all engines agree on."""
+    if isinstance(value, Mapping):
+        return {str(name): _canonical(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(one) for one in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, int) and abs(value) >= _EXACT:
+        try:
+            return float(value)
+        except OverflowError:
+            return str(value)
+    return value
+
+
+class HashedIds:
+    """A set of ids that takes eight bytes for each; one in 2**64 is mistaken for another."""
+
+    def __init__(self, part: int = 65_536) -> None:
+        self._part = part
+        self._parts: list[array[int]] = []
+        self._newest: set[int] = set()
+
+    def add(self, id_: str) -> None:
+        """Keep it."""
+        self._newest.add(_hash(id_))
+        if len(self._newest) >= self._part:
+            self._parts.append(array("Q", sorted(self._newest)))
+            self._newest = set()
+
+    def __contains__(self, id_: str) -> bool:
+        value = _hash(id_)
+        places = ((part, bisect_left(part, value)) for part in self._parts)
+        return value in self._newest or any(at < len(part) and part[at] == value for part, at in places)
+
+
+def _hash(id_: str) -> int:
+    return int.from_bytes(blake2b(id_.encode("utf-8", "surrogatepass"), digest_size=8).digest())

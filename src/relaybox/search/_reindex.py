@@ -1,30 +1,62 @@
-"""Rebuild a search index while the old one serves; see ``build.py`` for how nothing gets lost."""
+"""Rebuild a search index while the old one serves, and let the new one take its place.
+
+While ``NAME__building`` exists every sink writes to both, from ``LOOK`` seconds after its creation on. What
+was sent before then was committed before the database is read. So the new index is complete when the events
+of the backfill have arrived: what changes in the meantime arrives at both. It is compared with the database
+all the same, and only one without a difference takes the place of the other.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from relaybox.core.commands import command
 from relaybox.core.event_loop import run
 from relaybox.core.settings import Destination
+from relaybox.errors import RelayboxError, StoreError
+from relaybox.operate.admin import no_progress
 from relaybox.operate.pace import Pace, never
-from relaybox.search.build import Build, How, Leftovers, check_present
-from relaybox.search.build_watch import POLL, Tell
-from relaybox.search.change import BUILDING, index_of
-from relaybox.search.engine import open_engine, translated_errors
-from relaybox.search.reindex_operation import LOOKED_AT, ReindexFailed, alone, is_dead, others
-from relaybox.search.results import Reindexed
-from relaybox.search.source import as_source
-from relaybox.search.workspace import OutboxRecords, destination_of, open_records, open_workspace
-from relaybox.stores.journal import STALLED
+from relaybox.search._backfill import abackfill
+from relaybox.search._reconcile import Comparison
+from relaybox.search.change import BUILDING, INDEX_HEADER, index_of
+from relaybox.search.engine import TROUBLE, Engine, open_engine, translated_errors
+from relaybox.search.indexes import LOOK
+from relaybox.search.reindex_operation import (
+    NAMED,
+    POLL,
+    BuildWatch,
+    Leftovers,
+    ReindexFailed,
+    Running,
+    Tell,
+    alone,
+    end_all,
+    guarded,
+    reindexes,
+    unfinished,
+)
+from relaybox.search.results import Difference, Progress, Reindexed
+from relaybox.search.source import Source, as_source
+from relaybox.search.workspace import OutboxRecords, Workspace, destination_of, open_records, open_workspace
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
+ROUNDS = 5
+"""How often differences are repaired before it is given up."""
+
+CLEANING = 30.0
+"""Seconds for which a failed build tries to clear away what it leaves behind."""
+
+log = logging.getLogger(__name__)
+
 
 def silent(text: str) -> None:
-    """For callers that do not want to be told."""
+    """Ignore the steps, for callers that do not ask for them."""
 
 
 async def areindex(
@@ -40,9 +72,9 @@ async def areindex(
     actor: str = "application",
     tell: Tell = silent,
 ) -> Reindexed:
-    """Build the index of a destination anew from a source, and let it take the place of the old one.
+    """Build the index of a destination again from a source, and let it take the place of the old one.
 
-    The old one serves until then, and goes on serving where anything fails: ``ReindexFailed`` says what.
+    The old one serves until then, and goes on serving if anything fails: ``ReindexFailed`` says what.
     ``like`` is an index whose settings the new one gets instead of the old one's.
 
     A relay has to run. ``rate`` is in documents a second, ``patience`` how many seconds nothing may arrive.
@@ -51,13 +83,14 @@ async def areindex(
     began = time.monotonic()
     made = as_source(source)
     async with open_workspace(outbox, destination, made, index, actor) as workspace:
-        records, target = workspace.records, workspace.target
-        about = {"index": target.index, "source": made.name, "rate": rate}
-        build = Build(outbox, made, workspace, How(actor, rate, batch, patience, like), tell)
-        with translated_errors(target.engine, ReindexFailed):
+        records, own = workspace.records, workspace.index
+        about = {"index": own, "source": made.name, "rate": rate}
+        with translated_errors(workspace.engine, ReindexFailed):
             async with alone(records, actor, destination, about) as running:
-                documents = await build.run(running)
-        result = Reindexed(destination, target.index, documents, running.repaired, time.monotonic() - began)
+                building = replace(workspace, index=f"{own}{BUILDING}")
+                how = actor, rate, batch, patience, like, tell
+                documents = await Build(outbox, made, building, own, running, *how).run()
+        result = Reindexed(destination, own, documents, running.repaired, time.monotonic() - began)
         await records.admin.note("reindex", {**about, "destination": destination, "documents": documents})
     return result
 
@@ -70,15 +103,15 @@ def reindex(outbox: Outbox, destination: str, source: Any, **options: Any) -> Re
 async def alook(
     outbox: Outbox, destination: str, source: Any, *, index: str | None = None, like: str | None = None
 ) -> tuple[str, int | None]:
-    """The index that a reindex would build, and how many documents it would read, where that is known.
+    """Return the index that a reindex would build, and how many documents it would read, if known.
 
-    Raises ``ReindexFailed`` where it could not even begin: the engine is away, or there is no such index.
+    Raise ``ReindexFailed`` if it could not even begin: the engine is away, or there is no such index.
     """
-    async with open_workspace(outbox, destination, as_source(source), index, "application") as workspace:
-        target = workspace.target
-        with translated_errors(target.engine, ReindexFailed):
-            await check_present(target.engine, target.index, like or target.index)
-        return target.index, await workspace.rows.count()
+    async with open_workspace(outbox, destination, source, index, "application") as workspace:
+        own, engine = workspace.index, workspace.engine
+        with translated_errors(engine, ReindexFailed):
+            await check_present(engine, own, like or own)
+        return own, await workspace.rows.count()
 
 
 async def aabort(
@@ -90,19 +123,17 @@ async def aabort(
     actor: str = "application",
     tell: Tell = silent,
 ) -> int:
-    """End the reindexes of a destination that run, and clear away what they leave; how many it were.
+    """End the reindexes of a destination that run, and clear away what they leave; return their number.
 
-    ``dry_run``: only tell what would be cleared away.
+    ``dry_run``: only say what would be cleared away.
     """
     configured = destination_of(outbox, destination)
     engine = open_engine(configured)
     try:
         async with open_records(outbox, actor) as records:
-            running = await others(records, destination)
+            running = await unfinished(records, destination)
             if not dry_run:
-                for one in running:
-                    await records.admin.cancel(one.id)
-                await _ended(records, destination)
+                await end_all(records, destination, running)
             for live in {index} if index else await _indexes(records, configured):
                 left = Leftovers(records, configured, engine, f"{live}{BUILDING}", tell)
                 with translated_errors(engine):
@@ -113,21 +144,221 @@ async def aabort(
 
 
 async def _indexes(records: OutboxRecords, destination: Destination) -> set[str]:
-    """The one that the destination names, else those that were rebuilt lately."""
-    fixed = index_of(destination).fixed
-    if fixed is not None:
+    """Return the one that the destination names, else those that were rebuilt lately."""
+    if (fixed := index_of(destination).fixed) is not None:
         return {fixed}
-    operations = await records.admin.journal.operations(LOOKED_AT)
-    reindexes = [one.details for one in operations if one.action == "reindex"]
-    return {str(about["index"]) for about in reindexes if about.get("destination") == destination.name}
+    return {str(one.details["index"]) for one in await reindexes(records, destination.name)}
 
 
-async def _ended(records: OutboxRecords, destination: str) -> None:
-    """Wait until those that are alive have noticed."""
-    give_up = time.monotonic() + STALLED
-    while living := [one for one in await others(records, destination) if not is_dead(one)]:
-        if time.monotonic() > give_up:
-            raise ReindexFailed(f"a reindex of {destination!r} does not end ({living[0].actor})")
-        await asyncio.sleep(POLL)
-    for one in await others(records, destination):
-        await records.admin.journal.finish(one.id, "failed", one.done, one.skipped, "its process ended")
+@dataclass
+class Build:
+    """One build: the index of ``building`` is to replace ``live``.
+
+    ``rate`` is in documents a second, ``patience`` in seconds without progress. ``like`` is the index whose
+    settings the new one gets, if it is not the old one.
+    """
+
+    outbox: Outbox
+    source: Source
+    building: Workspace
+    live: str
+    running: Running
+    actor: str
+    rate: float | None
+    batch: int
+    patience: float
+    like: str | None
+    tell: Tell
+
+    def __post_init__(self) -> None:
+        self._name = self.building.index
+        self._engine = self.building.engine
+        self._identity: str | None = None
+        self._creating = False
+        records, destination = self.building.records, self.building.destination
+        self._leftovers = Leftovers(records, destination, self._engine, self._name, self.tell)
+
+    async def run(self) -> int:
+        """Build and replace; return how many documents the index has then. Raise ``ReindexFailed``."""
+        try:
+            identity = await guarded(self._begin(), self.running.beat())
+            watch = BuildWatch(self.building, identity, self.patience, self.tell)
+            return await self._build(watch)
+        except BaseException:
+            await self.clean_up()
+            raise
+
+    async def _build(self, watch: BuildWatch) -> int:
+        try:
+            await guarded(self._fill(watch), self.running.beat(), watch.run())
+            return await self._swap(watch)
+        except TROUBLE:
+            # An index that was dropped this moment has a reason that says more.
+            await watch.check_index()
+            raise
+        except ReindexFailed:
+            raise
+        except RelayboxError as error:
+            raise ReindexFailed(str(error)) from error
+
+    async def _begin(self) -> str:
+        """Create the new index; return its identity."""
+        like = self.like or self.live
+        await check_present(self._engine, self.live, like)
+        await self._leftovers.clear()
+        self.tell(f"creating {self._name}")
+        self._creating = True
+        await self._engine.create(self._name, like=like)
+        self._identity = (await self._engine.present([self._name])).get(self._name)
+        if self._identity is None:
+            raise ReindexFailed(f"{self._name!r} was created, and is gone")
+        return self._identity
+
+    async def _fill(self, watch: BuildWatch) -> None:
+        # Twice: from half of it on every send that begins writes to both.
+        await asyncio.sleep(2 * LOOK)
+        self.tell("reading the database")
+
+        def progress(far: Progress) -> None:
+            self.running.done = far.done
+            watch.backlog = far.waiting
+
+        filled = await abackfill(
+            self.outbox,
+            self.building.destination.name,
+            self.source,
+            rate=self.rate,
+            batch=self.batch,
+            index=self._name,
+            resume=False,
+            progress=progress,
+            actor=self.actor,
+        )
+        self.running.done, watch.backlog = filled.done, None
+        if filled.stopped:
+            raise ReindexFailed("its backfill was cancelled")
+        if filled.refusals:
+            reasons = "; ".join(f"document {one.id}: {one.reason}" for one in filled.refused[:NAMED])
+            raise ReindexFailed(f"{filled.refusals:,} of the documents cannot be events: {reasons}")
+        self.tell(f"{filled.done:,} documents emitted")
+        await self._arrive(watch)
+        await self._settle_differences(watch)
+
+    async def _arrive(self, watch: BuildWatch) -> None:
+        """Wait until every event of the build has arrived."""
+        told_at = time.monotonic()
+        while True:
+            try:
+                if not (pending := await watch.pending()):
+                    break
+                if time.monotonic() - told_at > 5.0:
+                    self.tell(f"{pending:,} events on their way")
+                    told_at = time.monotonic()
+            except StoreError as error:
+                # If the database stays away, the signs of life end it.
+                log.warning("the database does not say how much is pending: %s", error)
+            await asyncio.sleep(POLL)
+        await watch.check_failed()
+
+    async def _settle_differences(self, watch: BuildWatch) -> None:
+        """Compare, and have repaired what differs, until nothing does."""
+        pace, headers = Pace(self.rate, never), {INDEX_HEADER: self._name}
+        give_up = time.monotonic() + self.patience
+        rounds = 0
+        while True:
+            self.tell(f"comparing {self._name} with the database")
+            try:
+                comparison = Comparison(self.building, pace, headers, NAMED, no_progress, never)
+                result = await comparison.run()
+            except (*TROUBLE, StoreError):
+                # It may be back in a moment.
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(LOOK)
+                continue
+            if not result.differences:
+                return
+            rounds += 1
+            self.running.repaired += result.repaired
+            if rounds > ROUNDS or not result.repaired:
+                examples = "; ".join(map(_told, result.examples[:NAMED]))
+                raise ReindexFailed(f"{result.differences:,} documents differ still: {examples}")
+            self.tell(f"{result.repaired:,} documents repaired")
+            await self._arrive(watch)
+
+    async def _swap(self, watch: BuildWatch) -> int:
+        built = await guarded(self._check(watch), self.running.beat())
+        self.tell(f"{self._name} takes the place of {self.live}")
+        replacing = asyncio.ensure_future(guarded(self._replace(), self.running.beat_on()))
+        try:
+            await asyncio.shield(replacing)
+        except asyncio.CancelledError:
+            # Half of it is worse than none or all.
+            await asyncio.wait([replacing])
+            raise
+        self._creating = False
+        try:
+            await guarded(self._leftovers.sweep(), self.running.beat_on())
+        except (*TROUBLE, StoreError) as error:
+            self._warn(error)
+        return built
+
+    async def _check(self, watch: BuildWatch) -> int:
+        """Raise if it may not replace the other; return how many documents it has."""
+        built = await self._engine.count(self._name)
+        if not built and await self._engine.count(self.live):
+            raise ReindexFailed(f"the source has no documents, and {self.live!r} has: see its query")
+        await self.running.advance()
+        await watch.check_index(strict=True)
+        return built
+
+    async def _replace(self) -> None:
+        try:
+            await self._engine.replace(self.live, self._name)
+        except TROUBLE as error:
+            # It may serve all the same, and only the old one be left.
+            if (await self._engine.present([self.live])).get(self.live) != self._identity:
+                raise
+            log.warning("%r serves, but its engine is in trouble: %s", self.live, error)
+
+    async def clean_up(self) -> None:
+        """Drop what was built, after a failure, unless it is not ours."""
+        try:
+            async with asyncio.timeout(CLEANING):
+                if not self._creating or await self._drop_own():
+                    await self._leftovers.discard()
+        except Exception as error:
+            self._warn(error)
+
+    async def _drop_own(self) -> bool:
+        """Drop it, unless another reindex has one of that name, and events for it, by now."""
+        identity = (await self._engine.present([self._name])).get(self._name)
+        if identity is not None and self._identity not in (None, identity):
+            return False
+        if identity is not None:
+            self.tell(f"dropping {self._name}; {self.live} goes on serving")
+        # Also if it is not seen: its creation may be under way.
+        await self._engine.drop(self._name)
+        return True
+
+    def _warn(self, error: Exception) -> None:
+        fix = command(f"reindex --destination {self.building.destination.name} --abort")
+        reason = str(error) or type(error).__name__
+        log.warning("%r may be left behind (%s): %s clears it away", self._name, reason, fix)
+
+
+async def check_present(engine: Engine, live: str, like: str) -> None:
+    """Raise ``ReindexFailed`` if the index to replace, or the one with the settings, does not exist."""
+    present = await engine.present([live, like])
+    if like not in present and live in present:
+        raise ReindexFailed(f"like = {like!r}: there is no such index on {engine.where}; create it")
+    if live not in present:
+        fix = f"create it, or fill it with {command('backfill')}"
+        raise ReindexFailed(
+            f"the index {live!r} does not exist on {engine.where}, so there is nothing to replace: {fix}"
+        )
+
+
+def _told(one: Difference) -> str:
+    behind = f", behind a failed event: see {command(f'why {one.failed}')}" if one.blocked else ""
+    return f"{one.id} is {one.kind}{': ' + one.refused if one.refused else ''}{behind}"

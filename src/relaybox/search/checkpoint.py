@@ -1,7 +1,7 @@
 """How far a backfill is: a row of ``outbox_operation``, written in the transaction of every page.
 
-Of two that begin at once, or where one comes back that was taken for dead, only one goes on: they take the
-operation under the lock of the destination's row, and every page looks whether it is still its own.
+If two start at once, or one comes back that was taken for dead, only one goes on: they take the operation
+under the lock of the destination's row, and every page checks that the operation is still its own.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import msgspec
@@ -26,6 +26,7 @@ from relaybox.stores.journal import STALLED, OperationState
 from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 ACTION = "backfill"
 MARK = "relaybox-backfill"
@@ -33,10 +34,10 @@ MARK = "relaybox-backfill"
 
 TRIES = 4
 PAUSE = 0.5
-"""Seconds after the first of several failures of the database, and twice as many after each other."""
+"""Seconds after the first failure of the database, doubled after each further one."""
 
 LOOKED_AT = 1_000
-"""Operations among which an earlier backfill is looked for."""
+"""Newest operations that are searched for an earlier backfill."""
 
 
 class Lost(ConfigError):
@@ -53,41 +54,78 @@ class Position:
 
     id: UUID
     details: Mapping[str, Any]
-    done: int = 0
-    skipped: int = 0
+    done: int
+    skipped: int
+    since: Any
     resumed: bool = False
-    since: Any = field(default=None, compare=False)
 
     @property
     def key(self) -> Any:
-        """What the next page starts after."""
+        """Return what the next page starts after."""
         return self.details.get("key")
 
 
 class Checkpoint:
-    """The operation of one backfill, on the outbox's own database."""
+    """The operation of one backfill, as steps that ``run`` takes in the outbox's own database."""
 
     def __init__(self, store: SqlStore, destination: str, source: str, index: str | None, actor: str) -> None:
         self._driver = store.driver
         self._own = store.steps.statements
+        self.dialect = self._own.dialect
         self._notes = notes_of(self._own)
         self._identity = {"destination": destination, "source": source, "index": index}
         self._actor = actor
         self._process = this_process().name
 
-    async def take(self, total: int | None, *, resume: bool) -> Position:
-        """Take over a backfill that was interrupted, else begin a new one: the position to go on from.
+    async def run(self, steps: Callable[[*Given], Steps[T]], *given: *Given, persist: bool = False) -> T:
+        """Take the steps. ``persist``: some more times if the database refuses; twice must do as once."""
+        begin = partial(steps, *given)
+        for attempt in range(TRIES - 1 if persist else 0):
+            try:
+                return await self._driver.run(begin)
+            except NoTables:
+                raise
+            except StoreError:
+                await asyncio.sleep(PAUSE * 2**attempt)
+        return await self._driver.run(begin)
 
-        Raises ``ConfigError`` where another process is at it.
+    def earlier(self) -> Steps[Position | None]:
+        """Return the position that ``take`` would go on from. Raise as it does."""
+        last = yield from self._last()
+        self._check_idle(last)
+        return None if last is None or last[1] == "done" else self._position(last)
+
+    def take(self, total: int | None, resume: bool) -> Steps[Position]:
+        """Take over a backfill that was interrupted, or begin one; return the position to go on from.
+
+        Raise ``ConfigError`` if another process is at it.
         """
-        return await self._persistently(lambda: self._take(total, resume))
-
-    async def earlier(self) -> Position | None:
-        """The position that one which goes on would take; raises ``ConfigError`` as ``take`` does."""
-        return await self._persistently(self._earlier)
+        name = self._identity["destination"]
+        yield [self._own("ensure_destination", destination=name)]
+        yield [self._notes("lock_destination", destination=name)]
+        last = yield from self._last()
+        if last is not None:
+            # Once more, and locked: a page of the process that runs it may be about to commit.
+            [held] = yield [self._notes("held", id=last[0])]
+            last = next(iter(held), None)
+        self._check_idle(last)
+        if last is not None and resume and last[1] != "done":
+            before = self._position(last)
+            position = replace(before, details={**before.details, "process": self._process}, resumed=True)
+            words = {"details": _text(position.details), "total": total, "actor": self._actor}
+            yield [self._notes("take_over", id=last[0], **words)]
+            return position
+        if last is not None and last[1] == "running":
+            yield [self._notes("end", id=last[0], state="cancelled", error="another one was begun instead")]
+        details = {**self._identity, "key": None, "process": self._process}
+        own = self.dialect.to_uuid(uuid7())
+        words = {"action": ACTION, "actor": self._actor, "details": _text(details), "total": total}
+        yield [self._notes("begin", id=own, **words)]
+        [[row]] = yield [self._notes("held", id=own)]
+        return self._position(row)
 
     def advance(self, statements: Statements, position: Position) -> Steps[None]:
-        """In the transaction of a page: how far it is with that; raises ``Lost``."""
+        """In the transaction of a page: write the position after it. Raise ``Lost``."""
         notes = notes_of(statements)
         own = statements.dialect.to_uuid(position.id)
         [rows] = yield [notes("held", id=own)]
@@ -98,97 +136,45 @@ class Checkpoint:
     def changed(
         self, statements: Statements, position: Position, aggregate_type: str, ids: Sequence[str]
     ) -> Steps[set[str]]:
-        """Those of the ids that the application has emitted an event of since the backfill began."""
+        """Return the ids of which the application has emitted events since the backfill began."""
         words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": position.since}
         [rows] = yield [notes_of(statements)("changed", **words)]
         return {str(id_) for id_, headers in rows if MARK not in headers}
 
-    async def look(self, position: Position) -> Position:
-        """Give a sign of life; how far it is on record; raises ``Lost``."""
-        return await self._driver.run(lambda: self._look(position))
-
-    async def end(self, position: Position, state: OperationState, error: str | None = None) -> None:
-        """Put on record how it ended, if it is this process's still."""
-        await self._persistently(lambda: self._end(position, state, error))
-
-    async def pending(self, destination: str, limit: int) -> int:
-        """How many deliveries wait there, no more than ``limit``."""
-
-        def steps() -> Steps[int]:
-            [[[count]]] = yield [self._notes("pending", destination=destination, limit=limit)]
-            return int(count)
-
-        return await self._driver.run(steps)
-
-    async def _persistently(self, begin: Callable[[], Steps[T]]) -> T:
-        """Where the database refuses, try some more times; done twice, it is as done once."""
-        for attempt in range(TRIES - 1):
-            try:
-                return await self._driver.run(begin)
-            except NoTables:
-                raise
-            except StoreError:
-                await asyncio.sleep(PAUSE * 2**attempt)
-        return await self._driver.run(begin)
-
-    def _take(self, total: int | None, resume: bool) -> Steps[Position]:
-        name = self._identity["destination"]
-        yield [self._own("ensure_destination", destination=name)]
-        yield [self._notes("lock_destination", destination=name)]
-        last = yield from self._last()
-        if last is not None:
-            # Once more, and locked: a page of whoever is at it may be about to commit.
-            [held] = yield [self._notes("held", id=last[0])]
-            last = next(iter(held), None)
-        if last is not None and self._is_alive(last):
-            raise ConfigError(self._busy(last))
-        if last is not None and resume and last[1] != "done":
-            before = self._position(last)
-            position = replace(before, details={**before.details, "process": self._process}, resumed=True)
-            words = {"details": _text(position.details), "total": total, "actor": self._actor}
-            yield [self._notes("take_over", id=last[0], **words)]
-            return position
-        if last is not None and last[1] == "running":
-            yield [self._notes("end", id=last[0], state="cancelled", error="another one was begun instead")]
-        return (yield from self._begin(total))
-
-    def _earlier(self) -> Steps[Position | None]:
-        last = yield from self._last()
-        if last is not None and self._is_alive(last):
-            raise ConfigError(self._busy(last))
-        return None if last is None or last[1] == "done" else self._position(last)
-
-    def _last(self) -> Steps[Sequence[Any] | None]:
-        """The newest backfill of the same source, destination and index."""
-        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
-        return next((row for row in rows if self._is_same(_document(row[2]))), None)
-
-    def _begin(self, total: int | None) -> Steps[Position]:
-        details = {**self._identity, "key": None, "process": self._process}
-        id_ = uuid7()
-        own = self._own.dialect.to_uuid(id_)
-        words = {"action": ACTION, "actor": self._actor, "details": _text(details), "total": total}
-        yield [self._notes("begin", id=own, **words)]
-        [[row]] = yield [self._notes("held", id=own)]
-        return self._position(row)
-
-    def _look(self, position: Position) -> Steps[Position]:
-        own = self._own.dialect.to_uuid(position.id)
+    def look(self, position: Position) -> Steps[Position]:
+        """Give a sign of life; return the position on record. Raise ``Lost``."""
+        own = self.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         self._check(rows)
         yield [self._notes("live", id=own)]
         return replace(self._position(rows[0]), resumed=position.resumed)
 
-    def _end(self, position: Position, state: OperationState, error: str | None) -> Steps[None]:
-        own = self._own.dialect.to_uuid(position.id)
+    def end(self, position: Position, state: OperationState, error: str | None) -> Steps[None]:
+        """Put on record how it ended, if it is still this process's."""
+        own = self.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):
             ended = state if rows[0][1] == "running" else "cancelled"
             yield [self._notes("end", id=own, state=ended, error=error)]
 
+    def pending(self, destination: str, limit: int) -> Steps[int]:
+        """Return how many deliveries wait there, at most ``limit``."""
+        [[[count]]] = yield [self._notes("pending", destination=destination, limit=limit)]
+        return int(count)
+
+    def _last(self) -> Steps[Sequence[Any] | None]:
+        """Return the newest backfill of the same source, destination and index."""
+
+        def is_same(row: Sequence[Any]) -> bool:
+            details = _document(row[2])
+            return all(details.get(name) == value for name, value in self._identity.items())
+
+        [rows] = yield [self._notes("backfills", action=ACTION, limit=LOOKED_AT)]
+        return next(filter(is_same, rows), None)
+
     def _position(self, row: Sequence[Any]) -> Position:
         id_, _, details, done, skipped, since, *_ = row
-        return Position(self._own.dialect.from_uuid(id_), _document(details), done, skipped, since=since)
+        return Position(self.dialect.from_uuid(id_), _document(details), done, skipped, since)
 
     def _check(self, rows: Sequence[Sequence[Any]]) -> None:
         if not rows or not self._is_ours(rows[0]):
@@ -199,27 +185,24 @@ class Checkpoint:
     def _is_ours(self, row: Sequence[Any]) -> bool:
         return _document(row[2]).get("process") == self._process
 
-    def _is_same(self, details: Mapping[str, Any]) -> bool:
-        return all(details.get(name) == value for name, value in self._identity.items())
-
-    def _is_alive(self, row: Sequence[Any]) -> bool:
-        from_time = self._own.dialect.from_time
+    def _check_idle(self, row: Sequence[Any] | None) -> None:
+        """Raise ``ConfigError`` if a process that is alive works on it."""
+        if row is None or row[1] != "running":
+            return
+        from_time = self.dialect.from_time
         silent = (from_time(row[7]) - from_time(row[6])).total_seconds()
         process = str(_document(row[2]).get("process"))
         # Our own: taken by a commit whose answer was lost.
-        others = process != self._process and not died(process)
-        return row[1] == "running" and silent <= STALLED and others
-
-    def _busy(self, row: Sequence[Any]) -> str:
-        process = _document(row[2]).get("process")
-        what = f"a backfill of {self._identity['source']!r} to {self._identity['destination']!r} is running"
-        id_ = self._own.dialect.from_uuid(row[0])
-        return f"{what} (operation {id_}, process {process}); wait for its end, or cancel it"
+        if silent <= STALLED and process != self._process and not died(process):
+            what = f"a backfill of {self._identity['source']!r} to {self._identity['destination']!r}"
+            id_ = self.dialect.from_uuid(row[0])
+            fix = "wait for its end, or cancel it"
+            raise ConfigError(f"{what} is running (operation {id_}, process {process}); {fix}")
 
 
 @lru_cache(maxsize=16)
 def notes_of(statements: Statements) -> Statements:
-    """The statements of this module, for the same tables, database and driver."""
+    """Return the statements of this module, for the same tables, database and driver."""
     return statements.others(texts(statements.dialect.name))
 
 
@@ -228,6 +211,6 @@ def _text(details: Mapping[str, Any]) -> str:
 
 
 def _document(value: Any) -> dict[str, Any]:
-    """A JSON object, as the driver gives it."""
+    """Return a JSON object, from what the driver gives."""
     found = json.loads(value) if isinstance(value, str | bytes) else value
     return dict(found) if isinstance(found, Mapping) else {}

@@ -1,13 +1,13 @@
 """Documents of anything that can be iterated, read page by page and never all at once.
 
 Nothing keeps them as they were read: what the application changes meanwhile may be overwritten. The key of a
-page is how many documents were read, so that to go on means to pass over as many, in the same order.
+page is the number of documents read so far: to go on means to skip as many, in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence, Sized
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ import sqlalchemy as sa
 
 from relaybox.core.imports import told_where
 from relaybox.errors import ConfigError
-from relaybox.search.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
-from relaybox.search.source import Source, resolve
+from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, resolve
 from relaybox.search.transactions import Transactions
 from relaybox.sinks.threads import Threads
 
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_iterable(outbox: Outbox, source: Source, documents: Any) -> AsyncIterator[IterableRows]:
-    """The documents of an iterable; ``documents`` is what its first pass goes through."""
-    threads = Threads("documents")
-    rows = IterableRows(Transactions(outbox), source, documents, threads)
-    try:
-        yield rows
-    finally:
-        await rows.close()
-        threads.close()
+    """Open the documents of an iterable; the first pass goes through ``documents``."""
+    async with aclosing(Transactions(outbox)) as transactions:
+        rows = IterableRows(transactions, source, documents)
+        try:
+            yield rows
+        finally:
+            await rows.close()
 
 
 class IterableRows:
@@ -41,22 +39,22 @@ class IterableRows:
 
     guarded = False
 
-    def __init__(self, transactions: Transactions, source: Source, documents: Any, threads: Threads) -> None:
+    def __init__(self, transactions: Transactions, source: Source, documents: Any) -> None:
         self.aggregate_type, self.event_type = source.types(None)
         self._transactions = transactions
         self._source = source
         self._documents = documents
         self._passes = 0
-        self._threads = threads
+        self._threads = Threads("documents")
         self._pass: _Pass | None = None
         self._page: tuple[int, Sequence[Item]] = (0, ())
 
     async def count(self) -> int | None:
-        """How many documents there are, where they can say so."""
+        """Return the number of documents, if they can say it."""
         return len(self._documents) if isinstance(self._documents, Sized) else None
 
     async def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
-        """Pages in the order of the iterable."""
+        """Yield pages in the order of the iterable."""
         documents = await self._begin(after or 0)
         try:
             while page := await documents.next(size):
@@ -64,37 +62,37 @@ class IterableRows:
         finally:
             await documents.close()
 
-    async def emit_after(
-        self, after: Any, size: int, calls: Calls, also: Also | None = None
-    ) -> Sequence[Item]:
+    async def emit_after(self, after: Any, size: int, calls: Calls, also: Also) -> Sequence[Item]:
         """Emit the next page; one that was rolled back is kept for the next try."""
         start = after or 0
         if self._page[0] != start or not self._page[1]:
-            self._page = (start, await self._next(start, size))
-        page = self._page[1]
+            if self._pass is None or self._pass.position != start:
+                await self._end_pass()
+                self._pass = await self._begin(start)
+            self._page = (start, await self._pass.next(size))
+        page, transactions = self._page[1], self._transactions
         if page:
-            await self._transactions.run("write", lambda c: self._transactions.emit(c, page, calls, also))
+            await transactions.run("write", lambda c: transactions.emit_page(c, page, calls, also))
         return page
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
         """Look for these among all the documents, and emit."""
-        items = list((await self._found(ids)).values())
-        there = {item.id for item in items}
-        made = calls(items, [id_ for id_ in ids if id_ not in there])
-        await self._transactions.run(
-            "write", lambda c: self._transactions.emit(c, items, lambda _: made, None)
-        )
-        return len(made)
+        found = await self._found(ids)
+        made = calls(list(found.values()), [id_ for id_ in ids if id_ not in found])
+        return await self._transactions.run("write", lambda c: self._transactions.emit(c, made))
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The payloads that there are of these: all documents are read for it."""
+        """Return the payloads of those that exist; this reads all documents."""
         return {id_: item.payload for id_, item in (await self._found(ids)).items()}
 
     async def close(self) -> None:
-        """Let go of the iterable and the connections."""
+        """Let go of the iterable and the threads."""
+        await self._end_pass()
+        self._threads.close()
+
+    async def _end_pass(self) -> None:
         if self._pass is not None:
             await self._pass.close()
-        await self._transactions.close()
 
     async def _found(self, ids: Sequence[str]) -> dict[str, Item]:
         wanted = set(ids)
@@ -103,29 +101,18 @@ class IterableRows:
             found |= {item.id: item for item in page if item.id in wanted}
         return found
 
-    async def _next(self, start: int, size: int) -> Sequence[Item]:
-        if self._pass is None or self._pass.position != start:
-            if self._pass is not None:
-                await self._pass.close()
-            self._pass = await self._begin(start)
-        return await self._pass.next(size)
-
     async def _begin(self, start: int) -> _Pass:
-        begun = _Pass(self._source, await self._again(), self._threads)
-        await begun.skip(start)
-        return begun
-
-    async def _again(self) -> Any:
-        """The documents from their beginning."""
+        """Begin a pass after so many documents."""
+        documents = self._documents
         self._passes += 1
-        if self._passes == 1:
-            return self._documents
-        if callable(self._source.documents):
-            return await resolve(self._source)
-        if isinstance(self._documents, Iterator | AsyncIterator):
+        if self._passes > 1 and callable(self._source.documents):
+            documents = await resolve(self._source)
+        elif self._passes > 1 and isinstance(documents, Iterator | AsyncIterator):
             fix = "give the function that makes it, or a list"
             raise ConfigError(f"{self._source.told}: an iterator can be read only once; {fix}")
-        return self._documents
+        begun = _Pass(self._source, documents, self._threads)
+        await begun.skip(start)
+        return begun
 
 
 class _Pass:
@@ -135,31 +122,25 @@ class _Pass:
         self.position = 0
         self._source = source
         self._threads = threads
-        if isinstance(documents, AsyncIterable):
-            self._async: Any = aiter(documents)
-            self._sync: Any = None
-        else:
-            self._async, self._sync = None, documents
+        self._async: Any = aiter(documents) if isinstance(documents, AsyncIterable) else None
+        self._sync: Any = documents
 
     async def next(self, size: int) -> Sequence[Item]:
-        """The next documents."""
+        """Return the next documents."""
         things = await self._things(size)
         items = [self._item(thing, self.position + number) for number, thing in enumerate(things, 1)]
         self.position += len(things)
         return items
 
     async def skip(self, count: int) -> None:
-        """Pass over as many."""
-        while self.position < count:
-            passed = len(await self._things(min(AT_ONCE, count - self.position)))
-            if not passed:
-                return
-            self.position += passed
+        """Skip as many."""
+        while self.position < count and (things := await self._things(min(AT_ONCE, count - self.position))):
+            self.position += len(things)
 
     async def close(self) -> None:
         """Let a generator end; one that is still running ends by itself."""
         with suppress(Exception):
-            if self._async is not None and hasattr(self._async, "aclose"):
+            if hasattr(self._async, "aclose"):
                 await self._async.aclose()
             elif isinstance(self._sync, Generator):
                 await self._threads.call(self._sync.close)
@@ -191,6 +172,4 @@ class _Pass:
         if id_ is None:
             fix = "name the field of the documents' ids with Source(id=…)"
             raise ConfigError(f"{self._source.told}: document {number:,} has no {name!r}; {fix}")
-        return Item(
-            as_id(id_, as_key(id_, self._source)), self._source.payload(thing, id_, lambda one: one), number
-        )
+        return self._source.item(thing, id_, lambda one: one, key=number)

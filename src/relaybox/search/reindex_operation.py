@@ -1,31 +1,62 @@
-"""A long operation on record: one at a time for a destination, with signs of life, and to be cancelled."""
+"""A reindex on record, with signs of life; the watch over what it builds; and what it leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
 from relaybox.core.commands import command
+from relaybox.core.settings import Destination
 from relaybox.errors import RelayboxError, StoreError
+from relaybox.operate.admin import Named
+from relaybox.operate.why import is_alive
 from relaybox.relay.process import died, this_process
-from relaybox.search.workspace import OutboxRecords
+from relaybox.search.engine import TROUBLE, Engine
+from relaybox.search.indexes import LOOK, given_up
+from relaybox.search.workspace import OutboxRecords, Workspace
 from relaybox.stores.journal import STALLED, Operation, OperationState
+from relaybox.stores.ledger import Filter
 
 BEAT = 1.0
 """Seconds between two signs of life."""
 
 LOOKED_AT = 1_000
-"""How many of the newest operations are looked through for one that runs."""
+"""Newest operations that are searched for one that runs."""
+
+POLL = 0.5
+"""Seconds between two looks at a build."""
+
+QUIET = 5.0
+"""Seconds without progress after which it is said what is waited for."""
+
+LATELY = 60.0
+"""Seconds in which something has to be settled if others are ahead."""
+
+EXPLAINED = 5.0
+"""Seconds in which a relay records why it has dropped the index."""
+
+NAMED = 3
+"""Documents whose troubles are named."""
+
+REFUSALS = 50
+"""Events refused by an index of that name, which may have been an earlier one, that are looked at."""
+
+DISCARDED = 500
+"""Events that are discarded at a time."""
+
+SENDING = 30.0
+"""Seconds beyond the destination's timeout to wait for events that are being sent."""
 
 T = TypeVar("T")
+Tell: TypeAlias = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 
@@ -37,93 +68,116 @@ class ReindexFailed(RelayboxError):
 class Running:
     """An operation of this process, and how far it is."""
 
+    records: OutboxRecords
     id: UUID
     done: int = 0
     repaired: int = 0
+
+    async def advance(self) -> None:
+        """Give a sign of life. Raise ``ReindexFailed`` if somebody cancelled it."""
+        if not await self.records.admin.journal.advance(self.id, self.done, self.repaired):
+            raise ReindexFailed("it was cancelled")
+
+    async def beat(self) -> None:
+        """Give signs of life. Raise ``ReindexFailed`` if it is cancelled, or nobody can see them."""
+        seen = time.monotonic()
+        while True:
+            try:
+                await self.advance()
+                seen = time.monotonic()
+            except StoreError as error:
+                # Another one may begin after STALLED: by then nothing of this one may run.
+                if time.monotonic() - seen > STALLED / 2:
+                    raise ReindexFailed(f"the database does not answer: {error}") from error
+            await asyncio.sleep(BEAT)
+
+    async def beat_on(self) -> None:
+        """Give signs of life, even if it is cancelled: nothing can be given up any more."""
+        while True:
+            try:
+                await self.beat()
+            except ReindexFailed:
+                await asyncio.sleep(BEAT)
+
+    async def finish(self, state: OperationState, error: str | None) -> None:
+        """Put on record how it ended."""
+        try:
+            await self.records.admin.journal.finish(self.id, state, self.done, self.repaired, error)
+        except StoreError as trouble:
+            # It will show as stalled.
+            log.warning("the operation %s cannot say how it ended: %s", self.id, trouble)
 
 
 @asynccontextmanager
 async def alone(
     records: OutboxRecords, actor: str, destination: str, details: Mapping[str, Any]
 ) -> AsyncIterator[Running]:
-    """Be the one reindex of a destination until the end of the block; raises where another one is alive."""
-    running = Running(uuid7())
+    """Be the one reindex of a destination until the end of the block. Raise if another one is alive."""
+    running = Running(records, uuid7())
     about = {"destination": destination, **details, "process": this_process().name}
-    journal = records.admin.journal
-    await journal.begin(running.id, "reindex", actor, about, None)
+    await records.admin.journal.begin(running.id, "reindex", actor, about, None)
     try:
-        for other in await others(records, destination, running.id):
-            await _take_over(records, other)
+        for other in await unfinished(records, destination):
+            if other.id == running.id:
+                continue
+            if not is_dead(other):
+                fix = command(f"reindex --destination {destination} --abort")
+                raise ReindexFailed(
+                    f"a reindex of {destination!r} is running ({other.actor}, since "
+                    f"{other.started_at:%H:%M:%S} UTC): wait for it, or end it with {fix}"
+                )
+            await _bury(records, other)
         yield running
-    except BaseException as error:
-        state: OperationState = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-        await _finish(records, running, state, _reason(error))
+    except asyncio.CancelledError:
+        await running.finish("cancelled", "interrupted")
         raise
-    await _finish(records, running, "done", None)
+    except BaseException as error:
+        known = isinstance(error, RelayboxError)
+        await running.finish("failed", str(error) if known else f"{type(error).__name__}: {error}")
+        raise
+    await running.finish("done", None)
 
 
-async def others(records: OutboxRecords, destination: str, own: UUID | None = None) -> list[Operation]:
-    """The reindexes of a destination that are not at their end, besides one's own."""
-    return [
-        one
-        for one in await records.admin.journal.operations(LOOKED_AT)
-        if one.action == "reindex"
-        and one.details.get("destination") == destination
-        and one.finished_at is None
-        and one.id != own
-    ]
+async def reindexes(records: OutboxRecords, destination: str) -> list[Operation]:
+    """Return the latest reindexes of a destination."""
+    operations = await records.admin.journal.operations(LOOKED_AT)
+    own = [one for one in operations if one.details.get("destination") == destination]
+    return [one for one in own if one.action == "reindex"]
+
+
+async def unfinished(records: OutboxRecords, destination: str) -> list[Operation]:
+    """Return the reindexes of a destination that have not ended."""
+    return [one for one in await reindexes(records, destination) if one.finished_at is None]
+
+
+async def end_all(records: OutboxRecords, destination: str, running: Iterable[Operation]) -> None:
+    """Cancel the reindexes of a destination that run, and wait until those that are alive have noticed."""
+    for one in running:
+        await records.admin.cancel(one.id)
+    give_up = time.monotonic() + STALLED
+    while living := [one for one in await unfinished(records, destination) if not is_dead(one)]:
+        if time.monotonic() > give_up:
+            raise ReindexFailed(f"a reindex of {destination!r} does not end ({living[0].actor})")
+        await asyncio.sleep(POLL)
+    for one in await unfinished(records, destination):
+        await _bury(records, one)
 
 
 def is_dead(operation: Operation) -> bool:
-    """Whether nobody works on it any more."""
+    """True if nobody works on it any more."""
     silent = (operation.seen_at - operation.updated_at).total_seconds()
     if operation.state == "stalled" or (operation.state == "cancelled" and silent > STALLED):
         return True
     return died(str(operation.details.get("process", "")))
 
 
-async def _take_over(records: OutboxRecords, other: Operation) -> None:
+async def _bury(records: OutboxRecords, dead: Operation) -> None:
     """Let one that is dead stay so, also if its process wakes up again."""
-    if not is_dead(other):
-        fix = command(f"reindex --destination {other.details['destination']} --abort")
-        raise ReindexFailed(
-            f"a reindex of {other.details['destination']!r} is running ({other.actor}, since "
-            f"{other.started_at:%H:%M:%S} UTC): wait for it, or end it with {fix}"
-        )
-    await records.admin.journal.finish(other.id, "failed", other.done, other.skipped, "its process ended")
-
-
-async def _finish(records: OutboxRecords, running: Running, state: OperationState, error: str | None) -> None:
-    try:
-        await records.admin.journal.finish(running.id, state, running.done, running.repaired, error)
-    except StoreError as trouble:
-        # It will show as stalled.
-        log.warning("the operation %s cannot say how it ended: %s", running.id, trouble)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, RelayboxError):
-        return str(error)
-    return "interrupted" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}: {error}"
-
-
-async def beat(records: OutboxRecords, running: Running) -> None:
-    """Give signs of life; ends with a failure where somebody cancelled it, or nobody can see them."""
-    seen = time.monotonic()
-    while True:
-        try:
-            if not await records.admin.journal.advance(running.id, running.done, running.repaired):
-                raise ReindexFailed("it was cancelled")
-            seen = time.monotonic()
-        except StoreError as error:
-            # Somebody else may begin after STALLED: by then nothing of this one may run.
-            if time.monotonic() - seen > STALLED / 2:
-                raise ReindexFailed(f"the database does not answer: {error}") from error
-        await asyncio.sleep(BEAT)
+    await records.admin.journal.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
 
 
 async def guarded(work: Awaitable[T], *guards: Awaitable[None]) -> T:
-    """Do the work for as long as no guard raises; what one raises is raised, after the work is cancelled."""
+    """Do the work as long as no guard raises; if one does, cancel the work and raise that."""
     task = asyncio.ensure_future(work)
     watching = [asyncio.ensure_future(guard) for guard in guards]
     try:
@@ -136,3 +190,187 @@ async def guarded(work: Awaitable[T], *guards: Awaitable[None]) -> T:
         for one in (task, *watching):
             one.cancel()
         await asyncio.gather(task, *watching, return_exceptions=True)
+
+
+@dataclass
+class BuildWatch:
+    """Looks after one build: its index is still there, its events arrive, and if not, what holds them up."""
+
+    building: Workspace
+    identity: str
+    patience: float
+    tell: Tell
+    backlog: int | None = None
+    """How many other deliveries of the destination have to become fewer before the build goes on."""
+
+    def __post_init__(self) -> None:
+        self._records = self.building.records
+        self._destination = self.building.destination.name
+        self._index = self.building.index
+        self._pending = 0
+        self._began_at = self._moved_at = self._answered_at = time.monotonic()
+        self._told: str | None = None
+
+    async def run(self) -> None:
+        """Look again and again, until ``ReindexFailed`` is raised."""
+        while True:
+            began = time.monotonic()
+            await self.check_index()
+            try:
+                await self.check_failed()
+                await self.pending()
+                await self._check_progress()
+            except StoreError as error:
+                log.warning("the database does not say how the build goes: %s", error)
+            # Counting takes its time if much is pending.
+            await asyncio.sleep(max(POLL, 5 * (time.monotonic() - began)))
+
+    async def pending(self) -> int:
+        """Return how many events of the build have not arrived."""
+        pending = await self._records.undelivered.pending_for(self._destination, self._index)
+        if pending != self._pending or not (pending or self.backlog):
+            self._moved_at = time.monotonic()
+        self._pending = pending
+        return pending
+
+    async def check_index(self, *, strict: bool = False) -> None:
+        """Raise if the index is gone, or is another one. An engine that is away may come back."""
+        try:
+            present = await self.building.engine.present([self._index])
+        except TROUBLE as error:
+            if strict or time.monotonic() - self._answered_at > self.patience:
+                raise ReindexFailed(f"the search engine does not answer: {error}") from error
+            return
+        self._answered_at = time.monotonic()
+        if present.get(self._index) == self.identity:
+            return
+        # If a late write has made another of that name, it was dropped all the same.
+        because = await self._dropped_because()
+        if because or self._index not in present:
+            raise ReindexFailed(f"{self._index!r} was dropped while it was built{because}")
+        raise ReindexFailed(f"{self._index!r} is no longer the index that this reindex created")
+
+    async def check_failed(self) -> None:
+        """Raise if events of the build have failed."""
+        failed = await self._records.undelivered.failed_for(self._destination, self._index, NAMED)
+        if failed:
+            reasons = "; ".join(
+                f"document {one.document}: {one.error or 'no reason given'}" for one in failed
+            )
+            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {reasons}")
+
+    async def _dropped_because(self) -> str:
+        """Say why a relay dropped it: a moment later the events in question have the reason."""
+        beginning = given_up(self._index)
+        filter = Filter(destination=self._destination, error=beginning)
+        give_up = time.monotonic() + EXPLAINED
+        while time.monotonic() < give_up:
+            page = await self._records.admin.events(filter, limit=REFUSALS)
+            age = time.monotonic() - self._began_at
+            own = [one for one in page.entries if (one.seen_at - one.updated_at).total_seconds() < age]
+            if own:
+                reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
+                told = "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons)
+                return f", because it cannot have all documents: {told}"
+            await asyncio.sleep(POLL)
+        return ""
+
+    async def _check_progress(self) -> None:
+        silent = time.monotonic() - self._moved_at
+        if silent < QUIET:
+            self._told = None
+            return
+        reason = await self._held_up()
+        if silent > self.patience:
+            if reason is None:
+                flows = await self._records.admin.journal.flows({self._destination: LATELY})
+                if flows[self._destination].settles:
+                    # What was emitted before is still ahead.
+                    self._moved_at = time.monotonic()
+                    return
+                reason = "a relay is alive, but nothing is delivered"
+            raise ReindexFailed(f"no event of the build has arrived for {silent:.0f} s: {reason}")
+        if reason is not None and reason != self._told:
+            self.tell(f"waiting for {self._pending + (self.backlog or 0):,} events: {reason}")
+            self._told = reason
+
+    async def _held_up(self) -> str | None:
+        """Say why nothing arrives, if it is known. Raise if that will stay so."""
+        ledger, name = self._records.ledger, self._destination
+        if not any(map(is_alive, await ledger.relays())):
+            return f"no relay runs: start one with {command('relay')}"
+        place = (await ledger.places()).get(name)
+        if place is not None and place.paused:
+            return f"{name} is paused: {command(f'resume {name}')}"
+        if place is not None and place.circuit != "closed":
+            return f"the circuit of {name} is open: {place.circuit_reason or 'no reason given'}"
+        await self._check_blocked()
+        return None
+
+    async def _check_blocked(self) -> None:
+        """Raise if a document's events wait behind one that failed."""
+        block, ledger = self.building.destination.on_failed == "block", self._records.ledger
+        waiting = await self._records.undelivered.waiting_for(self._destination, self._index, NAMED)
+        for row in waiting:
+            for entry in await ledger.find(row.id, exact=True):
+                if entry.ordering_key is None:
+                    continue
+                head = await ledger.head(self._destination, entry.ordering_key, block=block)
+                if head is not None and head.status == "failed":
+                    fix = f"see {command(f'why {head.event_id}')}, and retry or discard it"
+                    raise ReindexFailed(f"document {row.document} waits behind an event that failed: {fix}")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What builds leave behind that were not ended: the index ``index``, and its events."""
+
+    records: OutboxRecords
+    destination: Destination
+    engine: Engine
+    index: str
+    tell: Tell
+
+    async def look(self) -> None:
+        """Say what would be taken away."""
+        if self.index in await self.engine.present([self.index]):
+            self.tell(f"would drop {self.index}")
+        rows = await self.records.undelivered.open_for(self.destination.name, self.index, DISCARDED + 1)
+        if rows:
+            many = f"{len(rows):,}" if len(rows) <= DISCARDED else f"more than {DISCARDED:,}"
+            self.tell(f"would discard {many} events for {self.index}")
+
+    async def clear(self) -> None:
+        """Take all of it away. A relay that has seen the index may write to it once more, and create it."""
+        left = self.index in await self.engine.present([self.index])
+        if left:
+            self.tell(f"dropping {self.index}, which was left behind")
+        # An index that is hidden from relays may be there all the same.
+        await self.engine.drop(self.index)
+        if await self.discard() or left:
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Wait until nobody writes to an index that is gone, and drop what was created by that."""
+        dropped_at = time.monotonic()
+        await asyncio.sleep(2 * LOOK)
+        give_up = dropped_at + 2 * LOOK + self.destination.timeout
+        while time.monotonic() < give_up:
+            ago = time.monotonic() - dropped_at - LOOK
+            if not await self.records.undelivered.sent_before(self.destination.name, ago):
+                break
+            await asyncio.sleep(POLL)
+        await self.engine.drop(self.index)
+
+    async def discard(self) -> int:
+        """Discard the events of a build; wait for those that are being sent."""
+        name, discarded = self.destination.name, 0
+        give_up = time.monotonic() + SENDING + self.destination.timeout
+        while rows := await self.records.undelivered.open_for(name, self.index, DISCARDED):
+            done = await self.records.admin.discard(Named([row.id for row in rows], exact=True))
+            discarded += done.affected
+            if not done.affected:
+                if time.monotonic() > give_up:
+                    raise ReindexFailed(f"events of an earlier build of {self.index!r} are still being sent")
+                await asyncio.sleep(POLL)
+        return discarded

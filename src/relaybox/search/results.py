@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from relaybox.emit.row import Call
@@ -32,12 +32,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """What a backfill came to, together with the earlier ones that it went on with.
+    """The result of a backfill, together with the earlier ones that it went on with.
 
-    ``skipped``: documents that were refused, or, where rows are not locked, that the application has emitted
-    meanwhile. ``refused`` names the first of those that this one refused, which are ``refusals``.
-    ``total`` was counted at its beginning. ``resumed_from`` is the key at which it went on: an id, or without
-    ``by_id`` how many documents an iterable had given. ``example``: what a dry run would emit first.
+    ``skipped``: documents that were refused, or, if rows are not locked, that the application has emitted
+    meanwhile. ``refused`` names the first of the ``refusals`` of this run. ``total`` was counted at its
+    beginning. ``resumed_from`` is the key at which it went on: an id, or without ``by_id`` how many documents
+    an iterable had given. ``example``: what a dry run would emit first.
     """
 
     done: int
@@ -81,7 +81,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What a comparison came to.
+    """The result of a comparison.
 
     ``documents`` are those of the database that belong in the index. ``in_flight`` ones differ because their
     events are under way, and are left out of ``consistency``. ``blocked`` is how many of those that differ
@@ -101,30 +101,19 @@ class Reconciled:
     stopped: bool = False
     examples: tuple[Difference, ...] = ()
 
-    COUNTS: ClassVar = (
-        "documents",
-        "matched",
-        "missing",
-        "stale",
-        "orphaned",
-        "in_flight",
-        "blocked",
-        "repaired",
-    )
-
     @property
     def differences(self) -> int:
-        """How many documents differ that should not."""
+        """Return how many documents differ that should not."""
         return self.missing + self.stale + self.orphaned
 
     @property
     def compared(self) -> bool:
-        """Whether anything could be compared, or there was nothing to compare: not all is in flight."""
+        """True if something could be compared, or there was nothing to compare: not all is in flight."""
         return not self.in_flight or bool(self.matched + self.differences)
 
     @property
     def consistency(self) -> float:
-        """The documents that are the same on both sides, in percent, rounded down; 0 if none was compared."""
+        """Return the documents that are the same on both sides, in percent, rounded down."""
         compared = self.matched + self.differences
         if not compared:
             return 100.0 if self.compared else 0.0
@@ -132,6 +121,5 @@ class Reconciled:
 
     def figures(self) -> dict[str, Any]:
         """Return all but the examples, for records and programs."""
-        about = {"destination": self.destination, "index": self.index}
-        counts = {name: getattr(self, name) for name in self.COUNTS}
-        return {**about, **counts, "consistency": self.consistency}
+        names = (one.name for one in fields(self) if one.name not in ("stopped", "examples"))
+        return {**{name: getattr(self, name) for name in names}, "consistency": self.consistency}

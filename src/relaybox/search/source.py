@@ -1,20 +1,33 @@
-"""What the documents of an index are made of: a select, a QuerySet, or anything that can be iterated."""
+"""Documents of an index: the source that an application names, and the contract of one that is open.
+
+A live writer changes its row before it emits. Rows stay locked from the read to the commit of their events,
+so that our event and the writer's stand in the order of the states that they carry.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
 
 import sqlalchemy as sa
 
 from relaybox.core.imports import load, told_where
-from relaybox.core.text import text_field
+from relaybox.core.text import id_field, text_field
+from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
+from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
 
 FIX = "write where the application's Source is, such as --source shop.search:documents"
 KINDS = "a select, a QuerySet, an iterable, a function that returns one of these, or a Source of it"
+
+AT_ONCE = 1_000
+"""Ids that one statement names."""
 
 
 @dataclass(frozen=True)
@@ -48,94 +61,177 @@ class Source:
             raise ConfigError(f"Source.document = {self.document!r}: give a function of a row or an object")
 
     def types(self, entity: str | None) -> tuple[str, str]:
-        """The aggregate's and the events' type, where the documents are of a class of that name."""
+        """Return the aggregate's and the events' type, for documents of a class of that name."""
         aggregate_type = self.aggregate_type or entity or "Document"
         return aggregate_type, self.event_type or f"{aggregate_type.lower()}.updated"
 
     def payload(self, thing: Any, id_: object, default: Callable[[Any], Any]) -> Mapping[str, Any]:
-        """The document of a row or an object; raises ``ConfigError`` that names the id."""
-        make = self.document or default
+        """Return the document of a row or an object. Raise ``ConfigError`` that names the id."""
+        what = f"{self.told}: the document of {id_!r}"
         try:
-            made = make(thing)
+            made = (self.document or default)(thing)
         except Exception as error:
-            raise ConfigError(
-                f"{self.told}: the document of {id_!r} cannot be made: {told_where(error)}"
-            ) from error
+            raise ConfigError(f"{what} cannot be made: {told_where(error)}") from error
         if not isinstance(made, Mapping):
             fix = "give a mapping of names and values; Source(document=…) makes one"
-            raise ConfigError(f"{self.told}: the document of {id_!r} is of type {type(made).__name__}; {fix}")
+            raise ConfigError(f"{what} is of type {type(made).__name__}; {fix}")
         return made
+
+    def item(self, thing: Any, id_: Any, default: Callable[[Any], Any], key: Any = None) -> Item:
+        """Make the document of a row or an object; ``key`` is where it stands, if not its id."""
+        own = as_key(id_, self)
+        return Item(as_id(id_, own), self.payload(thing, id_, default), own if key is None else key)
 
     @property
     def told(self) -> str:
-        """What messages call it."""
-        return f"source = {self.name!r}" if self.name else "source"
+        """Return what messages call it."""
+        return _setting(self.name)
 
 
 def load_source(text: str) -> Source:
-    """The source at ``module:name``; a bare select, QuerySet, iterable or function is made into one."""
-    setting = f"source = {text!r}"
-    return as_source(load(text, setting, FIX), text)
+    """Return the source at ``module:name``; a bare select, QuerySet, iterable or function becomes one."""
+    return as_source(load(text, f"source = {text!r}", FIX), text)
 
 
 def as_source(found: Any, name: str = "") -> Source:
-    """A source of whatever may be one; raises ``ConfigError``."""
+    """Make a source of anything that may be one. Raise ``ConfigError`` if it may not."""
     if isinstance(found, Source):
-        return found if found.name or not name else _named(found, name)
-    setting = f"source = {name!r}" if name else "source"
+        return found if found.name or not name else replace(found, name=name)
     if isinstance(found, type):
-        raise ConfigError(f"{setting}: it is a class; give {_documents_of(found)}")
-    if not may_be_documents(found):
-        raise ConfigError(f"{setting}: it is of type {type(found).__name__}; give {KINDS}")
+        all_of_it = KINDS
+        if sa.inspect(found, raiseerr=False) is not None:
+            all_of_it = f"its documents: sa.select({found.__name__})"
+        elif hasattr(found, "_default_manager"):
+            all_of_it = f"its documents: {found.__name__}.objects.all()"
+        raise ConfigError(f"{_setting(name)}: it is a class; give {all_of_it}")
+    if not callable(found) and kind_of(found) is None:
+        raise ConfigError(f"{_setting(name)}: it is of type {type(found).__name__}; give {KINDS}")
     return Source(found, name=name)
 
 
-def _documents_of(found: type) -> str:
-    """What to write for all objects of a class."""
-    if sa.inspect(found, raiseerr=False) is not None:
-        return f"its documents: sa.select({found.__name__})"
-    if hasattr(found, "_default_manager"):
-        return f"its documents: {found.__name__}.objects.all()"
-    return KINDS
+def _setting(name: str) -> str:
+    return f"source = {name!r}" if name else "source"
 
 
-def _named(source: Source, name: str) -> Source:
-    return Source(
-        source.documents, source.aggregate_type, source.event_type, source.id, source.document, name
-    )
+_DJANGO = {("django.db.models.query", "QuerySet"), ("django.db.models.manager", "BaseManager")}
+"""QuerySets and managers, known without importing Django."""
 
 
-def may_be_documents(found: Any) -> bool:
-    """Whether it is, or may return, something that documents can be read from."""
-    return callable(found) or is_select(found) or is_queryset(found) or is_iterable(found)
-
-
-def is_select(found: Any) -> bool:
-    """Whether it is a statement of SQLAlchemy's."""
-    return isinstance(found, sa.sql.expression.SelectBase)
-
-
-def is_queryset(found: Any) -> bool:
-    """Whether it is a QuerySet, or a manager, of Django's, said without importing Django."""
-    names = {("django.db.models.query", "QuerySet"), ("django.db.models.manager", "BaseManager")}
-    return any((base.__module__, base.__qualname__) in names for base in type(found).__mro__)
-
-
-def is_iterable(found: Any) -> bool:
-    """Whether it can be iterated, as more than the letters of a text or the keys of a mapping."""
-    return isinstance(found, Iterable | AsyncIterable) and not isinstance(found, str | bytes | Mapping)
+def kind_of(found: Any) -> Literal["select", "queryset", "iterable"] | None:
+    """Return what documents can be read from; a text or a mapping is not an iterable of documents."""
+    if isinstance(found, sa.sql.expression.SelectBase):
+        return "select"
+    if any((base.__module__, base.__qualname__) in _DJANGO for base in type(found).__mro__):
+        return "queryset"
+    iterable = isinstance(found, Iterable | AsyncIterable) and not isinstance(found, str | bytes | Mapping)
+    return "iterable" if iterable else None
 
 
 async def resolve(source: Source) -> Any:
-    """The documents themselves: what the function returns, where they are a function's."""
+    """Return the documents themselves, or what the function returns that makes them."""
     found = source.documents
-    if callable(found) and not (is_select(found) or is_queryset(found)):
+    if callable(found) and kind_of(found) not in ("select", "queryset"):
         try:
             found = found()
             if inspect.isawaitable(found):
                 found = await found
         except TypeError as error:
             raise ConfigError(f"{source.told}: the call failed: {told_where(error)}") from error
-    if is_select(found) or is_queryset(found) or is_iterable(found):
-        return found
-    raise ConfigError(f"{source.told}: the documents are of type {type(found).__name__}; give {KINDS}")
+    if kind_of(found) is None:
+        raise ConfigError(f"{source.told}: the documents are of type {type(found).__name__}; give {KINDS}")
+    return found
+
+
+class Item(NamedTuple):
+    """A document: the aggregate's id, the payload, and what the next page starts after (as JSON has it)."""
+
+    id: str
+    payload: Mapping[str, Any]
+    key: Any
+
+
+Calls: TypeAlias = Callable[[Sequence[Item]], Sequence[Call]]
+Repairs: TypeAlias = Callable[[Sequence[Item], Sequence[str]], Sequence[Call]]
+Also: TypeAlias = Callable[[Statements, Sequence[Item]], Steps[Sequence[Item]]]
+"""Statements in the transaction of a page, ahead of its events; those of its items that get events."""
+
+
+class Rows(Protocol):
+    """The documents of a source that is open; see the module's text."""
+
+    aggregate_type: str
+    event_type: str
+    guarded: bool
+    """Whether rows stay locked from the read to the commit of their events."""
+
+    async def count(self) -> int | None:
+        """Return the number of documents, or None if only reading them would tell."""
+        ...
+
+    def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
+        """Yield pages by key, without locks."""
+        ...
+
+    async def emit_after(self, after: Any, size: int, calls: Calls, also: Also) -> Sequence[Item]:
+        """In one transaction: read the next page, locked, emit its events, and do what ``also`` says.
+
+        Return the page: a smaller one if others have locked rows of it, ``[]`` at the end. Raise ``Busy`` if
+        they keep one locked.
+        """
+        ...
+
+    async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
+        """In one or more transactions: read these, locked, and emit; return the number of events.
+
+        ``calls`` gets the items that exist and the ids that do not. If rows are guarded, nobody can create
+        those before the commit. Raise ``Busy`` if others keep them locked.
+        """
+        ...
+
+    async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the payloads of those that exist, by id, without locks."""
+        ...
+
+
+def name_of(source: Source, rows: Rows) -> str:
+    """Return the name by which the same backfill is found again."""
+    if source.name:
+        return source.name
+    made = source.documents
+    types = f"{rows.aggregate_type} ({rows.event_type})"
+    if not hasattr(made, "__qualname__"):
+        return types
+    own = f"{getattr(made, '__module__', '')}:{made.__qualname__}"
+    # All lambdas of a module are called the same.
+    return f"{own} {types}" if "<lambda>" in own else own
+
+
+def as_key(value: Any, source: Source) -> Any:
+    """Return an id as a checkpoint keeps it: a number or a text."""
+    match value:
+        case bool() | None:
+            pass
+        case int() | str():
+            return value
+        case UUID() | Decimal():
+            return str(value)
+        case date():
+            return value.isoformat()
+    fix = "it must be an integer, a text, a UUID or a time"
+    raise ConfigError(f"{source.told}: the id of a document ({source.id}) is {value!r}; {fix}")
+
+
+def as_id(value: Any, key: Any) -> str:
+    """Return an id as an event has it."""
+    return id_field("aggregate_id", value if isinstance(value, int | UUID) else str(key))
+
+
+def from_key(key: Any, kind: type | None) -> Any:
+    """Return what a column of that type compares with. Raise ``ValueError`` if it cannot hold the key."""
+    if kind is None or isinstance(key, kind):
+        return key
+    if kind is bytes:
+        raise ValueError("an id that is bytes has no form in JSON")
+    if kind in (datetime, date):
+        return kind.fromisoformat(str(key))
+    return kind(str(key))

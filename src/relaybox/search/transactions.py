@@ -1,10 +1,15 @@
-"""Short transactions on the outbox's own database, for reads and for events, with SQLAlchemy."""
+"""Short transactions on the outbox's own database, in which rows of the application are read and locked.
+
+A transaction that waits while it holds locks holds up others, or deadlocks with them, and then the database
+may end the application's. So several rows are locked almost without waiting, and fewer if somebody has one of
+them. Only a single row is waited for.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -15,18 +20,86 @@ from relaybox.database.dialects import refusal
 from relaybox.database.drivers.find import channel
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.transactions import begin_on_sqlite, lock_wait
+from relaybox.emit.row import Call
+from relaybox.errors import StoreError
 from relaybox.receive.once_handler import ASYNC_DRIVERS
-from relaybox.search.locks import HURRIED, PATIENT, PAUSE, TRIES, Busy, is_passing
-from relaybox.search.rows import Also, Calls, Item
+from relaybox.search.source import Also, Calls, Item
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from relaybox.outbox import Outbox
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["read", "write", "fence"]
 """``write`` takes rows, ``fence`` also what may be between them."""
+
+HURRIED = 0.2
+"""Seconds of waiting where other rows are locked already; PostgreSQL takes longer to look for a deadlock."""
+
+PATIENT = 1.5
+"""Seconds of waiting where nothing else is locked; PostgreSQL takes less to end an autovacuum for it."""
+
+TRIES = 5
+PAUSE = 0.25
+"""Seconds before the second try with patience, doubled before each further one."""
+
+DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
+_PASSING = {"40P01", "40001", "55P03", DEADLOCK, LOCK_WAIT_TIMEOUT, "database is locked"}
+
+
+class Busy(StoreError):
+    """Other transactions have locked what is needed. The text says what to do."""
+
+    def __init__(self, what: str, error: Exception) -> None:
+        told = " ".join(str(error).split())
+        fix = "end them, or start this again when they have ended"
+        super().__init__(f"other transactions hold {what} for too long ({told}); {fix}")
+
+
+class Found(NamedTuple):
+    """The number of events that were emitted, and the ids that no longer exist."""
+
+    emitted: int
+    gone: frozenset[str]
+
+
+class Portion:
+    """How many rows to lock at once: fewer if others have some of them, more again if nobody has."""
+
+    def __init__(self) -> None:
+        self._most: int | None = None
+
+    async def take(self, size: int, work: Callable[[int, float], Awaitable[T]]) -> T:
+        """Do the work with that many rows, or fewer; it gets the seconds to wait for them."""
+        while True:
+            part = size if self._most is None else min(size, self._most)
+            try:
+                done = await work(part, HURRIED if part > 1 else PATIENT)
+            except Busy:
+                if part <= 1:
+                    raise
+                self._most = max(1, part // 4)
+                continue
+            if self._most is not None:
+                self._most = max(self._most, part * 2)
+            return done
+
+
+async def by_parts(ids: Sequence[str], work: Callable[[Sequence[str], float], Awaitable[Found]]) -> Found:
+    """Do the work with these ids, by halves if others have rows of them."""
+    if len(ids) > 1:
+        try:
+            return await work(ids, HURRIED)
+        except Busy:
+            half = len(ids) // 2
+            one, other = await by_parts(ids[:half], work), await by_parts(ids[half:], work)
+            return Found(one.emitted + other.emitted, one.gone | other.gone)
+    return await work(ids, PATIENT) if ids else Found(0, frozenset())
+
+
+def is_passing(error: Any) -> bool:
+    """True if a driver's error is a deadlock, or a lock that was waited for too long."""
+    # MySQL's own numbers say more than the SQLSTATE that some of its drivers have too.
+    return getattr(error, "sqlstate", None) in _PASSING or (*error.args, None)[0] in _PASSING
 
 
 class Transactions:
@@ -41,7 +114,7 @@ class Transactions:
         self._statements: Statements | None = None
 
     async def run(self, kind: Kind, work: Callable[[sa.Connection], T], *, wait: float = PATIENT) -> T:
-        """Do the work, again from the start where a lock could not be had in time; raises ``Busy``.
+        """Do the work, again from the start if a lock was not free in time. Raise ``Busy``.
 
         With less patience it is not tried again.
         """
@@ -75,47 +148,49 @@ class Transactions:
         if text := lock_wait(self.backend, seconds):
             connection.exec_driver_sql(text)
 
-    def emit(self, connection: sa.Connection, items: Sequence[Item], calls: Calls, also: Also | None) -> None:
-        """The events of a page, in the transaction that the connection has open."""
+    def emit(self, connection: sa.Connection, made: Sequence[Call]) -> int:
+        """Emit the events in the transaction that the connection has open; return their number."""
         self._wait(connection, PATIENT)
-        if also is not None:
-            way = channel(connection, self._outbox.tables.event.insert())
-            if self._statements is None:
-                self._statements = Statements(self._outbox.tables, way.driver.dialect, way.driver.style)
-            items = way.run(also(self._statements, items))
-        if made := calls(items):
+        if made:
+            self._outbox.emit_many(connection, made)
+        return len(made)
+
+    def emit_page(self, connection: sa.Connection, items: Sequence[Item], calls: Calls, also: Also) -> None:
+        """Do what ``also`` says, and emit the events of the items that it leaves."""
+        self._wait(connection, PATIENT)
+        way = channel(connection, self._outbox.tables.event.insert())
+        if self._statements is None:
+            self._statements = Statements(self._outbox.tables, way.driver.dialect, way.driver.style)
+        if made := calls(way.run(also(self._statements, items))):
             self._outbox.emit_many(connection, made)
 
-    async def close(self) -> None:
-        """Give up the connections."""
+    async def aclose(self) -> None:
+        """Close the connections."""
         await self._engine.dispose()
 
 
 def _open(url: sa.URL) -> AsyncEngine:
     options: dict[str, Any] = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 2, "pool_pre_ping": True}
-    if url.get_backend_name() == "sqlite" and "timeout" not in url.query:
+    if url.get_backend_name() != "sqlite":
+        return create_async_engine(url, **options)
+    if "timeout" not in url.query:
         options["connect_args"] = {"timeout": BUSY}
     engine = create_async_engine(url, **options)
-    if url.get_backend_name() == "sqlite":
-        _begin_by_ourselves(engine.sync_engine)
-    return engine
 
-
-def _begin_by_ourselves(engine: sa.Engine) -> None:
-    """The driver's own transactions would begin too late: not before a read, and not as a writer."""
-
-    @sa.event.listens_for(engine, "connect")
+    # The driver's own transactions would begin too late: not before a read, and not as a writer.
+    @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None
 
-    @sa.event.listens_for(engine, "begin")
+    @sa.event.listens_for(engine.sync_engine, "begin")
     def began(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("relaybox") == "read"
         connection.exec_driver_sql(begin_on_sqlite(reads=reads))
 
+    return engine
+
 
 def _beneath(error: sa.exc.DBAPIError) -> Exception:
-    """What the driver raised."""
-    orig = error.orig
-    cause = None if orig is None else orig.__cause__
-    return cause if isinstance(cause, Exception) else orig if isinstance(orig, Exception) else error
+    """Return what the driver raised."""
+    causes = (getattr(error.orig, "__cause__", None), error.orig, error)
+    return next(one for one in causes if isinstance(one, Exception))

@@ -33,7 +33,8 @@ from relaybox.database.transactions import REPEATABLE_READ, lock_file, lock_tabl
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
 from relaybox.outbox import Outbox
-from relaybox.search.locks import (
+from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, as_id, as_key
+from relaybox.search.transactions import (
     HURRIED,
     PATIENT,
     PAUSE,
@@ -44,8 +45,6 @@ from relaybox.search.locks import (
     by_parts,
     is_passing,
 )
-from relaybox.search.rows import AT_ONCE, Also, Calls, Item, Repairs, as_id, as_key
-from relaybox.search.source import Source
 
 T = TypeVar("T")
 
