@@ -152,7 +152,8 @@ def _received(results: list[dict[str, Any]]) -> dict[str, int]:
 def _test(path: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], bool]:
     """What the tests recorded of themselves, by the name they gave it."""
     with _file() as file:
-        command = [sys.executable, "-m", "pytest", "-q", path, f"--junitxml={file}"]
+        # The suite's limit of 300 s would end the long run of fidelity on a busy machine.
+        command = [sys.executable, "-m", "pytest", "-q", path, "--timeout=3600", f"--junitxml={file}"]
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False)
         suites = Xml.fromstring(file.read_bytes())
     suite = next(suites.iter("testsuite"))
