@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relaybox.core.values import mask_url
-from relaybox.database.connect import Execute, connected, in_memory
+from relaybox.database.connect import Execute, Row, connected, in_memory
 from relaybox.database.dialects import DIALECTS
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.translate import translated
@@ -35,7 +35,6 @@ COPIES = ("relaybox-dead-letter-from", "relaybox-replay")
 
 RECENT = 1_000
 """More rows than can have been written in the millisecond, by SQLite's clock, in which a test began."""
-
 
 Opened: TypeAlias = Callable[[], AbstractContextManager[Execute]]
 """Opens what executes a statement without parameters."""
@@ -71,24 +70,29 @@ class Reader:
         self._dialect = DIALECTS[database.partition(":")[0]]
         self._opened = opened or partial(own_connection, database)
         self._apart = database if opened is None else None
-        self._since = self._now()
-        self._known = self._recent()
+        [[moment]] = self._execute(sa.select(now()))
+        self._since = self._dialect.from_time(moment)
+        newest = sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(RECENT)
+        try:
+            self._known = {as_uuid(row[0]) for row in self._execute(newest)}
+        except SchemaError:
+            # The test itself may be about to make the tables.
+            self._known = set()
 
     def read(self, connection: Any = None) -> list[EmittedEvent]:
-        """What a synchronous connection or session sees, or without one, what is committed."""
+        """Return what a synchronous connection or session sees, or without one, what is committed."""
         if connection is None:
-            return self._read_committed()
-        if find(connection).kind.startswith("async"):
+            return self._events(self.execute(self._select()))
+        if _is_async(connection):
             kind = name_of(type(connection))
             raise UnsupportedConnection(f"{kind} is asynchronous: await the twin that begins with an a")
-        way = channel(connection, self._event.insert())
-        return self._events(way.execute(self._query()))
+        return self._events(channel(connection, self._event.insert()).execute(self._query()))
 
     async def aread(self, connection: Any = None) -> list[EmittedEvent]:
         """``read``, on an asynchronous connection or session."""
         if connection is None:
-            return await asyncio.to_thread(self._read_committed)
-        if not find(connection).kind.startswith("async"):
+            return await asyncio.to_thread(self.read)
+        if not _is_async(connection):
             kind = name_of(type(connection))
             raise UnsupportedConnection(f"{kind} is synchronous: call the twin without the leading a")
         if (asynchronous := async_sqlalchemy(connection)) is not None:
@@ -96,74 +100,64 @@ class Reader:
             return events
         return self._events(await async_channel(connection).execute(self._query()))
 
-    def _read_committed(self) -> list[EmittedEvent]:
+    def execute(self, *statements: sa.Executable) -> list[Row]:
+        """Execute the statements where others see what is committed; return the rows of the last."""
         if self._apart is not None:
             check_lasting(self._apart)
-        with self._opened() as execute:
-            return self._events(execute(self._query().sql))
+        return self._execute(*statements)
 
-    def _now(self) -> datetime:
+    def _execute(self, *statements: sa.Executable) -> list[Row]:
         with self._opened() as execute:
-            [[moment]] = execute(self._text(sa.select(now())))
-        return self._dialect.from_time(moment)
+            return [execute(text) for text in self._texts(*statements)][-1]
 
-    def _recent(self) -> frozenset[UUID]:
-        """The ids of the newest rows there are."""
-        newest = sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(RECENT)
-        try:
-            with self._opened() as execute:
-                return frozenset(as_uuid(row[0]) for row in execute(self._text(newest)))
-        except SchemaError:
-            # The test itself may be about to make the tables.
-            return frozenset()
+    def _texts(self, *statements: sa.Executable) -> list[str]:
+        dialect: Any = self._dialect.name
+        return rendered(dialect, lambda engine: [engine.execute(statement) for statement in statements])
 
     def _query(self) -> Query:
+        return Query(*self._texts(self._select()), ())
+
+    def _select(self) -> sa.Select[Any]:
         # No parameters, and JSON as text: so every driver takes the same query and gives the same values.
         texts = {name: sa.cast(self._event.c[name], sa.Text) for name in ("payload", "headers")}
         since = sa.literal(str(self._dialect.to_time(self._since)), sa.String)
-        found = (
+        return (
             sa.select(*(texts.get(name, self._event.c[name]) for name in COLUMNS))
             .where(sa.type_coerce(self._event.c.created_at, sa.String) >= since)
             .order_by(self._event.c.position)
         )
-        return Query(self._text(found), ())
 
-    def _text(self, statement: sa.Select[Any]) -> str:
-        # The name of one of the dialects, which is what is wanted.
-        [text] = rendered(self._dialect.name, lambda engine: engine.execute(statement))  # type: ignore[arg-type]
-        return text
-
-    def _events(self, rows: Iterable[Sequence[Any]]) -> list[EmittedEvent]:
+    def _events(self, rows: Iterable[Row]) -> list[EmittedEvent]:
         events: dict[UUID, EmittedEvent] = {}
         for values in rows:
             row = dict(zip(COLUMNS, values, strict=True))
             headers = decode(row["headers"], None, None)
             if as_uuid(row["id"]) in self._known or any(name in headers for name in COPIES):
                 continue
-            event = self._event_of(row, headers)
+            data = None if row["payload_data"] is None else bytes(row["payload_data"])
+            event = EmittedEvent(
+                as_uuid(row["event_id"]),
+                row["event_type"],
+                row["aggregate_type"],
+                row["aggregate_id"],
+                decode(row["payload"], data, row["payload_encoding"]),
+                headers,
+                row["idempotency_key"],
+                self._dialect.from_time(row["created_at"]),
+            )
             events.setdefault(event.id, event).statuses[row["destination"]] = row["status"]
         return list(events.values())
 
-    def _event_of(self, row: dict[str, Any], headers: dict[str, Any]) -> EmittedEvent:
-        data = None if row["payload_data"] is None else bytes(row["payload_data"])
-        return EmittedEvent(
-            as_uuid(row["event_id"]),
-            row["event_type"],
-            row["aggregate_type"],
-            row["aggregate_id"],
-            decode(row["payload"], data, row["payload_encoding"]),
-            headers,
-            row["idempotency_key"],
-            self._dialect.from_time(row["created_at"]),
-        )
+
+def _is_async(connection: Any) -> bool:
+    return find(connection).kind.startswith("async")
 
 
 def check_lasting(database: str) -> None:
     """Raise where only the application's own connection can see the database."""
     if in_memory(database):
-        shown = mask_url(database)
         fix = "it is in memory, where no other connection sees it; pass session=, or name a file"
-        raise ConfigError(f"database = {shown!r}: {fix}")
+        raise ConfigError(f"database = {mask_url(database)!r}: {fix}")
 
 
 @contextmanager
