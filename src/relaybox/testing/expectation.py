@@ -49,39 +49,35 @@ class Expectation:
     destination: str | None = None
     idempotency_key: str | None = None
 
+    @property
+    def said(self) -> dict[str, Any]:
+        """What is expected beside the type."""
+        given = {name: value for name, value in vars(self).items() if value is not None and value is not ...}
+        del given["event_type"]
+        return given
+
     def __str__(self) -> str:
-        said = {name: value for name, value in vars(self).items() if value is not None and value is not ...}
-        del said["event_type"]
-        return ", ".join([self.event_type, *(f"{name}={shorten(value)}" for name, value in said.items())])
+        said = (f"{name}={shorten(value)}" for name, value in self.said.items())
+        return ", ".join([self.event_type, *said])
 
     def differences(self, event: EmittedEvent) -> list[str]:
-        """What is not as expected, in words; nothing where the event is the one."""
-        return [
-            *self._type(event),
-            *_other("aggregate_type", self.aggregate_type, event.aggregate_type),
-            *_other("aggregate_id", _text(self.aggregate_id), event.aggregate_id),
-            *_other("idempotency_key", self.idempotency_key, event.idempotency_key),
-            *self._destination(event),
-            *_content("payload", self.payload, event.payload),
-            *_content("headers", self.headers, event.headers),
-        ]
-
-    def _type(self, event: EmittedEvent) -> Iterator[str]:
+        """Say what is not as expected; nothing where the event is the one."""
+        found = []
         if not Routes([Route(self.event_type, to="test")]).destinations(event.type):
-            yield f"its type is {event.type!r}, not {self.event_type!r}"
-
-    def _destination(self, event: EmittedEvent) -> Iterator[str]:
+            found.append(f"its type is {event.type!r}, not {self.event_type!r}")
+        aggregate_id = None if self.aggregate_id is None else str(self.aggregate_id)
+        for name, wanted in (
+            ("aggregate_type", self.aggregate_type),
+            ("aggregate_id", aggregate_id),
+            ("idempotency_key", self.idempotency_key),
+        ):
+            if wanted is not None and wanted != (seen := getattr(event, name)):
+                found.append(f"its {name} is {shorten(seen)}, not {shorten(wanted)}")
         if self.destination is not None and self.destination not in event.statuses:
-            yield f"it goes to {', '.join(event.destinations)}, not to {self.destination}"
-
-
-def _text(aggregate_id: Any) -> str | None:
-    return None if aggregate_id is None else str(aggregate_id)
-
-
-def _other(name: str, wanted: str | None, seen: str) -> Iterator[str]:
-    if wanted is not None and wanted != seen:
-        yield f"its {name} is {shorten(seen)}, not {shorten(wanted)}"
+            found.append(f"it goes to {', '.join(event.destinations)}, not to {self.destination}")
+        found += _content("payload", self.payload, event.payload)
+        found += _content("headers", self.headers, event.headers)
+        return found
 
 
 def _content(name: str, wanted: Any, seen: Any) -> Iterator[str]:
@@ -113,7 +109,7 @@ def missing(wanted: Any, seen: Any, path: str) -> Iterator[str]:
                 yield f"{path}[{name!r}] is missing"
     elif _is_array(wanted) and isinstance(seen, list):
         if len(wanted) != len(seen):
-            yield f"{path} has {_items(len(seen))}, not {len(wanted)}"
+            yield f"{path} has {len(seen)} item{'' if len(seen) == 1 else 's'}, not {len(wanted)}"
         for index, (value, other) in enumerate(zip(wanted, seen, strict=False)):
             yield from missing(value, other, f"{path}[{index}]")
     elif not _equal(wanted, seen):
@@ -148,10 +144,6 @@ def _stored(value: Any) -> Any:
     return data if text is None else msgspec.json.decode(text)
 
 
-def _items(count: int) -> str:
-    return f"{count} item{'' if count == 1 else 's'}"
-
-
 def _events(count: int) -> str:
     return f"{count or 'no'} event{'' if count == 1 else 's'}"
 
@@ -161,10 +153,8 @@ def not_found(
 ) -> str:
     """The message of an ``assert_emitted`` that failed, but for the hints."""
     if found and count is not None:
-        head = f"{_events(len(found))} of {count} expected: {expected}"
-        return "\n".join([head, *table(found)])
-    head = f"no event was emitted that is: {expected}"
-    lines = [head, *_near(expected, events)]
+        return "\n".join([f"{_events(len(found))} of {count} expected: {expected}", *table(found)])
+    lines = [f"no event was emitted that is: {expected}", *_near(expected, events)]
     if events:
         lines += [f"emitted since the test began: {_events(len(events))}", *table(events)]
     return "\n".join(lines)
@@ -178,14 +168,13 @@ def found_instead(expected: Expectation, found: Sequence[EmittedEvent]) -> str:
 
 def _near(expected: Expectation, events: Sequence[EmittedEvent]) -> Iterator[str]:
     """The events that differ least; one of another type is near only if nothing else differs."""
-    several = len([value for value in vars(expected).values() if value is not None and value is not ...]) > 1
     candidates = []
     for event in events:
         differences = expected.differences(event)
         of_type = not any(text.startswith("its type is") for text in differences)
-        if of_type or (several and len(differences) == 1):
-            candidates.append((len(differences), event, differences))
-    for _, event, differences in sorted(candidates, key=lambda each: each[0])[:NEAREST]:
+        if of_type or (expected.said and len(differences) == 1):
+            candidates.append((event, differences))
+    for event, differences in sorted(candidates, key=lambda each: len(each[1]))[:NEAREST]:
         named = f"{event.type} of {event.aggregate_type} {event.aggregate_id}"
         yield f"near: {named}: {'; '.join(differences)}"
 

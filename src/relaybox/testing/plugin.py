@@ -25,9 +25,7 @@ FIX = (
     " that returns your Outbox"
 )
 DJANGO_APP = "relaybox.contrib.django"
-DATABASE_FIXTURES = (
-    *("db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback", "live_server"),
-)
+DATABASE_FIXTURES = "db transactional_db django_db_reset_sequences django_db_serialized_rollback live_server"
 """Of pytest-django: a test that asks for one of these may use the database."""
 
 BLOCKED = "Database access not allowed"
@@ -108,7 +106,7 @@ def _django_probe(request: pytest.FixtureRequest, using: str) -> OutboxProbe:
     from relaybox.contrib.django.testing import DjangoProbe
 
     if request.config.pluginmanager.hasplugin("django"):
-        for name in DATABASE_FIXTURES:
+        for name in DATABASE_FIXTURES.split():
             if name in request.fixturenames:
                 request.getfixturevalue(name)
     try:
