@@ -115,7 +115,7 @@ class Reader:
         return rendered(dialect, lambda engine: [engine.execute(statement) for statement in statements])
 
     def _query(self) -> Query:
-        return Query(*self._texts(self._select()), ())
+        return Query(self._texts(self._select())[0], ())
 
     def _select(self) -> sa.Select[Any]:
         # No parameters, and JSON as text: so every driver takes the same query and gives the same values.
