@@ -27,8 +27,16 @@ from relaybox.sinks.memory import MemorySink
 from relaybox.sinks.open import Handlers, OpenSink, open_sink
 from relaybox.sinks.sink import OneByOne, Sink, describe
 from relaybox.stores.store import Claim, Settlement
-from relaybox.testing.emitted import EmittedEvent, Reader, check_lasting, note_if_locked
-from relaybox.testing.expectation import Expectation, Wanted, found_instead, not_found
+from relaybox.testing.emitted import (
+    EmittedEvent,
+    Expectation,
+    Reader,
+    Wanted,
+    check_lasting,
+    found_instead,
+    not_found,
+    note_if_locked,
+)
 from relaybox.wire.envelope import event_of
 
 Trouble: TypeAlias = int | BaseException | type[BaseException]
@@ -53,7 +61,8 @@ class OutboxProbe:
         self, outbox: Outbox, real: Collection[str] | None = (), *, reader: Reader | None = None
     ) -> None:
         self._outbox = outbox
-        self._stages = Stages(real)
+        self._real = real
+        self._stages: dict[str, Stage] = {}
         self._reader = reader or Reader(outbox)
         for name in real or ():
             self._stage(name)
@@ -61,7 +70,7 @@ class OutboxProbe:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """While the block runs, every relay of the outbox sends as this test says."""
-        before, self._outbox._sink_of = self._outbox._sink_of, self._stages.sink_of
+        before, self._outbox._sink_of = self._outbox._sink_of, self._sink_of
         try:
             yield
         finally:
@@ -165,7 +174,22 @@ class OutboxProbe:
         await asyncio.to_thread(self.clear)
 
     def _stage(self, name: str) -> Stage:
-        return self._stages.of(name, self._destinations)
+        by_name = {destination.name: destination for destination in self._destinations}
+        if name not in by_name:
+            raise UnknownDestination(name, by_name)
+        return self._stage_of(by_name[name])
+
+    def _stage_of(self, destination: Destination) -> Stage:
+        name = destination.name
+        if name not in self._stages:
+            real = destination.scheme == "handler" or self._real is None or name in self._real
+            self._stages[name] = Stage(None if real else MemorySink(destination))
+        return self._stages[name]
+
+    def _sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
+        """Return what a relay gets as the destination's sink; ``own`` opens the one it has elsewhere."""
+        stage = self._stage_of(destination)
+        return StagedSink(destination, stage, stage.captured or own(destination, handlers))
 
     @property
     def _destinations(self) -> Sequence[Destination]:
@@ -236,32 +260,6 @@ class Stage:
     captured: MemorySink | None
     failures: deque[Retry | Reject | Unavailable] = field(default_factory=deque)
     sent: list[Event] = field(default_factory=list)
-
-
-class Stages:
-    """The destinations of an outbox while a test runs. Those in ``real`` keep their own sinks."""
-
-    def __init__(self, real: Collection[str] | None) -> None:
-        self._real = real
-        self._stages: dict[str, Stage] = {}
-
-    def of(self, name: str, destinations: Sequence[Destination]) -> Stage:
-        """The stage of a destination; raises ``UnknownDestination``."""
-        by_name = {destination.name: destination for destination in destinations}
-        if name not in by_name:
-            raise UnknownDestination(name, by_name)
-        return self._stage(by_name[name])
-
-    def sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
-        """What a relay gets as the destination's sink; ``own`` opens the one it would have elsewhere."""
-        stage = self._stage(destination)
-        return StagedSink(destination, stage, stage.captured or own(destination, handlers))
-
-    def _stage(self, destination: Destination) -> Stage:
-        if destination.name not in self._stages:
-            real = destination.scheme == "handler" or self._real is None or destination.name in self._real
-            self._stages[destination.name] = Stage(None if real else MemorySink(destination))
-        return self._stages[destination.name]
 
 
 class StagedSink(OneByOne):

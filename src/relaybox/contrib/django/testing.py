@@ -95,7 +95,7 @@ class DjangoProbe(OutboxProbe):
         await sync_to_async(self.clear, thread_sensitive=True)()
 
     def _staged(self, using: str, destination: Destination, handlers: Handlers) -> Sink:
-        return self._stages.sink_of(destination, handlers, partial(draining.own_sink, using))
+        return self._sink_of(destination, handlers, partial(draining.own_sink, using))
 
     @property
     def _destinations(self) -> Sequence[Destination]:
