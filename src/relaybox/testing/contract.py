@@ -17,8 +17,8 @@ import json
 from typing import Any
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.stores.store import Claim, DeadLetter, Held, Settlement, Want
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, DeadLetter, Held, Want
 from relaybox.testing.harness import LEASE, Harness, claimed, die, emit, see, settle, take, want
 from relaybox.testing.lease_contract import LeaseContract
 from relaybox.testing.order_contract import OrderContract
@@ -206,8 +206,7 @@ class CircuitContract:
 async def fail(harness: Harness, error: str = "422", dead_letter: DeadLetter = GRAVE) -> tuple[Delivery, ...]:
     """Claim what is due and fail all of it."""
     failed = await take(harness, want())
-    settlements = [Settlement(delivery, Failed(error)) for delivery in failed]
-    assert await harness.store.settle(settlements, dead_letter=dead_letter) == frozenset()
+    assert await settle(harness, failed, Failed(error), dead_letter=dead_letter) == frozenset()
     return failed
 
 
@@ -268,8 +267,7 @@ class DeadLetterContract:
         for key in "abab":
             await harness.emit("shop", key=key)
         originals = await take(harness, want(ordered=True))
-        settlements = [Settlement(delivery, Failed("no")) for delivery in reversed(originals)]
-        assert await harness.store.settle(settlements, dead_letter=ORDERED_GRAVE) == frozenset()
+        assert await settle(harness, originals[::-1], Failed("no"), dead_letter=ORDERED_GRAVE) == frozenset()
         claim = await take(harness, Want("grave", "undertaker", ordered=True))
         found = [(d.event_id, d.ordering_key) for d in claim]
         assert found == [(d.event_id, d.ordering_key) for d in originals]
@@ -277,16 +275,13 @@ class DeadLetterContract:
     async def test_only_what_failed_is_copied(self, harness: Harness) -> None:
         await emit(harness, 5, key="a")
         head, *rest = await take(harness, want(ordered=True))
-        outcomes: list[Outcome] = [Released(), Retried(30, "503"), Delivered(), Delivered(keep=False)]
-        settlements = [Settlement(*pair) for pair in zip(rest, outcomes, strict=True)]
-        settlements.append(Settlement(head, Failed("no")))
-        assert await harness.store.settle(settlements, dead_letter=GRAVE) == frozenset()
+        outcomes = (Released(), Retried(30, "503"), Delivered(), Delivered(keep=False), Failed("no"))
+        assert await settle(harness, [*rest, head], *outcomes, dead_letter=GRAVE) == frozenset()
         assert [copy.event_id for copy in await copies(harness)] == [head.event_id]
 
     async def test_without_a_dead_letter_nothing_is_copied(self, harness: Harness) -> None:
         await emit(harness, 1)
-        [delivery] = await take(harness, want())
-        await harness.store.settle([Settlement(delivery, Failed("no"))])
+        await settle(harness, await take(harness, want()), Failed("no"))
         assert await copies(harness) == ()
 
     async def test_a_lost_lease_copies_nothing(self, harness: Harness) -> None:
@@ -294,15 +289,13 @@ class DeadLetterContract:
         zombie = await take(harness, want())
         await harness.pass_time(LEASE + 1)
         await harness.store.claim(want(1, owner="relay-2"))
-        settlements = [Settlement(delivery, Failed("no")) for delivery in zombie]
-        assert await harness.store.settle(settlements, dead_letter=GRAVE) == {ids[0]}
+        assert await settle(harness, zombie, Failed("no"), dead_letter=GRAVE) == {ids[0]}
         assert [copy.event_id for copy in await copies(harness)] == [zombie[1].event_id]
 
     async def test_a_settle_that_is_repeated_copies_once(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
         [delivery] = await fail(harness)
-        failed = Settlement(delivery, Failed("422"))
-        assert await harness.store.settle([failed, failed], dead_letter=GRAVE) == {id_}
+        assert await settle(harness, [delivery] * 2, Failed("422"), dead_letter=GRAVE) == {id_}
         assert len(await copies(harness)) == 1
 
     async def test_a_row_that_kills_every_relay_is_copied_with_the_reason(self, harness: Harness) -> None:
@@ -321,8 +314,7 @@ class DeadLetterContract:
         await emit(harness, 1)
         [original] = await fail(harness)
         [copy] = await copies(harness)
-        next_grave = DeadLetter("crypt")
-        await harness.store.settle([Settlement(copy, Failed("503"))], dead_letter=next_grave)
+        await settle(harness, [copy], Failed("503"), dead_letter=DeadLetter("crypt"))
         [last] = await take(harness, Want("crypt", "undertaker"))
         assert content(last) == content(original)
         headers = json.loads(last.headers)
@@ -332,8 +324,7 @@ class DeadLetterContract:
     async def test_a_large_batch_with_long_errors_is_copied(self, harness: Harness) -> None:
         await harness.emit_many("shop", 1100)
         claim = await take(harness, want(1100))
-        failed = [Settlement(d, Failed("\x01" * 20_000)) for d in claim]
-        assert await harness.store.settle(failed, dead_letter=GRAVE) == frozenset()
+        assert await settle(harness, claim, Failed("\x01" * 20_000), dead_letter=GRAVE) == frozenset()
         assert [d.event_id for d in await copies(harness)] == [d.event_id for d in claim]
 
 

@@ -101,9 +101,13 @@ async def claimed(harness: Harness, wanted: Want) -> list[UUID]:
     return [delivery.id for delivery in await take(harness, wanted)]
 
 
-async def settle(harness: Harness, deliveries: Iterable[Delivery], outcome: Outcome) -> frozenset[UUID]:
-    """Settle all of them alike; the ids of those whose lease was lost."""
-    return await harness.store.settle([Settlement(delivery, outcome) for delivery in deliveries])
+async def settle(
+    harness: Harness, deliveries: Sequence[Delivery], *outcomes: Outcome, **options: Any
+) -> frozenset[UUID]:
+    """Settle them, all alike or each with its outcome; the ids of those whose lease was lost."""
+    each = outcomes * len(deliveries) if len(outcomes) == 1 else outcomes
+    settlements = [Settlement(*pair) for pair in zip(deliveries, each, strict=True)]
+    return await harness.store.settle(settlements, **options)
 
 
 async def settle_all(harness: Harness, outcome: Outcome) -> frozenset[UUID]:

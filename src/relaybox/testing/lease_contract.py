@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
-from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.stores.store import Claim, Held, Settlement
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, Held
 from relaybox.testing.harness import (
     LEASE,
     Harness,
@@ -142,15 +142,8 @@ class LeaseContract:
     async def test_one_settle_takes_outcomes_of_every_kind(self, harness: Harness) -> None:
         ids = await emit(harness, 5)
         claim = await take(harness, want())
-        outcomes: list[Outcome] = [
-            Delivered(),
-            Retried(30, "later"),
-            Failed("never"),
-            Released(),
-            Delivered(keep=False),
-        ]
-        settlements = [Settlement(d, o) for d, o in zip(claim, outcomes, strict=True)]
-        assert await harness.store.settle(settlements) == frozenset()
+        kinds = (Delivered(), Retried(30, "later"), Failed("never"), Released(), Delivered(keep=False))
+        assert await settle(harness, claim, *kinds) == frozenset()
         seen = [await harness.see(id_) for id_ in ids]
         assert [row and row.state for row in seen] == ["delivered", "scheduled", "failed", "due", None]
 
@@ -162,33 +155,27 @@ class LeaseContract:
     async def test_a_second_settle_is_told_that_the_lease_is_gone(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
         claim = await take(harness, want())
-        settlements = [Settlement(d, Delivered()) for d in claim]
-        await harness.store.settle(settlements)
-        failures = [Settlement(d, Failed("zombie")) for d in claim]
-        assert await harness.store.settle(failures) == frozenset(ids)
+        await settle(harness, claim, Delivered())
+        assert await settle(harness, claim, Failed("zombie")) == frozenset(ids)
         assert (await see(harness, ids[0])).state == "delivered"
 
     async def test_a_settlement_may_be_given_twice(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
-        [delivery] = await take(harness, want())
-        assert await harness.store.settle([Settlement(delivery, Retried(30, "503"))] * 2) == frozenset()
+        assert await settle(harness, await take(harness, want()) * 2, Retried(30, "503")) == frozenset()
         assert await see(harness, id_) == Seen("scheduled", 1, 0, "503")
 
     async def test_a_wait_without_end_is_a_long_one(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
         claim = await take(harness, want())
         waits = (float("inf"), float("nan"), 1e15)
-        outcomes = [Retried(wait, "later") for wait in waits]
-        settlements = [Settlement(d, o) for d, o in zip(claim, outcomes, strict=True)]
-        assert await harness.store.settle(settlements) == frozenset()
+        assert await settle(harness, claim, *(Retried(wait, "later") for wait in waits)) == frozenset()
         assert await states(harness, ids) == ["scheduled"] * 3
 
     async def test_a_large_batch_with_long_errors_is_settled(self, harness: Harness) -> None:
         count = 1100
         ids = await harness.emit_many("shop", count)
         claim = await take(harness, want(count))
-        failed = [Settlement(d, Failed("\x01" * 20_000)) for d in claim]
-        assert await harness.store.settle(failed) == frozenset()
+        assert await settle(harness, claim, Failed("\x01" * 20_000)) == frozenset()
         assert (await see(harness, ids[-1])).state == "failed"
 
     async def test_a_zombie_settles_nothing_and_is_told_so(self, harness: Harness) -> None:

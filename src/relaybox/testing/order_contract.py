@@ -7,7 +7,7 @@ import random
 from collections import defaultdict
 
 from relaybox.core.outcome import Delivered, Failed, Released, Retried
-from relaybox.stores.store import Claim, Settlement
+from relaybox.stores.store import Claim
 from relaybox.testing.harness import Harness, claimed, die, drain, emit, see, settle, states, take, want
 
 
@@ -39,9 +39,8 @@ class OrderContract:
 
     async def test_no_later_row_of_a_key_while_its_head_backs_off(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
-        head, *rest = await take(harness, want(ordered=True))
-        settlements = [Settlement(head, Retried(30, "503")), *(Settlement(d, Released()) for d in rest)]
-        assert await harness.store.settle(settlements) == frozenset()
+        claim = await take(harness, want(ordered=True))
+        assert await settle(harness, claim, Retried(30, "503"), Released(), Released()) == frozenset()
         assert await harness.store.claim(want(ordered=True)) == Claim(parked=2)
         assert await harness.store.claim(want(ordered=True)) == Claim()
         await harness.pass_time(31)
@@ -51,20 +50,18 @@ class OrderContract:
     async def test_a_failed_head_blocks_its_key_and_no_other(self, harness: Harness) -> None:
         later = (await emit(harness, 2, key="a"))[1:]
         other = await emit(harness, 1, key="b")
-        head, rest, free = await take(harness, want(ordered=True))
-        await harness.store.settle(
-            [Settlement(head, Failed("no")), Settlement(rest, Released()), Settlement(free, Released())]
-        )
+        taken = await take(harness, want(ordered=True))
+        await settle(harness, taken, Failed("no"), Released(), Released())
         claim = await harness.store.claim(want(ordered=True))
         assert ([d.id for d in claim.deliveries], claim.parked) == (other, 1)
         assert (await see(harness, later[0])).state == "parked"
 
     async def test_a_failed_head_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
         ids = await emit(harness, 1, key="a")
-        [head] = await take(harness, want(ordered=True, skip=True))
+        head = await take(harness, want(ordered=True, skip=True))
         ids += await emit(harness, 2, key="a")
         assert (await harness.store.claim(want(ordered=True, skip=True))).parked == 2
-        await harness.store.settle([Settlement(head, Failed("no"))], on_failed="skip")
+        await settle(harness, head, Failed("no"), on_failed="skip")
         assert await claimed(harness, want(ordered=True, skip=True)) == ids[1:]
 
     async def test_the_run_of_a_dead_relay_is_claimed_again_as_a_run(self, harness: Harness) -> None:
