@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,70 +37,32 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(host.stop)
 
 
-@pytest.fixture(scope="session")
-def postgres18_url() -> str:
-    """The URL of a PostgreSQL 18 server."""
-    return shared_server("PostgreSQL 18")
+def server(kind: str) -> Any:
+    """Make a fixture of the URL of the run's server of a kind."""
+
+    @pytest.fixture(scope="session")
+    def url() -> str:
+        return shared_server(kind)
+
+    return url
 
 
-@pytest.fixture(scope="session")
-def postgres15_url() -> str:
-    """The URL of a PostgreSQL 15 server."""
-    return shared_server("PostgreSQL 15")
-
-
-@pytest.fixture(scope="session")
-def pgbouncer_url() -> str:
-    """The URL of a PgBouncer in transaction mode, in front of the PostgreSQL 18 server."""
-    return shared_server("PgBouncer")
-
-
-@pytest.fixture(scope="session")
-def mariadb_url() -> str:
-    """The URL of a MariaDB server."""
-    return shared_server("MariaDB")
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_url() -> str:
-    """The URL of a RabbitMQ server."""
-    return shared_server("RabbitMQ")
-
-
-@pytest.fixture(scope="session")
-def nats_url() -> str:
-    """The URL of a NATS server with JetStream."""
-    return shared_server("NATS")
-
-
-@pytest.fixture(scope="session")
-def kafka_url() -> str:
-    """The URL of a Kafka broker that makes topics as they are named."""
-    return shared_server("Kafka")
-
-
-@pytest.fixture(scope="session")
-def moto_url() -> str:
-    """The URL of an imitation of Amazon's SQS and SNS."""
-    return shared_server("moto")
-
-
-@pytest.fixture(scope="session")
-def opensearch_url() -> str:
-    """The URL of an OpenSearch server, without an index."""
-    return shared_server("OpenSearch")
-
-
-@pytest.fixture(scope="session")
-def meilisearch_url() -> str:
-    """The URL of a Meilisearch server with its key, without an index."""
-    return shared_server("Meilisearch")
-
-
-@pytest.fixture(scope="session")
-def algolia_url() -> str:
-    """The URL of an imitation of Algolia with its key, and an index for each type of aggregate."""
-    return shared_server("Algolia")
+postgres18_url = server("PostgreSQL 18")
+postgres15_url = server("PostgreSQL 15")
+mariadb_url = server("MariaDB")
+rabbitmq_url = server("RabbitMQ")
+nats_url = server("NATS")
+pgbouncer_url = server("PgBouncer")
+"""In transaction mode, in front of the PostgreSQL 18 server."""
+kafka_url = server("Kafka")
+"""It makes topics as they are named."""
+moto_url = server("moto")
+"""An imitation of Amazon's SQS and SNS."""
+opensearch_url = server("OpenSearch")
+meilisearch_url = server("Meilisearch")
+"""With its key, and without an index, as OpenSearch."""
+algolia_url = server("Algolia")
+"""An imitation with its key, and an index for each type of aggregate."""
 
 
 @pytest.fixture(scope="session")

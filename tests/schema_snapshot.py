@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 from pymysql.constants import CLIENT
 
-from tests.servers import fresh
+from tests.databases import engine
 
 Snapshot: TypeAlias = dict[str, Any]
 
@@ -70,13 +70,6 @@ OF_SQLITE = {
 }
 
 
-def engine(url: str) -> sa.Engine:
-    """A synchronous engine without a pool."""
-    parsed = sa.make_url(url)
-    driver = fresh.DRIVERS.get(parsed.drivername, parsed.drivername)
-    return sa.create_engine(parsed.set(drivername=driver), poolclass=sa.NullPool)
-
-
 @contextmanager
 def transaction(url: str) -> Iterator[sa.Connection]:
     """A connection in a transaction of its own."""
@@ -87,7 +80,7 @@ def transaction(url: str) -> Iterator[sa.Connection]:
 def run_script(url: str, script: str) -> None:
     """Execute the whole text at once, as psql, mariadb and sqlite3 do."""
     multiple = {"client_flag": CLIENT.MULTI_STATEMENTS} if sa.make_url(url).drivername == "mysql" else {}
-    connection: Any = sa.create_engine(engine(url).url, connect_args=multiple).raw_connection()
+    connection: Any = engine(url, connect_args=multiple).raw_connection()
     try:
         cursor = connection.cursor()
         (cursor.executescript if hasattr(cursor, "executescript") else cursor.execute)(script)

@@ -106,19 +106,8 @@ class Outbox:
         ``TransactionFailed`` or ``ConnectionClosed``. ``SchemaError`` where the tables are missing; other
         errors of the database arrive as they are.
         """
-        call = Call(
-            aggregate_type,
-            aggregate_id,
-            event_type,
-            payload,
-            idempotency_key,
-            key,
-            headers,
-            tenant,
-            max_attempts,
-            deliver_at,
-            destinations,
-        )
+        event = (aggregate_type, aggregate_id, event_type, payload)
+        call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
         return self._emitter.write(connection, [call], autocommit)[0]
 
     async def aemit(
@@ -141,19 +130,8 @@ class Outbox:
         """``emit`` on a SQLAlchemy AsyncSession, async_scoped_session or AsyncConnection, or on a connection
         of psycopg (asynchronous), asyncpg (also of a pool), aiosqlite or asyncmy.
         """
-        call = Call(
-            aggregate_type,
-            aggregate_id,
-            event_type,
-            payload,
-            idempotency_key,
-            key,
-            headers,
-            tenant,
-            max_attempts,
-            deliver_at,
-            destinations,
-        )
+        event = (aggregate_type, aggregate_id, event_type, payload)
+        call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
         return (await self._emitter.awrite(connection, [call], autocommit))[0]
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
@@ -210,7 +188,14 @@ class Outbox:
         def register(function: Function) -> Function:
             called = name or f"{function.__module__}.{function.__qualname__}"
             destination = Destination(called, "handler:", **options)
-            self._configure(destination, Route(events, to=called))
+            route = Route(events, to=called)
+            self._change(
+                lambda settings: dataclasses.replace(
+                    settings,
+                    destinations=(*settings.destinations, destination),
+                    routes=(*settings.routes, route),
+                )
+            )
             self._handlers[called] = function
             return function
 
@@ -314,15 +299,6 @@ class Outbox:
         from relaybox.core.event_loop import run
 
         run(self.adrain())
-
-    def _configure(self, destination: Destination, route: Route) -> None:
-        self._change(
-            lambda settings: dataclasses.replace(
-                settings,
-                destinations=(*settings.destinations, destination),
-                routes=(*settings.routes, route),
-            )
-        )
 
     def migrate(self) -> list[int]:
         """Bring the tables to this version, as ``relaybox migrate`` does; the versions applied.

@@ -19,9 +19,9 @@ from relaybox.core.values import mask_url
 from relaybox.database.migrations import DialectName, current_version, migrate
 from relaybox.database.roles import grants
 from relaybox.database.schema import VERSION
-from tests.databases import EVERY_KIND, POSTGRESQL
+from tests.databases import EVERY_KIND, POSTGRESQL, engine
 from tests.integration.project import Project
-from tests.schema_snapshot import engine, run_script, snapshot
+from tests.schema_snapshot import run_script, snapshot
 
 APPLIED = ("applied 1 (the tables)", "applied 2 (samples and operations)", "applied 3 (settings)")
 DEFAULT = "sqlite:///relaybox.db"

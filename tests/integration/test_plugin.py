@@ -36,7 +36,7 @@ def test_the_plugin_costs_other_projects_nothing() -> None:
 
 
 def test_statuses_need_no_http_client() -> None:
-    script = "import sys; sys.modules['aiohttp'] = None; from relaybox.testing.rehearsal import failure; "
+    script = "import sys; sys.modules['aiohttp'] = None; from relaybox.testing.probe import failure; "
     assert python(f"{script}print(repr(failure(503)))") == "Unavailable('503 Service Unavailable')\n"
 
 

@@ -13,8 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from relaybox import Destination, Event, EventSource, Outbox, Reject, Retry, Route, Unavailable
 from relaybox.errors import ConfigError, StoreError, UnknownDestination, UnsupportedConnection
-from relaybox.testing.probe import OutboxProbe
-from relaybox.testing.rehearsal import Drained
+from relaybox.testing.probe import Drained, OutboxProbe
 from tests.databases import KINDS, async_url, engine
 
 on_sqlite = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)

@@ -27,6 +27,7 @@ from confluent_kafka.admin import AdminClient
 
 from relaybox import Destination, Outbox, Route
 from tests.conftest import FIXTURES, available
+from tests.databases import engine
 from tests.servers import (
     algolia,
     base,
@@ -173,7 +174,7 @@ def test_a_migrated_database_has_the_tables_and_no_row_of_the_last_one(
     def leave(url: str) -> None:
         outbox = Outbox(url, routes=[Route("*", to="shop")], destinations=[Destination("shop", "console:")])
         assert outbox.migrate() == []
-        with connectable(url).begin() as connection:
+        with engine(url).begin() as connection:
             assert connection.scalar(sa.select(sa.func.count()).select_from(outbox.tables.event)) == 0
             outbox.emit(connection, "Order", 1, "order.paid", {}, idempotency_key="once")
 
@@ -195,7 +196,7 @@ def test_a_migrated_database_has_the_tables_and_no_row_of_the_last_one(
     ],
 )
 def test_a_migrated_database_that_was_changed_is_not_used_again(mariadb_url: str, statement: str) -> None:
-    with fresh.migrated(mariadb_url) as changed, connectable(changed).begin() as connection:
+    with fresh.migrated(mariadb_url) as changed, engine(changed).begin() as connection:
         connection.execute(sa.text(statement))
     with fresh.migrated(mariadb_url) as url:
         assert url != changed
@@ -207,8 +208,8 @@ def test_a_database_is_disconnected_when_the_server_has_undone_what_was_not_comm
     count = sa.text("SELECT count(*) FROM information_schema.processlist WHERE db = :name")
     with fresh.database(mariadb_url) as url, ExitStack() as stack:
         name = str(sa.make_url(url).database)
-        admin = stack.enter_context(connectable(mariadb_url).connect())
-        connection = connectable(url).connect()
+        admin = stack.enter_context(engine(mariadb_url).connect())
+        connection = engine(url).connect()
         stack.callback(connection.invalidate)
         connection.execute(sa.text("CREATE TABLE mine (id INTEGER)"))
         connection.execute(sa.text("INSERT INTO mine SELECT seq FROM seq_1_to_100000"))
@@ -221,20 +222,20 @@ def test_a_template_of_other_migrations_is_not_used(
     postgres18_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def migrate(url: str) -> None:
-        with connectable(url).begin() as connection:
+        with engine(url).begin() as connection:
             connection.execute(sa.text("CREATE TABLE mine (id INTEGER)"))
 
     with fresh.migrated(postgres18_url) as url:
-        assert "outbox_event" in sa.inspect(connectable(url)).get_table_names()
+        assert "outbox_event" in sa.inspect(engine(url)).get_table_names()
     monkeypatch.setattr(fresh, "ddl", lambda dialect: ["CREATE TABLE mine (id INTEGER)"])
     monkeypatch.setattr(fresh, "migrate", migrate)
     with fresh.migrated(postgres18_url) as url:
-        assert sa.inspect(connectable(url)).get_table_names() == ["mine"]
+        assert sa.inspect(engine(url)).get_table_names() == ["mine"]
 
 
 @pytest.mark.parametrize("kind", [*DATABASES, "sqlite"])
 def test_each_fresh_database_is_empty_and_its_own(kind: str, fresh_database: Callable[[str], str]) -> None:
-    first, second = connectable(fresh_database(kind)), connectable(fresh_database(kind))
+    first, second = engine(fresh_database(kind)), engine(fresh_database(kind))
     with first.begin() as connection:
         connection.execute(sa.text("CREATE TABLE mine (id INTEGER)"))
     assert sa.inspect(first).get_table_names() == ["mine"]
@@ -247,11 +248,11 @@ def test_a_fresh_database_is_dropped_under_an_open_transaction(
 ) -> None:
     server_url = request.getfixturevalue(FIXTURES[kind])
     with fresh.database(server_url) as url:
-        connection = connectable(url).connect()
+        connection = engine(url).connect()
         connection.execute(sa.text("CREATE TABLE mine (id INTEGER)"))
         connection.execute(sa.text("INSERT INTO mine (id) VALUES (1)"))
     connection.invalidate()
-    assert sa.make_url(url).database not in sa.inspect(connectable(server_url)).get_schema_names()
+    assert sa.make_url(url).database not in sa.inspect(engine(server_url)).get_schema_names()
     with pytest.raises(sa.exc.OperationalError):
         scalar(url, "SELECT 1")
 
@@ -335,12 +336,6 @@ def missing() -> Iterator[str]:
     yield
 
 
-def connectable(url: str) -> sa.Engine:
-    parsed = sa.make_url(url)
-    driver = fresh.DRIVERS.get(parsed.drivername, parsed.drivername)
-    return sa.create_engine(parsed.set(drivername=driver), poolclass=sa.NullPool)
-
-
 def version_of(url: str) -> str:
     """What a plain client is told."""
     match sa.make_url(url).drivername:
@@ -374,7 +369,7 @@ async def _rabbitmq_version(url: str) -> str:
 
 
 def scalar(url: str, statement: str) -> str:
-    with connectable(url).connect() as connection:
+    with engine(url).connect() as connection:
         return str(connection.scalar(sa.text(statement)))
 
 

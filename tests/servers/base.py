@@ -61,6 +61,22 @@ def apt_install(*packages: str) -> None:
         raise Unavailable(f"apt-get install {names} failed: {last_line(done.stderr)}")
 
 
+def program(name: str, *packages: str, service: str = "") -> str:
+    """Return the path of a program, which these packages bring, or raise Unavailable.
+
+    ``service`` is one that a package starts by itself and that is not wanted.
+    """
+    # Debian keeps some in a directory that only root has on PATH.
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    if not shutil.which(name, path=path):
+        apt_install(*packages)
+        if service:
+            subprocess.run(["service", service, "stop"], capture_output=True)
+    if not (found := shutil.which(name, path=path)):
+        raise Unavailable(f"{name} is not on PATH")
+    return found
+
+
 @cache
 def _update_lists() -> None:
     # A failure does not matter if the lists of an earlier update do.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,10 +16,5 @@ def program() -> Iterator[str]:
 
 
 def program_path() -> str:
-    if not shutil.which("chromium"):
-        # Without a font every letter is an empty box.
-        base.apt_install("chromium", "fonts-dejavu-core")
-    program = shutil.which("chromium")
-    if not program:
-        raise base.Unavailable("chromium is not on PATH")
-    return program
+    # Without a font every letter is an empty box.
+    return base.program("chromium", "chromium", "fonts-dejavu-core")

@@ -19,10 +19,10 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from relaybox.database.migrations import ddl, migrate
+from tests import databases
 from tests.servers import base, sqlite
 from tests.waiting import wait_for
 
-DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 KEPT = "outbox_migration"
 """The one table that has rows after a migration."""
 
@@ -174,11 +174,8 @@ def _administer(server_url: str) -> sa.Connection:
 
 @cache
 def _engine(server_url: str) -> sa.Engine:
-    url = sa.make_url(server_url)
     # Made once for each server: the first connection of an engine asks for much that the others know.
-    return sa.create_engine(
-        url.set(drivername=DRIVERS[url.drivername]), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
-    )
+    return databases.engine(server_url, isolation_level="AUTOCOMMIT")
 
 
 def _url(server_url: str, name: str) -> str:

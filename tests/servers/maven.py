@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,12 +46,8 @@ def archive(name: str, coordinate: str) -> Path:
 
 def java() -> str:
     """The program ``java`` of a development kit, which also runs a source file; or raise Unavailable."""
-    if not shutil.which("javac"):
-        base.apt_install("default-jdk-headless")
-    program = shutil.which("java")
-    if not program:
-        raise base.Unavailable("java is not on PATH")
-    return program
+    base.program("javac", "default-jdk-headless")
+    return base.program("java", "default-jdk-headless")
 
 
 def _kept(
@@ -109,9 +104,4 @@ def _run(what: str, *arguments: str) -> None:
 
 
 def _maven() -> str:
-    if not shutil.which("mvn"):
-        base.apt_install("maven")
-    program = shutil.which("mvn")
-    if not program:
-        raise base.Unavailable("mvn is not on PATH")
-    return program
+    return base.program("mvn", "maven")

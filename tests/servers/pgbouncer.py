@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,16 +63,4 @@ def _at(url: sa.URL, host: str | None, port: int | None) -> str:
 
 
 def program_path() -> Path:
-    if not (found := _find()):
-        base.apt_install("pgbouncer")
-        # The package starts a service of its own.
-        subprocess.run(["service", "pgbouncer", "stop"], capture_output=True)
-        found = _find()
-    if not found:
-        raise base.Unavailable("pgbouncer is not on PATH")
-    return Path(found)
-
-
-def _find() -> str | None:
-    # Debian keeps it in a directory that only root has on PATH.
-    return shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    return Path(base.program("pgbouncer", "pgbouncer", service="pgbouncer"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -39,11 +37,4 @@ def promtool() -> Iterator[str]:
 
 
 def program_path(name: str) -> str:
-    if not shutil.which(name):
-        base.apt_install("prometheus")
-        # The package starts a service of its own.
-        subprocess.run(["service", "prometheus", "stop"], capture_output=True)
-    program = shutil.which(name)
-    if not program:
-        raise base.Unavailable(f"{name} is not on PATH")
-    return program
+    return base.program(name, "prometheus", service="prometheus")

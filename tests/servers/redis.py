@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,9 +63,4 @@ def _command(program: str, port: int, directory: Path, more: tuple[str, ...]) ->
 
 
 def program_path() -> str:
-    if not shutil.which("redis-server"):
-        base.apt_install("redis-server")
-    program = shutil.which("redis-server")
-    if not program:
-        raise base.Unavailable("redis-server is not on PATH")
-    return program
+    return base.program("redis-server", "redis-server")

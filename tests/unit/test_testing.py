@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relaybox.testing.checker import KINDS, Committed, Finding, Kind, Received, Report, check
-from relaybox.testing.emitted import EmittedEvent
-from relaybox.testing.expectation import Expectation, found_instead, missing, not_found, table
+from relaybox.testing.emitted import EmittedEvent, Expectation, found_instead, missing, not_found, table
 
 A, B, C, STRANGER = (UUID(int=number) for number in (1, 2, 3, 99))
 

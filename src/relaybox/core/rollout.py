@@ -48,19 +48,21 @@ def is_sent(routes: Routes, which: Which, aggregate_id: Any) -> bool:
 
 def changed(settings: Settings, which: Which, **values: Any) -> Settings:
     """The settings with another ``rollout`` or ``shadow`` of these routes; raises ``ConfigError``."""
-    found = _named(settings.routes, which)
+    found = set(map(_ends, _named(settings.routes, which)))
     if not found:
         raise _unknown(settings.routes, which)
-    same = {(route.events, route.to) for route in found}
-    routes = (
-        replace(route, **values) if (route.events, route.to) in same else route for route in settings.routes
-    )
+    routes = (replace(route, **values) if _ends(route) in found else route for route in settings.routes)
     return replace(settings, routes=tuple(routes))
+
+
+def _ends(route: Route) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what makes two routes the same one."""
+    return route.events, route.to
 
 
 def _named(routes: Sequence[Route], which: Which) -> list[Route]:
     if isinstance(which, Route):
-        return [route for route in routes if (route.events, route.to) == (which.events, which.to)]
+        return [route for route in routes if _ends(route) == _ends(which)]
     if not isinstance(which, str):
         raise wrong("route", which, "give a Route, one of its patterns, or a destination's name")
     patterns = [route for route in routes if which in route.events]
@@ -69,9 +71,10 @@ def _named(routes: Sequence[Route], which: Which) -> list[Route]:
 
 def _unknown(routes: Sequence[Route], which: Which) -> ConfigError:
     if isinstance(which, Route):
-        known = "; ".join(f"{', '.join(route.events)} to {', '.join(route.to)}" for route in routes)
-        seen = f"{', '.join(which.events)} to {', '.join(which.to)}"
-        return ConfigError(f"route = {seen}: the outbox has no such route; known: {known or 'none'}")
+        seen, *known = (f"{', '.join(route.events)} to {', '.join(route.to)}" for route in (which, *routes))
+        return ConfigError(
+            f"route = {seen}: the outbox has no such route; known: {'; '.join(known) or 'none'}"
+        )
     names = {name for route in routes for name in (*route.events, *route.to)}
     return ConfigError(
         f"route = {which!r}: no pattern and no routed destination is called that{did_you_mean(which, names)}"
@@ -132,14 +135,11 @@ class RouteFile:
             return
         if new := _differing(self._routes, routes):
             self._take(new)
-            self._remember(new)
-        self._told = ""
-
-    def _remember(self, new: Mapping[int, Route]) -> None:
         for number, route in new.items():
             self._routes[number] = route
             said = f"rollout = {route.rollout:g}, shadow = {str(route.shadow).lower()}"
             log.info("%s: the route %s has %s now", self._path, ", ".join(route.events), said)
+        self._told = ""
 
     def _complain(self, problem: str) -> None:
         if problem != self._told:
@@ -153,12 +153,8 @@ def _signature(file: os.stat_result) -> tuple[int, ...]:
 
 def _differing(before: Sequence[Route], after: Iterable[Route]) -> dict[int, Route]:
     """The routes of before, by number, that are still there with another rollout or shadow."""
-    same: defaultdict[tuple[tuple[str, ...], tuple[str, ...]], list[Route]] = defaultdict(list)
+    same = defaultdict(list)
     for route in after:
-        same[route.events, route.to].append(route)
-    found = {}
-    for number, route in enumerate(before):
-        candidates = same[route.events, route.to]
-        if candidates and (new := candidates.pop(0)) != route:
-            found[number] = new
-    return found
+        same[_ends(route)].append(route)
+    paired = {number: (same[_ends(route)] or [route]).pop(0) for number, route in enumerate(before)}
+    return {number: new for number, new in paired.items() if new != before[number]}

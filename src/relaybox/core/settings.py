@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-from relaybox.core.database_url import normalize_url
 from relaybox.core.schemes import SCHEMES, SEARCH_ENGINES
 from relaybox.core.values import (
     Duration,
@@ -25,6 +24,7 @@ from relaybox.core.values import (
     identifier,
     known_only,
     mask_url,
+    normalize_url,
     optional,
     parse_count,
     parse_duration,
@@ -46,25 +46,10 @@ from relaybox.core.values import (
 from relaybox.errors import ConfigError, did_you_mean, shorten
 
 __all__ = [
-    "DEFAULT_DATABASE",
-    "Backoff",
-    "ConfigWarning",
-    "Destination",
-    "Duration",
-    "Route",
-    "Secret",
-    "Settings",
-    "database_source",
-    "find_file",
-    "identifier",
-    "mask_url",
-    "needs_postgresql",
-    "normalize_url",
-    "parse_duration",
-    "parse_rate",
-    "parse_size",
+    "DEFAULT_DATABASE", "Backoff", "ConfigWarning", "Destination", "Route", "Secret", "Settings",
+    "database_source", "find_file", "mask_url", "needs_postgresql", "normalize_url", "parse_duration",
     "read_routes",
-]
+]  # fmt: skip
 
 Jitter: TypeAlias = float | Literal["full"]
 Ordering: TypeAlias = Literal["aggregate", "tenant", "event_type", "none"]
@@ -184,13 +169,13 @@ class Destination:
         setting = f"{self._where}sink"
         if not isinstance(self.sink, str) or not self.sink:
             raise wrong(setting, self.sink, "write a URL such as 'https://example.org/events'")
-        scheme, _, rest = self.sink.partition(":")
-        if scheme.lower() not in SCHEMES:
+        if self.scheme not in SCHEMES:
+            scheme = self.sink.partition(":")[0]
             raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SCHEMES)}")
-        if self.once and scheme.lower() != "handler":
+        if self.once and self.scheme != "handler":
             fix = "only functions can run once; receivers elsewhere keep an inbox of their own"
             raise wrong(f"{self._where}once", self.once, fix)
-        if scheme.lower() in ("http", "https") and not re.match(r"//[^/?#]", rest):
+        if self.scheme in ("http", "https") and not re.match(r"\w+://[^/?#]", self.sink):
             raise wrong(setting, mask_url(self.sink), "name a host, as in 'https://example.org/events'")
 
     def _check_handed_over(self) -> None:
@@ -293,48 +278,28 @@ class Settings:
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"destinations: two are called {name!r}; rename one")
+        handed_over = [one.name for one in self.destinations if one.handed_over]
         for route in self.routes:
             for name in route.to:
                 _check_exists(f"{route._where}to", name, names)
-            if route.shadow:
-                self._check_shadow(route)
-        for destination in self.destinations:
-            self._check_dead_letter(destination, names)
-        self._check_canary(names)
-
-    def _check_shadow(self, route: Route) -> None:
-        handed_over = [one.name for one in self.destinations if one.handed_over and one.name in route.to]
-        if handed_over:
-            fix = f"Debezium sends whatever is written for {handed_over[0]!r}; leave shadow out"
-            raise wrong(f"{route._where}shadow", route.shadow, fix)
-
-    def _check_canary(self, names: list[str]) -> None:
-        if self.canary_destination is None:
-            if self.canary is not None:
-                raise ConfigError("canary has no destination; name one with canary_destination = '…'")
-            return
-        if self.canary is None:
-            fix = "say also how often, as in canary = '60s'"
-            raise wrong("canary_destination", self.canary_destination, fix)
-        # One that a handler is may be registered later than the settings are read.
-        if any(one.handed_over for one in self.destinations if one.name == self.canary_destination):
-            raise wrong("canary_destination", self.canary_destination, "no relay sees what Debezium sends")
-
-    def _check_dead_letter(self, destination: Destination, names: list[str]) -> None:
-        setting = f"destination {destination.name!r}: dead_letter"
-        if destination.dead_letter == destination.name:
-            raise wrong(setting, destination.name, "name another destination, not itself")
-        if destination.dead_letter is not None:
-            _check_exists(setting, destination.dead_letter, names)
-            if any(one.handed_over for one in self.destinations if one.name == destination.dead_letter):
-                raise wrong(setting, destination.dead_letter, "Debezium takes only what is emitted to it")
+            if route.shadow and (unseen := [name for name in handed_over if name in route.to]):
+                fix = f"Debezium sends whatever is written for {unseen[0]!r}; leave shadow out"
+                raise wrong(f"{route._where}shadow", route.shadow, fix)
         following = {one.name: one.dead_letter for one in self.destinations}
-        seen, name = {destination.name}, destination.dead_letter
-        while name is not None:
-            if name in seen:
-                raise wrong(setting, destination.dead_letter, "what fails would go round in a circle; end it")
-            seen.add(name)
-            name = following.get(name)
+        for name, dead_letter in following.items():
+            if dead_letter is not None:
+                _check_dead_letter(name, dead_letter, following, handed_over)
+        self._check_canary(handed_over)
+
+    def _check_canary(self, handed_over: Collection[str]) -> None:
+        to = self.canary_destination
+        if to is None and self.canary is not None:
+            raise ConfigError("canary has no destination; name one with canary_destination = '…'")
+        if to is not None and self.canary is None:
+            raise wrong("canary_destination", to, "say also how often, as in canary = '60s'")
+        # It need not exist: a handler may be registered later than the settings are read.
+        if to in handed_over:
+            raise wrong("canary_destination", to, "no relay sees what Debezium sends")
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:
@@ -348,12 +313,10 @@ class Settings:
         if not isinstance(destinations, dict):
             raise wrong("destinations", destinations, "write each as a [destinations.NAME] table")
         routes = _routes(table.pop("routes", []))
-        return cls(
-            _database(_named_database(database, env, table.pop("database", None)), env),
-            [Destination.from_mapping(name, given) for name, given in destinations.items()],
-            routes,
-            **table,
-        )
+        setting, value = _named_database(database, env, table.pop("database", None))
+        url = normalize_url(reveal_database(value, env, setting), setting)
+        made = [Destination.from_mapping(name, given) for name, given in destinations.items()]
+        return cls(url, made, routes, **table)
 
     def __repr__(self) -> str:
         return f"Settings({mask_url(self.database)!r}, {list(self.destinations)!r}, {list(self.routes)!r})"
@@ -365,33 +328,45 @@ def needs_postgresql(destination: Destination, seen: str) -> ConfigError:
     return ConfigError(f"{setting} needs PostgreSQL, whose log Debezium reads; the database is {seen}")
 
 
-def _check_exists(setting: str, name: str, known: list[str]) -> None:
+def _check_exists(setting: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise ConfigError(f"{setting} = {name!r}: no destination is called that{did_you_mean(name, known)}")
 
 
+def _check_dead_letter(
+    name: str, dead_letter: str, following: Mapping[str, str | None], handed_over: Collection[str]
+) -> None:
+    """``following`` has the dead letter of every destination."""
+    setting = f"destination {name!r}: dead_letter"
+    if dead_letter == name:
+        raise wrong(setting, name, "name another destination, not itself")
+    _check_exists(setting, dead_letter, following)
+    if dead_letter in handed_over:
+        raise wrong(setting, dead_letter, "Debezium takes only what is emitted to it")
+    seen, step = {name}, following.get(name)
+    while step is not None:
+        if step in seen:
+            raise wrong(setting, dead_letter, "what fails would go round in a circle; end it")
+        seen.add(step)
+        step = following.get(step)
+
+
 def database_source(path: Path | None, env: Mapping[str, str], database: str | None = None) -> str | None:
     """What of all that ``Settings.load`` reads says which database is meant; ``None``: nothing does."""
-    named = _named_database(database, env, _read(path, env).get("database"))
-    return named and named[0]
+    setting, _ = _named_database(database, env, _read(path, env).get("database"))
+    return setting or None
 
 
-def _database(named: tuple[str, Any] | None, env: Mapping[str, str]) -> str:
-    if named is None:
-        return DEFAULT_DATABASE
-    setting, value = named
-    return normalize_url(reveal_database(value, env, setting), setting)
-
-
-def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any] | None:
-    """The setting that decides which database it is, and its value."""
+def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any]:
+    """Return the setting that decides which database it is, if any does, and its value."""
     sources = {
         "database": given,
         "RELAYBOX_DATABASE": env.get("RELAYBOX_DATABASE"),
         "database in the file": in_file,
         "DATABASE_URL": env.get("DATABASE_URL"),
     }
-    return next((source for source in sources.items() if source[1] is not None and source[1] != ""), None)
+    named = ((setting, value) for setting, value in sources.items() if value is not None and value != "")
+    return next(named, ("", DEFAULT_DATABASE))
 
 
 def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
@@ -401,7 +376,12 @@ def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
     own, shared = Path("relaybox.toml"), Path("pyproject.toml")
     if own.is_file():
         return own
-    return shared if shared.is_file() and "relaybox" in _tools(read_toml(shared)) else None
+    return shared if shared.is_file() and "relaybox" in _tools(shared) else None
+
+
+def _tools(path: Path) -> dict[str, Any]:
+    tools = read_toml(path).get("tool")
+    return tools if isinstance(tools, dict) else {}
 
 
 def read_routes(path: Path) -> tuple[Route, ...]:
@@ -415,24 +395,19 @@ def _routes(given: object) -> tuple[Route, ...]:
     return tuple(Route.from_mapping(each) for each in given)
 
 
-def _tools(data: dict[str, Any]) -> dict[str, Any]:
-    tools = data.get("tool")
-    return tools if isinstance(tools, dict) else {}
-
-
 def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
     return _table(found) if (found := find_file(path, env)) else {}
 
 
 def _table(path: Path) -> dict[str, Any]:
     """Our settings in a file, with ``destinations`` and ``routes`` among them."""
-    data = read_toml(path)
-    general = {item.name for item in fields(Settings)} - {"destinations", "routes", "web"}
+    tables = {"destinations", "routes", "web"}
+    known = {item.name for item in fields(Settings)}
     if path.name == "pyproject.toml":
-        given = _tools(data).get("relaybox")
+        given = _tools(path).get("relaybox")
         if given is None:
             raise ConfigError(f"{path} has no [tool.relaybox] table; add one, or write relaybox.toml")
-        return known_only(given, general | {"destinations", "routes", "web"}, "[tool.relaybox]")
-    misplaced = dict.fromkeys(general, "write it under [relaybox]")
-    tables = known_only(data, ("relaybox", "destinations", "routes", "web"), str(path), misplaced)
-    return {**known_only(tables.pop("relaybox", {}), general, "[relaybox]"), **tables}
+        return known_only(given, known, "[tool.relaybox]")
+    misplaced = dict.fromkeys(known - tables, "write it under [relaybox]")
+    table = known_only(read_toml(path), tables | {"relaybox"}, str(path), misplaced)
+    return {**known_only(table.pop("relaybox", {}), known - tables, "[relaybox]"), **table}

@@ -18,13 +18,10 @@ def text_field(field: str, value: Any, longest: int) -> str:
         raise InvalidField(field, text, "it must not be empty")
     if len(text) > longest:
         raise InvalidField(field, text, f"it has {len(text)} characters and may have at most {longest}")
-    if not (text.isascii() and text.isprintable()) and not _storable(text):
+    plain = text.isascii() and text.isprintable()
+    if not plain and any(one == "\0" or "\ud800" <= one <= "\udfff" for one in text):
         raise InvalidField(field, text, "it holds a NUL or a lone surrogate; remove it")
     return text
-
-
-def _storable(value: str) -> bool:
-    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def id_field(field: str, value: Any) -> str:
@@ -38,7 +35,6 @@ def id_field(field: str, value: Any) -> str:
     value = int.__int__(value)
     # Beyond some thousand digits Python refuses to print an integer at all.
     if value.bit_length() > 800:
-        raise InvalidField(
-            field, f"an integer of {value.bit_length()} bits", "it may have at most 240 digits"
-        )
+        seen = f"an integer of {value.bit_length()} bits"
+        raise InvalidField(field, seen, "it may have at most 240 digits")
     return str(value)

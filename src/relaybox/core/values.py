@@ -34,6 +34,8 @@ LONGEST_DURATION = 36_500 * 86_400.0
 MOST = 2**31 - 1
 """Of whatever is counted: what every database keeps in a column."""
 
+_DATABASES = ("postgresql", "postgres", "mysql", "mariadb", "sqlite")
+_ALIASES = {"postgres": "postgresql", "mariadb": "mysql"}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
@@ -143,17 +145,14 @@ def _read_secret(path: Path) -> str:
 
 
 def wrong(setting: str, value: object, fix: str) -> ConfigError:
-    """The error for a value that a setting does not take."""
+    """Return the error for a value that a setting does not take."""
     return ConfigError(f"{setting} = {shorten(value)}: {fix}")
 
 
 def known_only(
     mapping: object, known: Iterable[str], where: str, fixes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A copy of ``mapping``, if it is one and names nothing but known settings.
-
-    ``fixes`` says what to do about names that are not spelled like the right one.
-    """
+    """Copy a mapping that names only known settings. ``fixes`` has advice for names of another spelling."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} is a {type(mapping).__name__}; write a table of settings")
     names = set(known)
@@ -171,6 +170,53 @@ def mask_url(url: str) -> str:
     """The URL without its user, password and query, for messages."""
     without_user = re.sub(r"(?<=//).*@", "***@", url, flags=re.DOTALL)
     return re.sub(r"\?.*", "?***", without_user, flags=re.DOTALL)
+
+
+def normalize_url(url: str, setting: str = "database") -> str:
+    """Return the database's URL as ``postgresql://``, ``mysql://`` or ``sqlite://``, without a driver."""
+    match = re.fullmatch(r"(\w+)(?:\+\w+)?://(.*)", url, re.DOTALL) if isinstance(url, str) else None
+    if match is None or (scheme := match[1].lower()) not in _DATABASES:
+        raise _no_database(url, setting)
+    dialect = _ALIASES.get(scheme, scheme)
+    normal = f"{dialect}://{match[2]}"
+    fix = _file_fix(normal, match[2]) if dialect == "sqlite" else _server_fix(match[2])
+    if fix is not None:
+        raise ConfigError(f"{setting} = {mask_url(normal)!r}: {fix}")
+    return normal
+
+
+def _no_database(url: object, setting: str) -> ConfigError:
+    fix = f"write one of {', '.join(f'{name}://' for name in _DATABASES)} (with or without +driver)"
+    if not isinstance(url, str):
+        return ConfigError(f"{setting} is of type {type(url).__name__}: {fix}")
+    if re.match(r"\w+(\+\w+)?://", url):
+        return ConfigError(f"{setting} = {mask_url(url)!r}: {fix}")
+    # Without a scheme there is no telling which part is a password, but a file's name has none.
+    file = re.fullmatch(r"[\w./\\ -]+\.(db3?|sqlite3?)", url)
+    return ConfigError(f"{setting} is not a URL: {fix}" + (f"; for a file: sqlite:///{url}" if file else ""))
+
+
+def _file_fix(url: str, place: str) -> str | None:
+    if not place or place[0] in "/?":
+        return None
+    return f"write {mask_url(url).replace('://', ':///', 1)} (three slashes; four for an absolute path)"
+
+
+def _server_fix(place: str) -> str | None:
+    before, _, query = place.partition("?")
+    user, _, rest = before.rpartition("@")
+    # Drivers repeat what they cannot read, and here that would be a password.
+    if re.search(r"\s|%(?![0-9A-Fa-f]{2})", user):
+        return "its user or password holds a space or a lone %; write %20 for a space and %25 for a %"
+    # Of a password with a question mark, a part would be taken for the port, and shown.
+    if "@" in query:
+        return None
+    # PostgreSQL takes several hosts, each with its port.
+    for host in rest.partition("/")[0].split(","):
+        port = re.fullmatch(r"(?:\[.*\]|[^:\[\]]*):(.+)", host, re.DOTALL)
+        if port and not re.fullmatch(r"[0-9]+", port[1]):
+            return f"the port {port[1]!r} is no number"
+    return None
 
 
 def without_password(text: str, url: str) -> str:
@@ -192,7 +238,7 @@ def _passwords(url: str) -> set[str]:
 
 
 def parse_duration(value: Duration, setting: str) -> float:
-    """Seconds, of ``50ms``, ``2s``, ``5m``, ``1h``, ``7d``, a number of seconds or a timedelta."""
+    """Return seconds, of ``50ms``, ``2s``, ``5m``, ``1h``, ``7d``, a number of seconds or a timedelta."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else _number(value)
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         seconds = float(match[1]) * _SECONDS[match[2]]

@@ -87,11 +87,11 @@ class Report:
         return not self.findings
 
     def __str__(self) -> str:
-        figures = [("events", self.events), ("received", self.received), ("received again", self.duplicates)]
-        table = [f"{name:<14} {number:>9,}" for name, number in (*figures, *self.counts.items())]
-        words = [str(finding) for finding in self.findings[:SHOWN]]
-        rest = len(self.findings) - len(words)
-        return "\n".join([*table, *words, *([f"and {rest:,} more"] if rest else [])])
+        figures = {"events": self.events, "received": self.received, "received again": self.duplicates}
+        lines = [f"{name:<14} {number:>9,}" for name, number in (*figures.items(), *self.counts.items())]
+        lines += map(str, self.findings[:SHOWN])
+        rest = len(self.findings) - SHOWN
+        return "\n".join([*lines, f"and {rest:,} more"] if rest > 0 else lines)
 
 
 States: TypeAlias = Mapping[tuple[str, UUID], str]
@@ -140,7 +140,10 @@ def check(
     _check_ids("in_flight", () if isinstance(in_flight, int) else in_flight)
     known = _known(rows)
     first, again = _arrivals(receipts)
-    fates = _fates(known, first, status)
+    fates: list[Fate] = [
+        (row, first.get(event), None if status is None else status.get(row[:2], "delivered"))
+        for event, row in known.items()
+    ]
     findings = (
         *_rows(fates, status, drained),
         *_phantoms(known, first, receipts),
@@ -155,7 +158,7 @@ def check(
 
 
 def _check_ids(name: str, values: Iterable[Sequence[object]]) -> None:
-    """A text is not equal to the UUID that it stands for."""
+    """Raise where an id is text, which is not equal to the UUID that it stands for."""
     for value in values:
         if not isinstance(value[1], UUID):
             seen = f"{value[1]!r}, a {type(value[1]).__name__}"
@@ -187,30 +190,16 @@ def _arrivals(receipts: Iterable[Received]) -> tuple[dict[_Event, int], list[Rec
     return first, again
 
 
-def _fates(known: _Known, first: Mapping[_Event, int], status: States | None) -> list[Fate]:
-    if status is None:
-        return [(row, first.get(event), None) for event, row in known.items()]
-    return [
-        (row, first.get(event), status.get((row.destination, row.event_id), "delivered"))
-        for event, row in known.items()
-    ]
-
-
 def _rows(fates: Iterable[Fate], status: States | None, drained: bool) -> Iterator[Finding]:
     """What is lost, and what is stuck."""
     for row, arrival, state in fates:
         if drained and state == "pending":
-            yield Finding("stuck", row.destination, row.event_id, f"{_place(row)} is still pending")
+            yield Finding("stuck", *row[:2], f"{_place(row)} is still pending")
         elif arrival is None and (state == "delivered" or (drained and state not in ("failed", "discarded"))):
-            text = f"{_place(row)} was never received{_says(row, status)}"
-            yield Finding("lost", row.destination, row.event_id, text)
-
-
-def _says(row: Committed, status: States | None) -> str:
-    if status is None:
-        return ""
-    state = status.get((row.destination, row.event_id))
-    return "; no row of it is left" if state is None else f"; its row says {state}"
+            says = ""
+            if status is not None:
+                says = f"; its row says {state}" if row[:2] in status else "; no row of it is left"
+            yield Finding("lost", *row[:2], f"{_place(row)} was never received{says}")
 
 
 def _phantoms(known: _Known, first: Mapping[_Event, int], receipts: Sequence[Received]) -> Iterator[Finding]:
@@ -223,14 +212,14 @@ def _phantoms(known: _Known, first: Mapping[_Event, int], receipts: Sequence[Rec
     for receipt in strangers:
         others = ", ".join(committed.get(receipt.event_id.int, []))
         text = f"was committed only for {others}" if others else "was never committed"
-        yield Finding("phantom", receipt.destination, receipt.event_id, f"was received, but {text}")
+        yield Finding("phantom", *receipt[:2], f"was received, but {text}")
 
 
 def _disorder(fates: Iterable[Fate], on_failed: str) -> Iterator[Finding]:
     for row, arrival, position, until in overtakings(fates, on_failed):
         fate = "never came" if until is None else f"came as number {until + 1}"
         text = f"{_place(row)} came as number {arrival + 1}, but position {position} before it {fate}"
-        yield Finding("disorder", row.destination, row.event_id, text)
+        yield Finding("disorder", *row[:2], text)
 
 
 def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
@@ -244,15 +233,10 @@ def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
         if arrival is not None and arrival < until:
             yield Overtaking(row, arrival, position, None if until == _NEVER else until)
         came = _NEVER if arrival is None else arrival
-        if came > until and not _may_be_missing(arrival, state, on_failed):
+        failed = state == "failed" or (state is None and arrival is None)
+        # Later events of the key need not wait for one that is discarded, or failed and skipped.
+        if came > until and state != "discarded" and not (failed and on_failed == "skip"):
             latest[key] = came, row.position
-
-
-def _may_be_missing(arrival: int | None, state: str | None, on_failed: str) -> bool:
-    """Whether later events of the key need not wait for this one."""
-    if on_failed == "block":
-        return state == "discarded"
-    return state in ("failed", "discarded") or (state is None and arrival is None)
 
 
 def _replays(rows: Sequence[Committed], known: _Known) -> Counter[_Event]:
@@ -301,14 +285,14 @@ def _untrue(
     if status is None:
         return
     for row, arrival, state in fates:
-        pair = row.destination, row.event_id
         if state not in STATUSES:
-            yield Finding("untrue", *pair, f"{_place(row)} says {state!r}, which is no status")
-        elif state == "failed" and arrival is not None and not _excuse(in_flight, *pair):
-            yield Finding("untrue", *pair, f"{_place(row)} says failed, but was received without any fault")
-    for destination, event_id in status:
+            yield Finding("untrue", *row[:2], f"{_place(row)} says {state!r}, which is no status")
+        elif state == "failed" and arrival is not None and not _excuse(in_flight, *row[:2]):
+            text = f"{_place(row)} says failed, but was received without any fault"
+            yield Finding("untrue", *row[:2], text)
+    for (destination, event_id), state in status.items():
         if (destination, event_id.int) not in known:
-            text = f"a row says {status[destination, event_id]}, but the event was never committed"
+            text = f"a row says {state}, but the event was never committed"
             yield Finding("untrue", destination, event_id, text)
 
 

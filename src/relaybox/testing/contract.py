@@ -17,9 +17,9 @@ import json
 from typing import Any
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.stores.store import Claim, DeadLetter, Held, Settlement, Want
-from relaybox.testing.harness import LEASE, Harness, claimed, die, emit, see, settle, want
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, DeadLetter, Held, Want
+from relaybox.testing.harness import LEASE, Harness, claimed, die, emit, see, settle, take, want
 from relaybox.testing.lease_contract import LeaseContract
 from relaybox.testing.order_contract import OrderContract
 
@@ -73,9 +73,9 @@ class CircuitContract:
 
     async def test_what_is_leased_can_be_settled_behind_a_circuit(self, harness: Harness) -> None:
         await emit(harness, 1)
-        claim = await harness.store.claim(want())
+        claim = await take(harness, want())
         await harness.store.open_circuit("shop", 30, "503")
-        assert not await settle(harness, claim.deliveries, Delivered())
+        assert not await settle(harness, claim, Delivered())
 
     async def test_nobody_probes_before_its_time(self, harness: Harness) -> None:
         assert not await harness.store.probe("shop", 60), "there is nothing to probe"
@@ -100,7 +100,7 @@ class CircuitContract:
             assert claim == Claim(held=Held("half_open", claim.held.seconds, "503"))
             assert await claimed(harness, want(1, ordered=ordered, probe=True)) == ids[:1]
             await harness.store.close_circuit("shop")
-            assert len((await harness.store.claim(want(ordered=ordered))).deliveries) == (not ordered)
+            assert len(await take(harness, want(ordered=ordered))) == (not ordered)
 
     async def test_a_probe_that_finds_nothing_due_is_not_held(self, harness: Harness) -> None:
         await half_open(harness)
@@ -154,7 +154,7 @@ class CircuitContract:
         await harness.pass_time(10 * LEASE)
         assert await harness.store.claim(want()) == Claim(held=Held("paused", None, "410 Gone"))
         await harness.hold("shop", False)
-        assert len((await harness.store.claim(want())).deliveries) == 1
+        assert len(await take(harness, want())) == 1
 
     async def test_one_of_several_relays_pauses(self, harness: Harness) -> None:
         paused = await asyncio.gather(*(harness.store.pause("shop", f"{i}", "410") for i in range(8)))
@@ -168,7 +168,7 @@ class CircuitContract:
         assert held.why == "paused"
         assert about(held.seconds, 30)
         await harness.pass_time(31)
-        assert len((await harness.store.claim(want())).deliveries) == 1
+        assert len(await take(harness, want())) == 1
         assert await harness.store.pause("shop", "relay-1", "410"), "it is not paused any more"
         assert (await harness.store.claim(want())).held == Held("paused", None, "410")
 
@@ -205,15 +205,14 @@ class CircuitContract:
 
 async def fail(harness: Harness, error: str = "422", dead_letter: DeadLetter = GRAVE) -> tuple[Delivery, ...]:
     """Claim what is due and fail all of it."""
-    failed = (await harness.store.claim(want())).deliveries
-    settlements = [Settlement(delivery, Failed(error)) for delivery in failed]
-    assert await harness.store.settle(settlements, dead_letter=dead_letter) == frozenset()
+    failed = await take(harness, want())
+    assert await settle(harness, failed, Failed(error), dead_letter=dead_letter) == frozenset()
     return failed
 
 
 async def copies(harness: Harness) -> tuple[Delivery, ...]:
     """What came for the dead letters' destination."""
-    return (await harness.store.claim(Want("grave", "undertaker", limit=2_000))).deliveries
+    return await take(harness, Want("grave", "undertaker", limit=2_000))
 
 
 def content(delivery: Delivery) -> tuple[Any, ...]:
@@ -267,42 +266,36 @@ class DeadLetterContract:
     ) -> None:
         for key in "abab":
             await harness.emit("shop", key=key)
-        originals = (await harness.store.claim(want(ordered=True))).deliveries
-        settlements = [Settlement(delivery, Failed("no")) for delivery in reversed(originals)]
-        assert await harness.store.settle(settlements, dead_letter=ORDERED_GRAVE) == frozenset()
-        claim = await harness.store.claim(Want("grave", "undertaker", ordered=True))
-        found = [(d.event_id, d.ordering_key) for d in claim.deliveries]
+        originals = await take(harness, want(ordered=True))
+        assert await settle(harness, originals[::-1], Failed("no"), dead_letter=ORDERED_GRAVE) == frozenset()
+        claim = await take(harness, Want("grave", "undertaker", ordered=True))
+        found = [(d.event_id, d.ordering_key) for d in claim]
         assert found == [(d.event_id, d.ordering_key) for d in originals]
 
     async def test_only_what_failed_is_copied(self, harness: Harness) -> None:
         await emit(harness, 5, key="a")
-        head, *rest = (await harness.store.claim(want(ordered=True))).deliveries
-        outcomes: list[Outcome] = [Released(), Retried(30, "503"), Delivered(), Delivered(keep=False)]
-        settlements = [Settlement(*pair) for pair in zip(rest, outcomes, strict=True)]
-        settlements.append(Settlement(head, Failed("no")))
-        assert await harness.store.settle(settlements, dead_letter=GRAVE) == frozenset()
+        head, *rest = await take(harness, want(ordered=True))
+        outcomes = (Released(), Retried(30, "503"), Delivered(), Delivered(keep=False), Failed("no"))
+        assert await settle(harness, [*rest, head], *outcomes, dead_letter=GRAVE) == frozenset()
         assert [copy.event_id for copy in await copies(harness)] == [head.event_id]
 
     async def test_without_a_dead_letter_nothing_is_copied(self, harness: Harness) -> None:
         await emit(harness, 1)
-        [delivery] = (await harness.store.claim(want())).deliveries
-        await harness.store.settle([Settlement(delivery, Failed("no"))])
+        await settle(harness, await take(harness, want()), Failed("no"))
         assert await copies(harness) == ()
 
     async def test_a_lost_lease_copies_nothing(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
-        zombie = (await harness.store.claim(want())).deliveries
+        zombie = await take(harness, want())
         await harness.pass_time(LEASE + 1)
         await harness.store.claim(want(1, owner="relay-2"))
-        settlements = [Settlement(delivery, Failed("no")) for delivery in zombie]
-        assert await harness.store.settle(settlements, dead_letter=GRAVE) == {ids[0]}
+        assert await settle(harness, zombie, Failed("no"), dead_letter=GRAVE) == {ids[0]}
         assert [copy.event_id for copy in await copies(harness)] == [zombie[1].event_id]
 
     async def test_a_settle_that_is_repeated_copies_once(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
         [delivery] = await fail(harness)
-        failed = Settlement(delivery, Failed("422"))
-        assert await harness.store.settle([failed, failed], dead_letter=GRAVE) == {id_}
+        assert await settle(harness, [delivery] * 2, Failed("422"), dead_letter=GRAVE) == {id_}
         assert len(await copies(harness)) == 1
 
     async def test_a_row_that_kills_every_relay_is_copied_with_the_reason(self, harness: Harness) -> None:
@@ -321,9 +314,8 @@ class DeadLetterContract:
         await emit(harness, 1)
         [original] = await fail(harness)
         [copy] = await copies(harness)
-        next_grave = DeadLetter("crypt")
-        await harness.store.settle([Settlement(copy, Failed("503"))], dead_letter=next_grave)
-        [last] = (await harness.store.claim(Want("crypt", "undertaker"))).deliveries
+        await settle(harness, [copy], Failed("503"), dead_letter=DeadLetter("crypt"))
+        [last] = await take(harness, Want("crypt", "undertaker"))
         assert content(last) == content(original)
         headers = json.loads(last.headers)
         assert headers["relaybox-dead-letter-from"] == "grave"
@@ -331,10 +323,9 @@ class DeadLetterContract:
 
     async def test_a_large_batch_with_long_errors_is_copied(self, harness: Harness) -> None:
         await harness.emit_many("shop", 1100)
-        claim = await harness.store.claim(want(1100))
-        failed = [Settlement(d, Failed("\x01" * 20_000)) for d in claim.deliveries]
-        assert await harness.store.settle(failed, dead_letter=GRAVE) == frozenset()
-        assert [d.event_id for d in await copies(harness)] == [d.event_id for d in claim.deliveries]
+        claim = await take(harness, want(1100))
+        assert await settle(harness, claim, Failed("\x01" * 20_000), dead_letter=GRAVE) == frozenset()
+        assert [d.event_id for d in await copies(harness)] == [d.event_id for d in claim]
 
 
 class StoreContract(LeaseContract, OrderContract, CircuitContract, DeadLetterContract):

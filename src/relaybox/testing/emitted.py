@@ -1,20 +1,25 @@
-"""What was emitted since a test began: the rows of the outbox, read through any connection or by its own."""
+"""What was emitted since a test began, what the test expects of it, and how one differs from the other."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeAlias
+from types import EllipsisType
+from typing import Any, TypeAlias, TypedDict
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
+from relaybox.core.routing import Routes
+from relaybox.core.settings import Route
 from relaybox.core.values import mask_url
-from relaybox.database.connect import Execute, connected, in_memory
+from relaybox.database.connect import Execute, Row, connected, in_memory
 from relaybox.database.dialects import DIALECTS
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.translate import translated
@@ -22,9 +27,17 @@ from relaybox.database.migrations import rendered
 from relaybox.database.schema import now
 from relaybox.database.statements.delivery import Query
 from relaybox.emit.write import as_uuid
-from relaybox.errors import ConfigError, SchemaError, StoreError, UnsupportedConnection
+from relaybox.errors import (
+    ConfigError,
+    PayloadError,
+    SchemaError,
+    StoreError,
+    UnsupportedConnection,
+    shorten,
+)
 from relaybox.outbox import Outbox
-from relaybox.wire.codec import decode
+from relaybox.sinks.sink import describe
+from relaybox.wire.codec import Limits, decode, encode_payload
 
 COLUMNS = (
     *("id", "event_id", "destination", "aggregate_type", "aggregate_id", "event_type", "payload"),
@@ -36,6 +49,11 @@ COPIES = ("relaybox-dead-letter-from", "relaybox-replay")
 RECENT = 1_000
 """More rows than can have been written in the millisecond, by SQLite's clock, in which a test began."""
 
+SHOWN = 20
+"""The most events that a message lists."""
+
+NEAREST = 3
+EXCERPT = 70
 
 Opened: TypeAlias = Callable[[], AbstractContextManager[Execute]]
 """Opens what executes a statement without parameters."""
@@ -71,24 +89,29 @@ class Reader:
         self._dialect = DIALECTS[database.partition(":")[0]]
         self._opened = opened or partial(own_connection, database)
         self._apart = database if opened is None else None
-        self._since = self._now()
-        self._known = self._recent()
+        [[moment]] = self._execute(sa.select(now()))
+        self._since = self._dialect.from_time(moment)
+        newest = sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(RECENT)
+        try:
+            self._known = {as_uuid(row[0]) for row in self._execute(newest)}
+        except SchemaError:
+            # The test itself may be about to make the tables.
+            self._known = set()
 
     def read(self, connection: Any = None) -> list[EmittedEvent]:
-        """What a synchronous connection or session sees, or without one, what is committed."""
+        """Return what a synchronous connection or session sees, or without one, what is committed."""
         if connection is None:
-            return self._read_committed()
-        if find(connection).kind.startswith("async"):
+            return self._events(self.execute(self._select()))
+        if _is_async(connection):
             kind = name_of(type(connection))
             raise UnsupportedConnection(f"{kind} is asynchronous: await the twin that begins with an a")
-        way = channel(connection, self._event.insert())
-        return self._events(way.execute(self._query()))
+        return self._events(channel(connection, self._event.insert()).execute(self._query()))
 
     async def aread(self, connection: Any = None) -> list[EmittedEvent]:
         """``read``, on an asynchronous connection or session."""
         if connection is None:
-            return await asyncio.to_thread(self._read_committed)
-        if not find(connection).kind.startswith("async"):
+            return await asyncio.to_thread(self.read)
+        if not _is_async(connection):
             kind = name_of(type(connection))
             raise UnsupportedConnection(f"{kind} is synchronous: call the twin without the leading a")
         if (asynchronous := async_sqlalchemy(connection)) is not None:
@@ -96,74 +119,64 @@ class Reader:
             return events
         return self._events(await async_channel(connection).execute(self._query()))
 
-    def _read_committed(self) -> list[EmittedEvent]:
+    def execute(self, *statements: sa.Executable) -> list[Row]:
+        """Execute the statements where others see what is committed; return the rows of the last."""
         if self._apart is not None:
             check_lasting(self._apart)
-        with self._opened() as execute:
-            return self._events(execute(self._query().sql))
+        return self._execute(*statements)
 
-    def _now(self) -> datetime:
+    def _execute(self, *statements: sa.Executable) -> list[Row]:
         with self._opened() as execute:
-            [[moment]] = execute(self._text(sa.select(now())))
-        return self._dialect.from_time(moment)
+            return [execute(text) for text in self._texts(*statements)][-1]
 
-    def _recent(self) -> frozenset[UUID]:
-        """The ids of the newest rows there are."""
-        newest = sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(RECENT)
-        try:
-            with self._opened() as execute:
-                return frozenset(as_uuid(row[0]) for row in execute(self._text(newest)))
-        except SchemaError:
-            # The test itself may be about to make the tables.
-            return frozenset()
+    def _texts(self, *statements: sa.Executable) -> list[str]:
+        dialect: Any = self._dialect.name
+        return rendered(dialect, lambda engine: [engine.execute(statement) for statement in statements])
 
     def _query(self) -> Query:
+        return Query(self._texts(self._select())[0], ())
+
+    def _select(self) -> sa.Select[Any]:
         # No parameters, and JSON as text: so every driver takes the same query and gives the same values.
         texts = {name: sa.cast(self._event.c[name], sa.Text) for name in ("payload", "headers")}
         since = sa.literal(str(self._dialect.to_time(self._since)), sa.String)
-        found = (
+        return (
             sa.select(*(texts.get(name, self._event.c[name]) for name in COLUMNS))
             .where(sa.type_coerce(self._event.c.created_at, sa.String) >= since)
             .order_by(self._event.c.position)
         )
-        return Query(self._text(found), ())
 
-    def _text(self, statement: sa.Select[Any]) -> str:
-        # The name of one of the dialects, which is what is wanted.
-        [text] = rendered(self._dialect.name, lambda engine: engine.execute(statement))  # type: ignore[arg-type]
-        return text
-
-    def _events(self, rows: Iterable[Sequence[Any]]) -> list[EmittedEvent]:
+    def _events(self, rows: Iterable[Row]) -> list[EmittedEvent]:
         events: dict[UUID, EmittedEvent] = {}
         for values in rows:
             row = dict(zip(COLUMNS, values, strict=True))
             headers = decode(row["headers"], None, None)
             if as_uuid(row["id"]) in self._known or any(name in headers for name in COPIES):
                 continue
-            event = self._event_of(row, headers)
+            data = None if row["payload_data"] is None else bytes(row["payload_data"])
+            event = EmittedEvent(
+                as_uuid(row["event_id"]),
+                row["event_type"],
+                row["aggregate_type"],
+                row["aggregate_id"],
+                decode(row["payload"], data, row["payload_encoding"]),
+                headers,
+                row["idempotency_key"],
+                self._dialect.from_time(row["created_at"]),
+            )
             events.setdefault(event.id, event).statuses[row["destination"]] = row["status"]
         return list(events.values())
 
-    def _event_of(self, row: dict[str, Any], headers: dict[str, Any]) -> EmittedEvent:
-        data = None if row["payload_data"] is None else bytes(row["payload_data"])
-        return EmittedEvent(
-            as_uuid(row["event_id"]),
-            row["event_type"],
-            row["aggregate_type"],
-            row["aggregate_id"],
-            decode(row["payload"], data, row["payload_encoding"]),
-            headers,
-            row["idempotency_key"],
-            self._dialect.from_time(row["created_at"]),
-        )
+
+def _is_async(connection: Any) -> bool:
+    return find(connection).kind.startswith("async")
 
 
 def check_lasting(database: str) -> None:
     """Raise where only the application's own connection can see the database."""
     if in_memory(database):
-        shown = mask_url(database)
         fix = "it is in memory, where no other connection sees it; pass session=, or name a file"
-        raise ConfigError(f"database = {shown!r}: {fix}")
+        raise ConfigError(f"database = {mask_url(database)!r}: {fix}")
 
 
 @contextmanager
@@ -185,3 +198,178 @@ def note_if_locked(error: StoreError) -> None:
     """Say why SQLite is locked in a test."""
     if "database is locked" in str(error):
         error.add_note("A transaction of the test is still open: commit it, or roll it back, before this.")
+
+
+class Wanted(TypedDict, total=False):
+    """What may be said of an event, beside its type. ``payload`` and ``headers`` need only be contained in
+    the event's own; a function is given them and says whether they are right.
+    """
+
+    aggregate_type: str
+    aggregate_id: Any
+    payload: Any
+    headers: Mapping[str, Any] | Callable[[Any], Any]
+    destination: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is looked for; the type is a pattern, as in a route."""
+
+    event_type: str
+    aggregate_type: str | None = None
+    aggregate_id: Any = None
+    payload: Any | EllipsisType = ...
+    headers: Mapping[str, Any] | Callable[[Any], Any] | EllipsisType = ...
+    destination: str | None = None
+    idempotency_key: str | None = None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What is expected beside the type."""
+        given = {name: value for name, value in vars(self).items() if value is not None and value is not ...}
+        del given["event_type"]
+        return given
+
+    def __str__(self) -> str:
+        said = (f"{name}={shorten(value)}" for name, value in self.said.items())
+        return ", ".join([self.event_type, *said])
+
+    def differences(self, event: EmittedEvent) -> list[str]:
+        """Say what is not as expected; nothing where the event is the one."""
+        found = []
+        if not Routes([Route(self.event_type, to="test")]).destinations(event.type):
+            found.append(f"its type is {event.type!r}, not {self.event_type!r}")
+        aggregate_id = None if self.aggregate_id is None else str(self.aggregate_id)
+        for name, wanted in (
+            ("aggregate_type", self.aggregate_type),
+            ("aggregate_id", aggregate_id),
+            ("idempotency_key", self.idempotency_key),
+        ):
+            if wanted is not None and wanted != (seen := getattr(event, name)):
+                found.append(f"its {name} is {shorten(seen)}, not {shorten(wanted)}")
+        if self.destination is not None and self.destination not in event.statuses:
+            found.append(f"it goes to {', '.join(event.destinations)}, not to {self.destination}")
+        found += _content("payload", self.payload, event.payload)
+        found += _content("headers", self.headers, event.headers)
+        return found
+
+
+def _content(name: str, wanted: Any, seen: Any) -> Iterator[str]:
+    if wanted is ...:
+        return
+    if not callable(wanted) or isinstance(wanted, type):
+        yield from missing(wanted, seen, name)
+        return
+    try:
+        right = wanted(seen)
+    except Exception as error:
+        yield f"the function for its {name} raised {describe(error)}"
+    else:
+        if not right:
+            yield f"the function for its {name} says no to {shorten(seen)}"
+
+
+def missing(wanted: Any, seen: Any, path: str) -> Iterator[str]:
+    """What of ``wanted`` is not in ``seen``: objects may hold more, everything else is equal.
+
+    Values are compared as they are, and as they are stored: ``Decimal("1.5")`` is ``"1.5"``.
+    """
+    if isinstance(wanted, Mapping) and isinstance(seen, Mapping):
+        for key, value in wanted.items():
+            name = _name(key)
+            if name in seen:
+                yield from missing(value, seen[name], f"{path}[{name!r}]")
+            else:
+                yield f"{path}[{name!r}] is missing"
+    elif _is_array(wanted) and isinstance(seen, list):
+        if len(wanted) != len(seen):
+            yield f"{path} has {len(seen)} item{'' if len(seen) == 1 else 's'}, not {len(wanted)}"
+        for index, (value, other) in enumerate(zip(wanted, seen, strict=False)):
+            yield from missing(value, other, f"{path}[{index}]")
+    elif not _equal(wanted, seen):
+        stored = _stored(wanted)
+        if isinstance(stored, Mapping | list) and not isinstance(wanted, Mapping | list | tuple):
+            yield from missing(stored, seen, path)
+        elif not _equal(stored, seen):
+            yield f"{path} is {shorten(seen)}, not {shorten(wanted)}"
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _equal(wanted: Any, seen: Any) -> bool:
+    # In JSON true is not 1, as it is in Python.
+    same_kind = isinstance(wanted, bool) == isinstance(seen, bool) or not isinstance(wanted, bool | int)
+    return same_kind and bool(wanted == seen)
+
+
+def _name(key: Any) -> str:
+    """A key as it is stored."""
+    return key if isinstance(key, str) else str(next(iter(_stored({key: None})), key))
+
+
+def _stored(value: Any) -> Any:
+    """What a database gives back of a value; one that cannot be stored, such as a matcher, as it is."""
+    try:
+        text, data, _ = encode_payload(value, Limits())
+    except PayloadError:
+        return value
+    return data if text is None else msgspec.json.decode(text)
+
+
+def _events(count: int) -> str:
+    return f"{count or 'no'} event{'' if count == 1 else 's'}"
+
+
+def not_found(
+    expected: Expectation, events: Sequence[EmittedEvent], found: Sequence[EmittedEvent], count: int | None
+) -> str:
+    """The message of an ``assert_emitted`` that failed, but for the hints."""
+    if found and count is not None:
+        return "\n".join([f"{_events(len(found))} of {count} expected: {expected}", *table(found)])
+    lines = [f"no event was emitted that is: {expected}", *_near(expected, events)]
+    if events:
+        lines += [f"emitted since the test began: {_events(len(events))}", *table(events)]
+    return "\n".join(lines)
+
+
+def found_instead(expected: Expectation, found: Sequence[EmittedEvent]) -> str:
+    """The message of a ``refute_emitted`` that failed."""
+    head = f"{_events(len(found))} emitted that should not be: {expected}"
+    return "\n".join([head, *table(found)])
+
+
+def _near(expected: Expectation, events: Sequence[EmittedEvent]) -> Iterator[str]:
+    """The events that differ least; one of another type is near only if nothing else differs."""
+    candidates = []
+    for event in events:
+        differences = expected.differences(event)
+        of_type = not any(text.startswith("its type is") for text in differences)
+        if of_type or (expected.said and len(differences) == 1):
+            candidates.append((event, differences))
+    for event, differences in sorted(candidates, key=lambda each: len(each[1]))[:NEAREST]:
+        named = f"{event.type} of {event.aggregate_type} {event.aggregate_id}"
+        yield f"near: {named}: {'; '.join(differences)}"
+
+
+def table(events: Sequence[EmittedEvent]) -> list[str]:
+    """The events, one a line, in columns."""
+    rows = [("event type", "aggregate", "destinations", "payload")]
+    for event in events[:SHOWN]:
+        aggregate = f"{event.aggregate_type} {event.aggregate_id}"
+        rows.append((event.type, aggregate, ", ".join(event.destinations), _excerpt(event.payload)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    more = len(events) - SHOWN
+    return [*lines, f"  … and {more} more"] if more > 0 else lines
+
+
+def _excerpt(payload: Any) -> str:
+    text = repr(payload) if isinstance(payload, bytes) else json.dumps(payload, ensure_ascii=False)
+    return text if len(text) <= EXCERPT else f"{text[: EXCERPT - 1]}…"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Outcome, Released, Retried
-from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Store, Want
+from relaybox.stores.store import Settlement, Store, Want
 
 State = Literal["due", "scheduled", "leased", "parked", "delivered", "failed", "discarded"]
 
@@ -64,17 +64,14 @@ LEASE = 60.0
 def want(
     limit: int = 100,
     *,
-    ordered: bool = False,
-    skip: bool = False,
     owner: str = "relay-1",
-    probe: bool = False,
-    dead_letter: DeadLetter | None = None,
+    skip: bool = False,
     only: Iterable[UUID] | None = None,
+    **options: Any,
 ) -> Want:
-    """A claim of the destination that most tests use."""
-    on_failed: OnFailed = "skip" if skip else "block"
+    """Ask for rows of the destination that most tests use."""
     chosen = None if only is None else tuple(only)
-    return Want("shop", owner, limit, LEASE, ordered, on_failed, dead_letter, probe, only=chosen)
+    return Want("shop", owner, limit, LEASE, on_failed="skip" if skip else "block", only=chosen, **options)
 
 
 async def emit(harness: Harness, count: int, *, key: str | None = None) -> list[UUID]:
@@ -94,36 +91,45 @@ async def states(harness: Harness, ids: Iterable[UUID]) -> list[State]:
     return [(await see(harness, id_)).state for id_ in ids]
 
 
+async def take(harness: Harness, wanted: Want) -> tuple[Delivery, ...]:
+    """Claim; the deliveries."""
+    return (await harness.store.claim(wanted)).deliveries
+
+
 async def claimed(harness: Harness, wanted: Want) -> list[UUID]:
     """Claim; the ids in their order."""
-    return [delivery.id for delivery in (await harness.store.claim(wanted)).deliveries]
+    return [delivery.id for delivery in await take(harness, wanted)]
 
 
-async def settle(harness: Harness, deliveries: Iterable[Delivery], outcome: Outcome) -> frozenset[UUID]:
-    """Settle all of them alike; the ids of those whose lease was lost."""
-    return await harness.store.settle([Settlement(delivery, outcome) for delivery in deliveries])
+async def settle(
+    harness: Harness, deliveries: Sequence[Delivery], *outcomes: Outcome, **options: Any
+) -> frozenset[UUID]:
+    """Settle them, all alike or each with its outcome; the ids of those whose lease was lost."""
+    each = outcomes * len(deliveries) if len(outcomes) == 1 else outcomes
+    settlements = [Settlement(*pair) for pair in zip(deliveries, each, strict=True)]
+    return await harness.store.settle(settlements, **options)
 
 
 async def settle_all(harness: Harness, outcome: Outcome) -> frozenset[UUID]:
     """Claim what is due and settle all of it alike."""
-    claim = await harness.store.claim(want())
-    assert claim.deliveries
-    return await settle(harness, claim.deliveries, outcome)
+    deliveries = await take(harness, want())
+    assert deliveries
+    return await settle(harness, deliveries, outcome)
 
 
-async def die(harness: Harness, claim: Want, *, times: int = 1) -> None:
+async def die(harness: Harness, wanted: Want, *, times: int = 1) -> None:
     """Claim, and let the leases run out, as a relay does that dies."""
     for _ in range(times):
-        claimed = await harness.store.claim(claim)
-        assert claimed.deliveries
-        await hold_alone(harness, claimed)
+        deliveries = await take(harness, wanted)
+        assert deliveries
+        await hold_alone(harness, deliveries)
         await harness.pass_time(LEASE + 1)
 
 
-async def hold_alone(harness: Harness, claim: Claim) -> None:
+async def hold_alone(harness: Harness, deliveries: Sequence[Delivery]) -> None:
     """Have the death of a lone suspect count, as a relay does that has no other."""
-    if len(claim.deliveries) == 1 and claim.deliveries[0].suspect:
-        await harness.store.hold_alone(claim.deliveries[0], True)
+    if len(deliveries) == 1 and deliveries[0].suspect:
+        await harness.store.hold_alone(deliveries[0], True)
 
 
 async def drain(harness: Harness, *, limit: int, chance: random.Random | None = None) -> list[UUID]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from uuid import uuid4
 
-from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
-from relaybox.stores.store import Claim, Held, Settlement
+from relaybox.core.outcome import Delivered, Failed, Released, Retried
+from relaybox.stores.store import Claim, Held
 from relaybox.testing.harness import (
     LEASE,
     Harness,
@@ -20,6 +19,7 @@ from relaybox.testing.harness import (
     settle,
     settle_all,
     states,
+    take,
     want,
 )
 
@@ -29,14 +29,14 @@ class LeaseContract:
 
     async def test_a_claim_leases_due_rows_and_counts_the_attempt(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
-        claim = await harness.store.claim(want())
-        assert [d.id for d in claim.deliveries] == ids
-        assert {(d.attempts, d.crashes, d.lease_owner) for d in claim.deliveries} == {(1, 0, "relay-1")}
+        claim = await take(harness, want())
+        assert [d.id for d in claim] == ids
+        assert {(d.attempts, d.crashes, d.lease_owner) for d in claim} == {(1, 0, "relay-1")}
         assert await states(harness, ids) == ["leased"] * 3
 
     async def test_a_claim_hands_out_what_was_emitted(self, harness: Harness) -> None:
         id_ = await harness.emit("shop")
-        [delivery] = (await harness.store.claim(want())).deliveries
+        [delivery] = await take(harness, want())
         assert (delivery.id, delivery.destination, delivery.ordering_key) == (id_, "shop", None)
         assert delivery.created_at.utcoffset() is not None
         assert delivery.position > 0
@@ -50,11 +50,8 @@ class LeaseContract:
         self, harness: Harness
     ) -> None:
         await emit(harness, 4)
-        first = await harness.store.claim(want(2))
-        second = await harness.store.claim(want(2))
-        tokens = [{d.lease_token for d in claim.deliveries} for claim in (first, second)]
-        assert [len(token) for token in tokens] == [1, 1]
-        assert tokens[0] != tokens[1]
+        [first], [second] = [{d.lease_token for d in await take(harness, want(2))} for _ in range(2)]
+        assert first != second
 
     async def test_a_claim_takes_the_oldest_and_no_more_than_asked_for(self, harness: Harness) -> None:
         ids = await emit(harness, 5)
@@ -66,12 +63,12 @@ class LeaseContract:
     ) -> None:
         ids = await emit(harness, 3, key="one")
         for ordered, suspects in ((False, True), (False, False), (True, True)):
-            few = dataclasses.replace(want(ordered=ordered), bytes=1, suspects=suspects)
-            claim = await harness.store.claim(few)
-            assert [d.id for d in claim.deliveries] == ids[:1]
-            await harness.store.release(claim.deliveries)
+            few = want(ordered=ordered, bytes=1, suspects=suspects)
+            claim = await take(harness, few)
+            assert [d.id for d in claim] == ids[:1]
+            await harness.store.release(claim)
         assert await states(harness, ids) == ["due"] * 3
-        enough = dataclasses.replace(want(ordered=True), bytes=1_000_000)
+        enough = want(ordered=True, bytes=1_000_000)
         assert await claimed(harness, enough) == ids
 
     async def test_a_claim_takes_rows_of_its_destination_only(self, harness: Harness) -> None:
@@ -92,7 +89,7 @@ class LeaseContract:
             await harness.hold("shop", True)
             assert await harness.store.claim(want(ordered=ordered)) == Claim(held=Held("paused", None))
             await harness.hold("shop", False)
-            assert len((await harness.store.claim(want(ordered=ordered))).deliveries) == 2
+            assert len(await take(harness, want(ordered=ordered))) == 2
 
     async def test_delivered_is_final(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
@@ -110,7 +107,7 @@ class LeaseContract:
         await settle_all(harness, Retried(30, "503"))
         assert await see(harness, id_) == Seen("scheduled", 1, 0, "503")
         await harness.pass_time(31)
-        [again] = (await harness.store.claim(want())).deliveries
+        [again] = await take(harness, want())
         assert (again.id, again.attempts) == (id_, 2)
 
     async def test_a_retry_that_does_not_count_gives_the_attempt_back(self, harness: Harness) -> None:
@@ -136,24 +133,17 @@ class LeaseContract:
         self, harness: Harness
     ) -> None:
         ids = await emit(harness, 4)
-        claim = await harness.store.claim(want(2))
-        assert await harness.store.release(claim.deliveries) == frozenset()
+        claim = await take(harness, want(2))
+        assert await harness.store.release(claim) == frozenset()
         assert await see(harness, ids[0]) == Seen("due", 0, 0, None)
-        again = await harness.store.claim(want(3))
-        assert [(d.id, d.attempts) for d in again.deliveries] == [(id_, 1) for id_ in ids[:3]]
+        again = await take(harness, want(3))
+        assert [(d.id, d.attempts) for d in again] == [(id_, 1) for id_ in ids[:3]]
 
     async def test_one_settle_takes_outcomes_of_every_kind(self, harness: Harness) -> None:
         ids = await emit(harness, 5)
-        claim = await harness.store.claim(want())
-        outcomes: list[Outcome] = [
-            Delivered(),
-            Retried(30, "later"),
-            Failed("never"),
-            Released(),
-            Delivered(keep=False),
-        ]
-        settlements = [Settlement(d, o) for d, o in zip(claim.deliveries, outcomes, strict=True)]
-        assert await harness.store.settle(settlements) == frozenset()
+        claim = await take(harness, want())
+        kinds = (Delivered(), Retried(30, "later"), Failed("never"), Released(), Delivered(keep=False))
+        assert await settle(harness, claim, *kinds) == frozenset()
         seen = [await harness.see(id_) for id_ in ids]
         assert [row and row.state for row in seen] == ["delivered", "scheduled", "failed", "due", None]
 
@@ -164,78 +154,71 @@ class LeaseContract:
 
     async def test_a_second_settle_is_told_that_the_lease_is_gone(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
-        claim = await harness.store.claim(want())
-        settlements = [Settlement(d, Delivered()) for d in claim.deliveries]
-        await harness.store.settle(settlements)
-        failures = [Settlement(d, Failed("zombie")) for d in claim.deliveries]
-        assert await harness.store.settle(failures) == frozenset(ids)
+        claim = await take(harness, want())
+        await settle(harness, claim, Delivered())
+        assert await settle(harness, claim, Failed("zombie")) == frozenset(ids)
         assert (await see(harness, ids[0])).state == "delivered"
 
     async def test_a_settlement_may_be_given_twice(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
-        [delivery] = (await harness.store.claim(want())).deliveries
-        assert await harness.store.settle([Settlement(delivery, Retried(30, "503"))] * 2) == frozenset()
+        assert await settle(harness, await take(harness, want()) * 2, Retried(30, "503")) == frozenset()
         assert await see(harness, id_) == Seen("scheduled", 1, 0, "503")
 
     async def test_a_wait_without_end_is_a_long_one(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
-        claim = await harness.store.claim(want())
+        claim = await take(harness, want())
         waits = (float("inf"), float("nan"), 1e15)
-        outcomes = [Retried(wait, "later") for wait in waits]
-        settlements = [Settlement(d, o) for d, o in zip(claim.deliveries, outcomes, strict=True)]
-        assert await harness.store.settle(settlements) == frozenset()
+        assert await settle(harness, claim, *(Retried(wait, "later") for wait in waits)) == frozenset()
         assert await states(harness, ids) == ["scheduled"] * 3
 
     async def test_a_large_batch_with_long_errors_is_settled(self, harness: Harness) -> None:
         count = 1100
         ids = await harness.emit_many("shop", count)
-        claim = await harness.store.claim(want(count))
-        failed = [Settlement(d, Failed("\x01" * 20_000)) for d in claim.deliveries]
-        assert await harness.store.settle(failed) == frozenset()
+        claim = await take(harness, want(count))
+        assert await settle(harness, claim, Failed("\x01" * 20_000)) == frozenset()
         assert (await see(harness, ids[-1])).state == "failed"
 
     async def test_a_zombie_settles_nothing_and_is_told_so(self, harness: Harness) -> None:
         ids = await emit(harness, 1)
-        zombie = await harness.store.claim(want())
+        zombie = await take(harness, want())
         await harness.pass_time(LEASE + 1)
-        owner = await harness.store.claim(want(owner="relay-2"))
+        owner = await take(harness, want(owner="relay-2"))
         for outcome in (Delivered(), Delivered(keep=False), Failed("no"), Retried(1, "no"), Released()):
-            lost = await settle(harness, zombie.deliveries, outcome)
-            assert lost == frozenset(ids)
-        assert await harness.store.extend(zombie.deliveries, LEASE) == frozenset(ids)
-        assert await harness.store.release(zombie.deliveries) == frozenset(ids)
+            assert await settle(harness, zombie, outcome) == frozenset(ids)
+        assert await harness.store.extend(zombie, LEASE) == frozenset(ids)
+        assert await harness.store.release(zombie) == frozenset(ids)
         assert (await see(harness, ids[0])).state == "leased"
-        assert await settle(harness, owner.deliveries, Delivered()) == frozenset()
+        assert await settle(harness, owner, Delivered()) == frozenset()
 
     async def test_what_is_still_ours_is_settled_beside_what_is_lost(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
-        claim = await harness.store.claim(want())
+        claim = await take(harness, want())
         await harness.pass_time(LEASE + 1)
-        taken_over = await harness.store.claim(want(1, owner="relay-2"))
-        lost = await settle(harness, claim.deliveries, Delivered())
-        assert lost == frozenset(d.id for d in taken_over.deliveries) == {ids[0]}
+        taken_over = await take(harness, want(1, owner="relay-2"))
+        lost = await settle(harness, claim, Delivered())
+        assert lost == frozenset(d.id for d in taken_over) == {ids[0]}
         assert (await see(harness, ids[1])).state == "delivered"
 
     async def test_a_lease_that_ran_out_can_be_settled_until_it_is_taken_over(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
-        claim = await harness.store.claim(want())
+        claim = await take(harness, want())
         await harness.pass_time(LEASE + 1)
-        assert await settle(harness, claim.deliveries, Delivered()) == frozenset()
+        assert await settle(harness, claim, Delivered()) == frozenset()
         assert (await see(harness, id_)).state == "delivered"
 
     async def test_an_extended_lease_is_held(self, harness: Harness) -> None:
         await emit(harness, 2)
-        claim = await harness.store.claim(want())
+        claim = await take(harness, want())
         await harness.pass_time(LEASE - 5)
-        assert await harness.store.extend(claim.deliveries, LEASE) == frozenset()
+        assert await harness.store.extend(claim, LEASE) == frozenset()
         await harness.pass_time(LEASE - 5)
         assert await harness.store.claim(want(owner="relay-2")) == Claim()
 
     async def test_a_settled_row_cannot_be_extended(self, harness: Harness) -> None:
         [id_] = await emit(harness, 1)
-        claim = await harness.store.claim(want())
-        await settle(harness, claim.deliveries, Delivered())
-        assert await harness.store.extend(claim.deliveries, LEASE) == {id_}
+        claim = await take(harness, want())
+        await settle(harness, claim, Delivered())
+        assert await harness.store.extend(claim, LEASE) == {id_}
 
     async def test_rows_of_a_dead_relay_are_claimed_with_others_and_the_attempt_back(
         self, harness: Harness
@@ -243,9 +226,9 @@ class LeaseContract:
         ids = await emit(harness, 3)
         await die(harness, want())
         fresh = await emit(harness, 2)
-        claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
-        assert [d.id for d in claim.deliveries] == ids + fresh
-        assert [(d.attempts, d.crashes, d.suspect) for d in claim.deliveries] == [
+        claim = await take(harness, want(suspects=False))
+        assert [d.id for d in claim] == ids + fresh
+        assert [(d.attempts, d.crashes, d.suspect) for d in claim] == [
             *3 * [(1, 1, False)],
             *2 * [(1, 0, False)],
         ]
@@ -256,7 +239,7 @@ class LeaseContract:
         ids = await emit(harness, 20)
         await die(harness, want(), times=2)
         fresh = await emit(harness, 2)
-        claims = [(await harness.store.claim(want())).deliveries for _ in range(3)]
+        claims = [await take(harness, want()) for _ in range(3)]
         assert [[d.id for d in claim] for claim in claims] == [ids[:16], ids[16:], fresh]
         assert {(d.attempts, d.crashes) for claim in claims[:2] for d in claim} == {(1, 2)}
 
@@ -264,18 +247,18 @@ class LeaseContract:
         ids = await emit(harness, 100)
         sizes = []
         for _ in range(8):
-            claim = await harness.store.claim(want())
-            assert [d.id for d in claim.deliveries] == ids[: len(claim.deliveries)]
-            assert {d.attempts for d in claim.deliveries} == {1}
-            sizes.append(len(claim.deliveries))
+            claim = await take(harness, want())
+            assert [d.id for d in claim] == ids[: len(claim)]
+            assert {d.attempts for d in claim} == {1}
+            sizes.append(len(claim))
             await harness.pass_time(LEASE + 1)
         assert sizes == [100, 100, 16, 8, 4, 2, 1, 1]
 
     async def test_suspects_are_not_claimed_with_those_that_died_more_often(self, harness: Harness) -> None:
         ids = await emit(harness, 4)
         await die(harness, want(2), times=3)
-        await die(harness, dataclasses.replace(want(), suspects=False), times=2)
-        claims = [(await harness.store.claim(want())).deliveries for _ in range(2)]
+        await die(harness, want(suspects=False), times=2)
+        claims = [await take(harness, want()) for _ in range(2)]
         assert [[(d.id, d.crashes) for d in claim] for claim in claims] == [
             [(ids[0], 3), (ids[1], 3)],
             [(ids[2], 2), (ids[3], 2)],
@@ -285,7 +268,7 @@ class LeaseContract:
         id_ = await harness.emit("shop", max_attempts=3)
         seen = []
         for alone in ((), (), (), (True,), (True, False), (False,), (True,)):
-            [delivery] = (await harness.store.claim(want())).deliveries
+            [delivery] = await take(harness, want())
             seen.append((delivery.attempts, delivery.crashes))
             for word in alone:
                 await harness.store.hold_alone(delivery, word)
@@ -299,15 +282,15 @@ class LeaseContract:
     ) -> None:
         [id_] = await emit(harness, 1)
         await die(harness, want(), times=2)
-        claim = await harness.store.claim(want())
+        claim = await take(harness, want())
         await hold_alone(harness, claim)
-        await harness.store.release(claim.deliveries)
+        await harness.store.release(claim)
         assert await see(harness, id_) == Seen("due", 0, 2, None)
-        [again] = (await harness.store.claim(want())).deliveries
+        [again] = await take(harness, want())
         # A zombie's word changes nothing.
-        await harness.store.hold_alone(claim.deliveries[0], True)
+        await harness.store.hold_alone(claim[0], True)
         await harness.pass_time(LEASE + 1)
-        assert [(d.attempts, d.crashes) for d in (await harness.store.claim(want())).deliveries] == [(1, 3)]
+        assert [(d.attempts, d.crashes) for d in await take(harness, want())] == [(1, 3)]
         assert again.attempts == 1
 
     async def test_a_row_that_kills_every_relay_is_failed_with_the_reason(self, harness: Harness) -> None:
@@ -323,7 +306,7 @@ class LeaseContract:
         killer = ids[40]
         deaths = 0
         while claim := await harness.store.claim(want()):
-            await hold_alone(harness, claim)
+            await hold_alone(harness, claim.deliveries)
             if any(d.id == killer for d in claim.deliveries):
                 deaths += 1
                 await harness.pass_time(LEASE + 1)
@@ -340,15 +323,15 @@ class LeaseContract:
     async def test_a_suspect_that_was_not_tried_stays_a_suspect(self, harness: Harness) -> None:
         ids = await emit(harness, 2)
         await die(harness, want(), times=2)
-        await harness.store.release((await harness.store.claim(want())).deliveries)
+        await harness.store.release(await take(harness, want()))
         assert await claimed(harness, want()) == ids
 
     async def test_a_claim_without_suspects_takes_the_others(self, harness: Harness) -> None:
         suspects = await emit(harness, 3)
         await die(harness, want(), times=2)
         others = await emit(harness, 2)
-        claim = await harness.store.claim(dataclasses.replace(want(), suspects=False))
-        assert [(d.id, d.attempts) for d in claim.deliveries] == [(id_, 1) for id_ in others]
+        claim = await take(harness, want(suspects=False))
+        assert [(d.id, d.attempts) for d in claim] == [(id_, 1) for id_ in others]
         assert await claimed(harness, want()) == suspects
 
     async def test_a_suspect_that_was_settled_is_cleared(self, harness: Harness) -> None:
@@ -374,8 +357,8 @@ class LeaseContract:
         ids = await emit(harness, 5)
         elsewhere = await harness.emit("other")
         chosen = [ids[3], elsewhere, uuid4(), ids[1], ids[3]]
-        claim = await harness.store.claim(want(only=chosen))
-        assert [(d.id, d.attempts) for d in claim.deliveries] == [(ids[1], 1), (ids[3], 1)]
+        claim = await take(harness, want(only=chosen))
+        assert [(d.id, d.attempts) for d in claim] == [(ids[1], 1), (ids[3], 1)]
         assert await harness.store.claim(want(only=chosen)) == Claim()
         assert await states(harness, ids) == ["due", "leased", "due", "leased", "due"]
         assert await harness.store.claim(want(only=[])) == Claim()
@@ -385,15 +368,15 @@ class LeaseContract:
     ) -> None:
         ids = await emit(harness, 6)
         chosen = ids[:0:-1]
-        claims = [(await harness.store.claim(want(2, only=chosen))).deliveries for _ in range(4)]
+        claims = [await take(harness, want(2, only=chosen)) for _ in range(4)]
         assert [[d.id for d in claim] for claim in claims] == [ids[1:3], ids[3:5], ids[5:], []]
 
     async def test_no_more_suspects_of_chosen_rows_are_claimed_than_asked_for(self, harness: Harness) -> None:
         ids = await emit(harness, 4)
         await die(harness, want(4), times=2)
         for ordered in (False, True):
-            claim = await harness.store.claim(want(1, ordered=ordered, only=ids))
-            assert len(claim.deliveries) == 1
+            claim = await take(harness, want(1, ordered=ordered, only=ids))
+            assert len(claim) == 1
 
     async def test_of_chosen_rows_only_those_that_are_due_are_claimed(self, harness: Harness) -> None:
         later = await harness.emit("shop", delay=30)
@@ -410,10 +393,10 @@ class LeaseContract:
         ids = await emit(harness, 3)
         await die(harness, want(3), times=2)
         chosen = [*ids[1:], *await emit(harness, 2)]
-        without = dataclasses.replace(want(only=chosen), suspects=False)
+        without = want(only=chosen, suspects=False)
         assert await claimed(harness, without) == chosen[2:]
-        claim = await harness.store.claim(want(only=chosen))
-        assert [(d.id, d.crashes) for d in claim.deliveries] == [(id_, 2) for id_ in ids[1:]]
+        claim = await take(harness, want(only=chosen))
+        assert [(d.id, d.crashes) for d in claim] == [(id_, 2) for id_ in ids[1:]]
 
     async def test_a_claim_of_chosen_rows_is_held_up_as_any_other(self, harness: Harness) -> None:
         chosen = await emit(harness, 1)
@@ -423,7 +406,7 @@ class LeaseContract:
         assert held.why == "paused"
         await harness.hold("shop", False)
         await harness.store.open_circuit("shop", 60, "503")
-        assert (await harness.store.claim(want(only=chosen))).deliveries == ()
+        assert await take(harness, want(only=chosen)) == ()
         assert await claimed(harness, want(only=chosen, probe=True)) == chosen
 
     async def test_concurrent_claims_of_the_same_chosen_rows_never_share_one(self, harness: Harness) -> None:

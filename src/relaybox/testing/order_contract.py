@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections import defaultdict
 
 from relaybox.core.outcome import Delivered, Failed, Released, Retried
-from relaybox.stores.store import Claim, Settlement
-from relaybox.testing.harness import Harness, claimed, die, drain, emit, see, settle, states, want
+from relaybox.stores.store import Claim
+from relaybox.testing.harness import Harness, claimed, die, drain, emit, see, settle, states, take, want
 
 
 class OrderContract:
@@ -31,65 +30,62 @@ class OrderContract:
 
     async def test_settling_the_head_makes_the_next_of_its_key_due(self, harness: Harness) -> None:
         await emit(harness, 1, key="a")
-        head = await harness.store.claim(want(ordered=True))
+        head = await take(harness, want(ordered=True))
         later = await emit(harness, 3, key="a")
         await harness.store.claim(want(ordered=True))
-        await settle(harness, head.deliveries, Delivered())
+        await settle(harness, head, Delivered())
         assert await states(harness, later) == ["due", "parked", "parked"]
         assert await claimed(harness, want(ordered=True)) == later
 
     async def test_no_later_row_of_a_key_while_its_head_backs_off(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
-        head, *rest = (await harness.store.claim(want(ordered=True))).deliveries
-        settlements = [Settlement(head, Retried(30, "503")), *(Settlement(d, Released()) for d in rest)]
-        assert await harness.store.settle(settlements) == frozenset()
+        claim = await take(harness, want(ordered=True))
+        assert await settle(harness, claim, Retried(30, "503"), Released(), Released()) == frozenset()
         assert await harness.store.claim(want(ordered=True)) == Claim(parked=2)
         assert await harness.store.claim(want(ordered=True)) == Claim()
         await harness.pass_time(31)
-        claim = await harness.store.claim(want(ordered=True))
-        assert [(d.id, d.attempts) for d in claim.deliveries] == list(zip(ids, [2, 1, 1], strict=True))
+        claim = await take(harness, want(ordered=True))
+        assert [(d.id, d.attempts) for d in claim] == list(zip(ids, [2, 1, 1], strict=True))
 
     async def test_a_failed_head_blocks_its_key_and_no_other(self, harness: Harness) -> None:
         later = (await emit(harness, 2, key="a"))[1:]
         other = await emit(harness, 1, key="b")
-        head, rest, free = (await harness.store.claim(want(ordered=True))).deliveries
-        await harness.store.settle(
-            [Settlement(head, Failed("no")), Settlement(rest, Released()), Settlement(free, Released())]
-        )
+        taken = await take(harness, want(ordered=True))
+        await settle(harness, taken, Failed("no"), Released(), Released())
         claim = await harness.store.claim(want(ordered=True))
         assert ([d.id for d in claim.deliveries], claim.parked) == (other, 1)
         assert (await see(harness, later[0])).state == "parked"
 
     async def test_a_failed_head_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
         ids = await emit(harness, 1, key="a")
-        [head] = (await harness.store.claim(want(ordered=True, skip=True))).deliveries
+        head = await take(harness, want(ordered=True, skip=True))
         ids += await emit(harness, 2, key="a")
         assert (await harness.store.claim(want(ordered=True, skip=True))).parked == 2
-        await harness.store.settle([Settlement(head, Failed("no"))], on_failed="skip")
+        await settle(harness, head, Failed("no"), on_failed="skip")
         assert await claimed(harness, want(ordered=True, skip=True)) == ids[1:]
 
     async def test_the_run_of_a_dead_relay_is_claimed_again_as_a_run(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
         await die(harness, want(ordered=True))
-        claim = await harness.store.claim(dataclasses.replace(want(ordered=True), suspects=False))
-        assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 1) for id_ in ids]
+        claim = await take(harness, want(ordered=True, suspects=False))
+        assert [(d.id, d.attempts, d.crashes) for d in claim] == [(id_, 1, 1) for id_ in ids]
 
     async def test_a_suspect_head_is_claimed_alone_and_its_key_waits(self, harness: Harness) -> None:
         ids = await emit(harness, 3, key="a")
         await die(harness, want(ordered=True), times=2)
         for id_ in ids:
-            claim = await harness.store.claim(want(ordered=True))
-            assert [(d.id, d.attempts, d.crashes) for d in claim.deliveries] == [(id_, 1, 2)]
-            assert not (await harness.store.claim(want(ordered=True, owner="relay-2"))).deliveries
-            await settle(harness, claim.deliveries, Delivered())
+            claim = await take(harness, want(ordered=True))
+            assert [(d.id, d.attempts, d.crashes) for d in claim] == [(id_, 1, 2)]
+            assert not await take(harness, want(ordered=True, owner="relay-2"))
+            await settle(harness, claim, Delivered())
 
     async def test_suspects_of_several_keys_are_claimed_together_each_alone_with_its_key(
         self, harness: Harness
     ) -> None:
         ids = [await emit(harness, 3, key=key) for key in "abc"]
         await die(harness, want(ordered=True), times=2)
-        claim = await harness.store.claim(want(ordered=True))
-        assert [(d.id, d.crashes) for d in claim.deliveries] == [(of_key[0], 2) for of_key in ids]
+        claim = await take(harness, want(ordered=True))
+        assert [(d.id, d.crashes) for d in claim] == [(of_key[0], 2) for of_key in ids]
 
     async def test_suspects_of_a_key_do_not_keep_those_of_others_out_of_the_window(
         self, harness: Harness
@@ -103,7 +99,7 @@ class OrderContract:
     async def test_of_one_key_no_more_rows_are_claimed_than_asked_for(self, harness: Harness) -> None:
         hot = await emit(harness, 20, key="a")
         others = [await harness.emit("shop", key=key) for key in "bcd"]
-        short = dataclasses.replace(want(10, ordered=True), run=2)
+        short = want(10, ordered=True, run=2)
         claims = [await harness.store.claim(short) for _ in range(4)]
         assert [d.id for d in claims[0].deliveries] == hot[:2]
         # What is left of the key is parked, and does not fill the window.
@@ -113,20 +109,20 @@ class OrderContract:
 
     async def test_no_due_row_of_a_key_in_hand_is_left_in_the_window(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=key) for key in "abcaaa"]
-        claim = await harness.store.claim(want(6, ordered=True))
-        assert {d.id for d in claim.deliveries} == set(ids)
+        claim = await take(harness, want(6, ordered=True))
+        assert {d.id for d in claim} == set(ids)
 
     async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
         [suspect] = await emit(harness, 1, key="a")
         await die(harness, want(ordered=True), times=2)
         [later] = await emit(harness, 1, key="a")
         [other] = await emit(harness, 1, key="b")
-        without = dataclasses.replace(want(ordered=True), suspects=False)
+        without = want(ordered=True, suspects=False)
         claim = await harness.store.claim(without)
         assert ([d.id for d in claim.deliveries], claim.parked) == ([other], 1)
-        alone = await harness.store.claim(want(ordered=True))
-        assert [d.id for d in alone.deliveries] == [suspect]
-        await settle(harness, alone.deliveries, Delivered())
+        alone = await take(harness, want(ordered=True))
+        assert [d.id for d in alone] == [suspect]
+        await settle(harness, alone, Delivered())
         assert await claimed(harness, without) == [later]
 
     async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
@@ -134,7 +130,7 @@ class OrderContract:
         [later] = await emit(harness, 1, key="a")
         await die(harness, want(ordered=True), times=3)
         assert [d.id for d in (await harness.store.claim(want(ordered=True))).failed] == [killer]
-        assert not (await harness.store.claim(want(ordered=True))).deliveries
+        assert not await take(harness, want(ordered=True))
         assert (await see(harness, later)).state == "parked"
 
     async def test_a_killer_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
@@ -147,9 +143,9 @@ class OrderContract:
 
     async def test_rows_without_a_key_need_no_order(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
-        first = await harness.store.claim(want(1, ordered=True))
-        second = await harness.store.claim(want(ordered=True))
-        assert [d.id for d in (*first.deliveries, *second.deliveries)] == ids
+        first = await take(harness, want(1, ordered=True))
+        second = await take(harness, want(ordered=True))
+        assert [d.id for d in (*first, *second)] == ids
 
     async def test_a_long_key_drains_in_order_in_claims_of_any_size(self, harness: Harness) -> None:
         ids = await emit(harness, 120, key="hot")
@@ -160,10 +156,10 @@ class OrderContract:
 
     async def test_a_second_relay_cannot_overtake_within_a_key(self, harness: Harness) -> None:
         ids = await emit(harness, 30, key="hot")
-        first = await harness.store.claim(want(10, ordered=True))
+        first = await take(harness, want(10, ordered=True))
         for _ in range(4):
-            assert not (await harness.store.claim(want(10, ordered=True, owner="relay-2"))).deliveries
-        await settle(harness, first.deliveries, Delivered())
+            assert not await take(harness, want(10, ordered=True, owner="relay-2"))
+        await settle(harness, first, Delivered())
         assert await claimed(harness, want(10, ordered=True, owner="relay-2")) == ids[10:20]
 
     async def test_concurrent_ordered_claims_never_share_a_key(self, harness: Harness) -> None:
@@ -217,26 +213,26 @@ class OrderContract:
         waiting = [(await emit(harness, 2, key=f"k{n}"))[1] for n in range(4)]
         [other] = await emit(harness, 1, key="other")
         for limit in (4, 1):
-            claim = await harness.store.claim(want(limit, ordered=True, only=[*waiting, other]))
-            assert [d.id for d in claim.deliveries] == [other]
-            await harness.store.release(claim.deliveries)
+            claim = await take(harness, want(limit, ordered=True, only=[*waiting, other]))
+            assert [d.id for d in claim] == [other]
+            await harness.store.release(claim)
 
     async def test_chosen_rows_are_parked_behind_a_head_that_is_not_free_whoever_chose_it(
         self, harness: Harness
     ) -> None:
         [head] = await emit(harness, 1, key="a")
-        held = await harness.store.claim(want(ordered=True))
+        held = await take(harness, want(ordered=True))
         later = await emit(harness, 3, key="a")
         claim = await harness.store.claim(want(ordered=True, only=later[:2]))
         assert claim == Claim(parked=2)
         assert await states(harness, later) == ["parked", "parked", "due"]
-        await settle(harness, held.deliveries, Delivered())
+        await settle(harness, held, Delivered())
         assert await claimed(harness, want(ordered=True, only=[head, *later[:2]])) == later[:2]
 
     async def test_chosen_rows_of_many_keys_drain_in_order(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=f"k{i % 7}") for i in range(60)]
         chosen, delivered = ids[:40], []
-        while claim := (await harness.store.claim(want(9, ordered=True, only=chosen))).deliveries:
+        while claim := await take(harness, want(9, ordered=True, only=chosen)):
             await settle(harness, claim, Delivered())
             delivered += [d.id for d in claim]
         assert sorted(delivered) == sorted(chosen)

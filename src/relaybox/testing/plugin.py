@@ -25,9 +25,7 @@ FIX = (
     " that returns your Outbox"
 )
 DJANGO_APP = "relaybox.contrib.django"
-DATABASE_FIXTURES = (
-    *("db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback", "live_server"),
-)
+DATABASE_FIXTURES = "db transactional_db django_db_reset_sequences django_db_serialized_rollback live_server"
 """Of pytest-django: a test that asks for one of these may use the database."""
 
 BLOCKED = "Database access not allowed"
@@ -62,9 +60,11 @@ def relaybox_outbox(request: pytest.FixtureRequest) -> Outbox:
 @pytest.fixture
 def outbox(request: pytest.FixtureRequest, relaybox_outbox: Outbox) -> Iterator[OutboxProbe]:
     """Your outbox for one test: ``assert_emitted``, ``refute_emitted``, ``drain``, ``fail_next`` and more."""
+    from relaybox.testing.probe import OutboxProbe
+
     checked = _checked(relaybox_outbox, "the fixture relaybox_outbox")
-    using = getattr(checked, "using", None)
-    probe = _probe(request, checked) if using is None else _django_probe(request, using)
+    using, real = getattr(checked, "using", None), _real(request)
+    probe = OutboxProbe(checked, real) if using is None else _django_probe(request, using, real)
     with probe.installed():
         yield probe
 
@@ -97,22 +97,16 @@ def _project_outbox(request: pytest.FixtureRequest) -> Outbox:
     return get_outbox(default_alias())
 
 
-def _probe(request: pytest.FixtureRequest, outbox: Outbox) -> OutboxProbe:
-    from relaybox.testing.probe import OutboxProbe
-
-    return OutboxProbe(outbox, _real(request))
-
-
-def _django_probe(request: pytest.FixtureRequest, using: str) -> OutboxProbe:
+def _django_probe(request: pytest.FixtureRequest, using: str, real: tuple[str, ...] | None) -> OutboxProbe:
     from relaybox.contrib.django.emit import default_alias
     from relaybox.contrib.django.testing import DjangoProbe
 
     if request.config.pluginmanager.hasplugin("django"):
-        for name in DATABASE_FIXTURES:
+        for name in DATABASE_FIXTURES.split():
             if name in request.fixturenames:
                 request.getfixturevalue(name)
     try:
-        return DjangoProbe(None if using == default_alias() else using, _real(request))
+        return DjangoProbe(None if using == default_alias() else using, real)
     except RuntimeError as error:
         if BLOCKED not in str(error):
             raise

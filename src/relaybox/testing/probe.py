@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, Unpack
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeAlias, Unpack
+from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox.core.event import Event
+from relaybox.core.event import Delivery, Event
 from relaybox.core.event_loop import run
+from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.database.connect import in_loop
-from relaybox.database.migrations import rendered
 from relaybox.database.schema import Tables, now
-from relaybox.errors import ConfigError, StoreError
+from relaybox.errors import ConfigError, PayloadError, StoreError, UnknownDestination, shorten
+from relaybox.operate.observers.count import Count
 from relaybox.outbox import Outbox
+from relaybox.relay.observer import Observer
+from relaybox.sinks.http.status import classify, phrase_of
 from relaybox.sinks.memory import MemorySink
-from relaybox.testing.emitted import EmittedEvent, Reader, check_lasting, note_if_locked, own_connection
-from relaybox.testing.expectation import Expectation, Wanted, found_instead, not_found
-from relaybox.testing.rehearsal import Drained, Stage, Stages, Tally, Trouble, failure
+from relaybox.sinks.open import Handlers, OpenSink, open_sink
+from relaybox.sinks.sink import OneByOne, Sink, describe
+from relaybox.stores.store import Claim, Settlement
+from relaybox.testing.emitted import (
+    EmittedEvent,
+    Expectation,
+    Reader,
+    Wanted,
+    check_lasting,
+    found_instead,
+    not_found,
+    note_if_locked,
+)
+from relaybox.wire.envelope import event_of
 
+Trouble: TypeAlias = int | BaseException | type[BaseException]
+"""An HTTP status, or what a handler may raise."""
+
+_NOTHING_DUE = (
+    "nothing committed was due; a relay has a connection of its own and does not see what an open"
+    " transaction emitted: commit it first"
+)
 _UNSEEN = (
     "another connection does not see what an open transaction emitted: commit it, or pass session=, a session"
     " or connection to look through"
@@ -38,7 +61,8 @@ class OutboxProbe:
         self, outbox: Outbox, real: Collection[str] | None = (), *, reader: Reader | None = None
     ) -> None:
         self._outbox = outbox
-        self._stages = Stages(real)
+        self._real = real
+        self._stages: dict[str, Stage] = {}
         self._reader = reader or Reader(outbox)
         for name in real or ():
             self._stage(name)
@@ -46,7 +70,7 @@ class OutboxProbe:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """While the block runs, every relay of the outbox sends as this test says."""
-        before, self._outbox._sink_of = self._outbox._sink_of, self._stages.sink_of
+        before, self._outbox._sink_of = self._outbox._sink_of, self._sink_of
         try:
             yield
         finally:
@@ -101,7 +125,7 @@ class OutboxProbe:
         """
         check_lasting(self._outbox.settings.database)
         if ignore_backoff:
-            await asyncio.to_thread(self._execute, no_backoff(self._outbox.tables))
+            await asyncio.to_thread(self._reader.execute, *no_backoff(self._outbox.tables))
         tally = Tally()
         try:
             await self._outbox.relay(observers=[tally]).drain()
@@ -142,16 +166,30 @@ class OutboxProbe:
     def clear(self) -> None:
         """Delete every committed row of this outbox's tables, and with them circuits and pauses."""
         tables = self._outbox.tables
-        self._execute(
-            [sa.delete(getattr(tables, each.name)) for each in fields(tables) if each.name != "migration"]
-        )
+        names = (each.name for each in fields(tables) if each.name != "migration")
+        self._reader.execute(*(sa.delete(getattr(tables, name)) for name in names))
 
     async def aclear(self) -> None:
         """``clear``, without holding up the event loop."""
         await asyncio.to_thread(self.clear)
 
     def _stage(self, name: str) -> Stage:
-        return self._stages.of(name, self._destinations)
+        by_name = {destination.name: destination for destination in self._destinations}
+        if name not in by_name:
+            raise UnknownDestination(name, by_name)
+        return self._stage_of(by_name[name])
+
+    def _stage_of(self, destination: Destination) -> Stage:
+        name = destination.name
+        if name not in self._stages:
+            real = destination.scheme == "handler" or self._real is None or name in self._real
+            self._stages[name] = Stage(None if real else MemorySink(destination))
+        return self._stages[name]
+
+    def _sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
+        """Return what a relay gets as the destination's sink; ``own`` opens the one it has elsewhere."""
+        stage = self._stage_of(destination)
+        return StagedSink(destination, stage, stage.captured or own(destination, handlers))
 
     @property
     def _destinations(self) -> Sequence[Destination]:
@@ -182,18 +220,10 @@ class OutboxProbe:
         yield from self._deleted()
 
     def _deleted(self) -> Iterator[str]:
-        for destination in self._destinations:
-            if destination.retention == 0 and self.sent(destination.name):
-                name = destination.name
+        for name in (each.name for each in self._destinations if each.retention == 0):
+            if self.sent(name):
                 what = "has retention = 0, so that its rows are deleted when they are delivered"
                 yield f"hint: {name} {what}: look before drain(), or at outbox.sent({name!r})"
-
-    def _execute(self, statements: Sequence[sa.Executable]) -> None:
-        database = self._outbox.settings.database
-        check_lasting(database)
-        with own_connection(database) as execute:
-            for text in as_text(database, statements):
-                execute(text)
 
 
 def _refute(expected: Expectation, events: Sequence[EmittedEvent]) -> None:
@@ -213,12 +243,6 @@ def no_backoff(tables: Tables) -> list[sa.Update]:
     ]
 
 
-def as_text(database: str, statements: Sequence[sa.Executable]) -> list[str]:
-    """The statements as the database of this URL reads them, without parameters."""
-    dialect: Any = database.partition(":")[0]
-    return rendered(dialect, lambda engine: [engine.execute(statement) for statement in statements])
-
-
 def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError | None:
     """What the database said, if that is what ended the lanes."""
     if isinstance(raised, StoreError):
@@ -227,3 +251,94 @@ def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError |
         _store_error(each) for each in raised.exceptions if isinstance(each, StoreError | ExceptionGroup)
     )
     return next(filter(None, found), None)
+
+
+@dataclass
+class Stage:
+    """What a test says of one destination, and what arrived there."""
+
+    captured: MemorySink | None
+    failures: deque[Retry | Reject | Unavailable] = field(default_factory=deque)
+    sent: list[Event] = field(default_factory=list)
+
+
+class StagedSink(OneByOne):
+    """Sends through another sink, one at a time, unless the test says that this one is to fail."""
+
+    def __init__(self, destination: Destination, stage: Stage, inner: Sink) -> None:
+        super().__init__(destination.concurrency)
+        self._stage = stage
+        self._inner = inner
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Fail as told, or send it and keep its event."""
+        event = event_of(delivery)
+        if self._stage.failures:
+            raise self._stage.failures.popleft()
+        [answer] = await self._inner.send([delivery])
+        if isinstance(answer, Exception):
+            raise answer
+        self._stage.sent.append(event)
+
+    async def close(self) -> None:
+        """Give up what the other sink holds."""
+        await self._inner.close()
+
+
+def failure(trouble: Trouble) -> Retry | Reject | Unavailable:
+    """The answer of a destination that is in this trouble, as its own sink would give it."""
+    if isinstance(trouble, int):
+        if isinstance(trouble, bool) or not 100 <= trouble <= 599 or trouble // 100 == 2:
+            raise ConfigError(f"fail_next: {trouble} is no HTTP status of a failure, such as 503")
+        return classify(trouble, f"{trouble} {phrase_of(trouble)}".rstrip())
+    error = trouble() if isinstance(trouble, type) and issubclass(trouble, BaseException) else trouble
+    match error:
+        case Retry() | Reject() | Unavailable():
+            return error
+        case PayloadError():
+            return Reject(str(error))
+        case BaseException():
+            return Retry(describe(error))
+    raise ConfigError(f"fail_next: {shorten(trouble)} is neither an HTTP status nor an exception")
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did. ``held`` says of destinations that are paused, or whose circuit is open, why."""
+
+    delivered: int = 0
+    retried: int = 0
+    failed: int = 0
+    held: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+class Tally(Observer):
+    """Counts what a relay does; ``note`` is for one that found nothing to do."""
+
+    def __init__(self, note: str = _NOTHING_DUE) -> None:
+        self._note = note
+        self._count = Count()
+        self._held: dict[str, str] = {}
+
+    @property
+    def drained(self) -> Drained:
+        """The counts so far."""
+        note = "" if self._held or self._count else self._note
+        return Drained(**asdict(self._count), held=dict(self._held), note=note)
+
+    def claimed(self, destination: str, claim: Claim) -> None:
+        """What was failed on the spot counts too."""
+        self._count.failed += len(claim.failed)
+        if claim.held is not None:
+            state = "paused" if claim.held.why == "paused" else "circuit open"
+            self._held[destination] = f"{state}: {claim.held.reason or 'no reason given'}"
+
+    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
+        """Count each outcome that was written."""
+        self._count.add(settlements, lost)
+
+    def circuit(self, destination: str, state: str, reason: str) -> None:
+        """One that closed holds nothing up any more."""
+        if state == "closed":
+            self._held.pop(destination, None)

@@ -21,8 +21,8 @@ from relaybox.database import connect, migrations
 from relaybox.database.migrations import MIGRATIONS, Migration, Outbox, check, current_version, ddl, migrate
 from relaybox.database.schema import LONGEST_PREFIX, VERSION, make_tables
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
-from tests.databases import POSTGRESQL
-from tests.schema_snapshot import engine, snapshot, transaction
+from tests.databases import POSTGRESQL, engine
+from tests.schema_snapshot import snapshot, transaction
 
 PROCESSES = 4
 MIGRATE_ON_SIGNAL = """

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Self
 
-import sqlalchemy as sa
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error, transaction
@@ -29,8 +28,7 @@ from relaybox.errors import ConfigError
 from relaybox.sinks.open import Handlers
 from relaybox.sinks.sink import Sink
 from relaybox.testing.emitted import EmittedEvent, Reader
-from relaybox.testing.probe import OutboxProbe, as_text, no_backoff
-from relaybox.testing.rehearsal import Drained, Tally
+from relaybox.testing.probe import Drained, OutboxProbe, Tally, no_backoff
 
 SECONDS = 600.0
 """A test that delivers for longer hangs."""
@@ -87,7 +85,7 @@ class DjangoProbe(OutboxProbe):
         if is_busy(connection_of(self._using)):
             return Drained(note=BUSY)
         if ignore_backoff:
-            self._execute(no_backoff(self._outbox.tables))
+            self._reader.execute(*no_backoff(self._outbox.tables))
         tally = Tally(NOTHING_DUE)
         draining.drain(self._using, seconds=SECONDS, observers=[tally])
         return tally.drained
@@ -97,7 +95,7 @@ class DjangoProbe(OutboxProbe):
         await sync_to_async(self.clear, thread_sensitive=True)()
 
     def _staged(self, using: str, destination: Destination, handlers: Handlers) -> Sink:
-        return self._stages.sink_of(destination, handlers, partial(draining.own_sink, using))
+        return self._sink_of(destination, handlers, partial(draining.own_sink, using))
 
     @property
     def _destinations(self) -> Sequence[Destination]:
@@ -108,11 +106,6 @@ class DjangoProbe(OutboxProbe):
         if not events:
             yield f"nothing was emitted on {self._using!r} since the test began"
         yield from self._deleted()
-
-    def _execute(self, statements: Sequence[sa.Executable]) -> None:
-        with _opened(self._using) as execute:
-            for text in as_text(self._outbox.settings.database, statements):
-                execute(text)
 
 
 class OutboxTestMixin:
