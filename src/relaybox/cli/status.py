@@ -160,7 +160,7 @@ def top(
 
     async def work(admin: Admin) -> None:
         if watching:
-            from relaybox.cli.top_live import LiveScreen
+            from relaybox.cli.top import LiveScreen
 
             await LiveScreen(admin, where, console, seconds).run()
         else:
@@ -183,7 +183,7 @@ def _console() -> Console:
 
 
 async def _print_frame(admin: Admin, where: str, console: Console) -> None:
-    from relaybox.cli.top_layout import View, collect, draw
+    from relaybox.cli.top import View, collect, draw
 
     view = View(where=where, frame=await collect(admin))
     console.print(draw(view, console.width, None))
