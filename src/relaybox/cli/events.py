@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from relaybox.cli.options import Cursor, Json, Limit, filtered, parse_id, run
+from relaybox.cli.options import Cursor, Json, Limit, bundled, parse_id, run
 from relaybox.cli.output import (
     ago,
     answer,
@@ -41,9 +41,9 @@ AT_ONCE = 1_000
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")]
 
 
-@filtered
+@bundled
 def list_events(
-    context: typer.Context, filter: Any, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False
+    context: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False, *, filter: Any
 ) -> None:
     """List deliveries, newest first."""
     start = None if cursor is None else parse_id(cursor)
@@ -61,12 +61,13 @@ def show(context: typer.Context, id_: Id, as_json: Json = False) -> None:
         typer.echo("\n\n".join(_described(detail, shared=len(details) > 1) for detail in details))
 
 
-@filtered
+@bundled
 def tail(
     context: typer.Context,
-    filter: Any,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many. Else Ctrl-C ends it.")] = None,
     as_json: Json = False,
+    *,
+    filter: Any,
 ) -> None:
     """Print new deliveries as they are committed, one a line."""
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
@@ -62,6 +63,9 @@ Since: TypeAlias = Annotated[
 ]
 Until: TypeAlias = Annotated[
     str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
+]
+Rate: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="No more than so many deliveries a second.")
 ]
 LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
 LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
@@ -254,23 +258,42 @@ def criteria(
     )
 
 
-def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a filter; it gets them as one value, ``filter``."""
-    options = list(inspect.signature(criteria).parameters.values())
-    own = [each for each in inspect.signature(command).parameters.values() if each.name != "filter"]
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """How an action on many deliveries is done."""
+
+    rate: Rate = None
+    dry_run: DryRun = False
+    yes: Yes = False
+    as_json: Json = False
+
+
+BUNDLES: dict[str, Callable[..., Any]] = {"bulk": Bulk, "filter": criteria}
+"""What makes the value of a parameter of that name, out of options that are its own parameters."""
+
+
+def bundled(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its bundles, instead of the parameters that it takes them by."""
+    parameters = inspect.signature(command).parameters
+    bundles = {name: maker for name, maker in BUNDLES.items() if name in parameters}
+    options: dict[str, list[inspect.Parameter]] = {}
+    for name, parameter in parameters.items():
+        maker = bundles.get(name, command)
+        hints = get_type_hints(maker, include_extras=True, localns={"Filter": Any})
+        own = inspect.signature(maker).parameters.values() if name in bundles else [parameter]
+        options[name] = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in own
+        ]
 
     @functools.wraps(command)
-    def with_filter(**given: Any) -> None:
-        chosen = criteria(**{option.name: given.pop(option.name) for option in options})
-        command(filter=chosen, **given)
+    def with_bundles(**given: Any) -> None:
+        for name, maker in bundles.items():
+            given[name] = maker(**{each.name: given.pop(each.name) for each in options[name]})
+        command(**given)
 
-    as_keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *options)]
-    hints = get_type_hints(criteria, include_extras=True, localns={"Filter": Any})
-    hints |= get_type_hints(command, include_extras=True)
+    flat = list(chain.from_iterable(options.values()))
     # What the command line is made of.
-    with_filter.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [each.replace(annotation=hints[each.name]) for each in as_keywords]
-    )
-    with_filter.__annotations__ = {each.name: hints[each.name] for each in as_keywords}
-    del with_filter.__wrapped__
-    return with_filter
+    with_bundles.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    with_bundles.__annotations__ = {each.name: each.annotation for each in flat}
+    del with_bundles.__wrapped__
+    return with_bundles

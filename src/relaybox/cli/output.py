@@ -51,6 +51,14 @@ def answer(found: T, as_json: bool, document: Callable[[T], Any], show: Callable
         show(found)
 
 
+def tell(as_json: bool, document: Any, text: str) -> None:
+    """Print what was done: as JSON, or in one line for people."""
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(text)
+
+
 def print_json(document: Any, *, compact: bool = False) -> None:
     """Print a document of dicts, lists, texts, numbers, ids and times."""
     typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2, default=in_json))
