@@ -11,18 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from relaybox.cli import (
-    actions,
-    backfill,
-    config,
-    database,
-    doctor,
-    events,
-    reconcile,
-    reindex,
-    status,
-    verify,
-)
+from relaybox.cli import actions, config, database, doctor, events, search, status, verify
 from relaybox.core.settings import ConfigWarning
 from relaybox.errors import RelayboxError
 
@@ -135,9 +124,9 @@ def add_commands(app: typer.Typer) -> None:
     app.command("dead-letters", epilog=EXIT_STATUS)(events.dead_letters)
     app.command(epilog=verify.EXIT_STATUS)(verify.verify)
     app.command(epilog=doctor.EXIT_STATUS)(doctor.doctor)
-    app.command(epilog=backfill.EXIT_STATUS)(backfill.backfill)
-    app.command(epilog=reconcile.EXIT_STATUS)(reconcile.reconcile)
-    app.command(epilog=reindex.EXIT_STATUS)(reindex.reindex)
+    app.command(epilog=search.BACKFILL_EXIT_STATUS)(search.backfill)
+    app.command(epilog=search.RECONCILE_EXIT_STATUS)(search.reconcile)
+    app.command(epilog=search.REINDEX_EXIT_STATUS)(search.reindex)
     looks = {"list": events.list_events, "show": events.show, "tail": events.tail}
     _add_group(app, "events", "List, show or follow deliveries.", **looks)
 

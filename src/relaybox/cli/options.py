@@ -18,7 +18,7 @@ import typer
 
 from relaybox.core.commands import command
 from relaybox.core.settings import DEFAULT_DATABASE, Settings, database_source, find_file
-from relaybox.core.values import mask_url, parse_duration, parse_rate
+from relaybox.core.values import mask_url, parse_duration
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,22 +69,6 @@ Rate: TypeAlias = Annotated[
 ]
 LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
 LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
-
-# For reindex, reconcile and backfill.
-SearchDestination: TypeAlias = Annotated[
-    str, typer.Option("--destination", metavar="NAME", help="A destination that is a search index.")
-]
-IndexName: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--index", metavar="NAME", help="Which index, where the destination has several."),
-]
-DocumentRate: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NUMBER[/s]", help="No more than so many documents a second.")
-]
-DOCUMENT_SOURCE: Any = typer.Option(
-    "--source", metavar="MODULE:NAME", help="A Source, select, QuerySet, iterable, or a function of one."
-)
-"""Where the documents of an index come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +192,6 @@ def parse_moment(text: str | None, setting: str, direction: int) -> datetime | N
     except (ConfigError, OverflowError):
         fix = "write a duration such as '30m', '1h' or '7d', or a time such as '2026-01-31T12:00:00Z'"
         raise ConfigError(f"{setting} = {text!r}: {fix}") from None
-
-
-def parse_document_rate(text: str | None) -> float | None:
-    """Return documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
-    if text is None:
-        return None
-    return parse_rate(f"{text}/s" if text.replace(".", "", 1).isdecimal() else text, "--rate")
 
 
 def criteria(
