@@ -85,7 +85,15 @@ def init(
     path = given.path() or Path("relaybox.toml")
     database = _new_database(given.database)
     _check_place(path, force)
-    _write(path, TEMPLATE.format(database=_quoted(database)), force)
+    # A TOML string is JSON's, with the one character escaped that JSON leaves as it is.
+    quoted = json.dumps(database).replace("\x7f", "\\u007f")
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(TEMPLATE.format(database=quoted))
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     typer.echo(f"wrote {path}")
     if mask_url(database) != database and not database.startswith(("env:", "file:")):
         typer.echo("The database's URL is in it as you gave it; --database env:DATABASE_URL keeps it out.")
@@ -115,21 +123,6 @@ def _check_place(path: Path, force: bool) -> None:
     if other is not None and other.name == "pyproject.toml" and path.name == "relaybox.toml":
         fix = "relaybox.toml would go before it; --force writes it all the same"
         raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already; --force overwrites it") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML string: JSON's, with the one character escaped that JSON leaves as it is."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def show(
@@ -208,10 +201,20 @@ def _found(what: str, text: str, *, ok: bool) -> dict[str, Any]:
 def effective_settings(given: Options) -> Tables:
     """Return the tables of the file: ``relaybox``, ``destinations.NAME``, ``routes.N`` and ``web``."""
     outbox = given.outbox()
-    settings, in_file = outbox.settings, _in_file(given)
+    settings = outbox.settings
+    try:
+        in_file = given.read()
+    except RelayboxError:
+        # It is wrong, but the application may not read it.
+        in_file = Settings()
     file, origin = str(given.file()), given.origin(settings)
-    tables = {"relaybox": _general(settings, in_file, file, origin)}
-    tables["relaybox"]["database"] = _database(settings, given, in_file, file, origin)
+    default = Settings()
+    names = [field.name for field in fields(Settings) if field.name not in TABLES]
+    own = {name for name in names if getattr(settings, name) != getattr(in_file, name)}
+    general = {name: _shown(settings, name, origin if name in own else file, default) for name in names}
+    # An application that names its database itself goes before the environment and the file.
+    source = origin if "database" in own else _database_source(given, file)
+    tables = {"relaybox": {**general, "database": _shown(settings, "database", source)}}
     if given.app:
         tables["relaybox"]["app"] = Shown(_text("app", given.app), "--app")
     for destination in settings.destinations:
@@ -219,7 +222,11 @@ def effective_settings(given: Options) -> Tables:
         tables[f"destinations.{destination.name}"] = _destination(destination, outbox, source)
     for number, route in enumerate(settings.routes, 1):
         source = file if route in in_file.routes else origin
-        tables[f"routes.{number}"] = _route(route, source)
+        bare = Route(route.events, route.to)
+        tables[f"routes.{number}"] = {
+            name: _shown(route, name, source, None if name in ("events", "to") else bare)
+            for name in (field.name for field in fields(Route))
+        }
     return tables | _web(settings, file if settings.web == in_file.web else origin)
 
 
@@ -236,14 +243,6 @@ def _web(settings: Settings, source: str) -> Tables:
     return tables
 
 
-def _in_file(given: Options) -> Settings:
-    """Return what the file says, or the defaults if it is wrong: the application may not read it."""
-    try:
-        return given.read()
-    except RelayboxError:
-        return Settings()
-
-
 def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
     """Return the setting ``name`` of an object; what equals that of ``default`` comes from nowhere else."""
     value = getattr(of, name)
@@ -251,19 +250,10 @@ def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
     return Shown(_text(name, value), DEFAULT if is_default else source)
 
 
-def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
-    default = Settings()
-    names = [field.name for field in fields(Settings) if field.name not in TABLES]
-    read = {name for name in names if getattr(settings, name) == getattr(in_file, name)}
-    return {name: _shown(settings, name, file if name in read else app, default) for name in names}
-
-
-def _database(settings: Settings, given: Options, in_file: Settings, file: str, app: str) -> Shown:
+def _database_source(given: Options, file: str) -> str:
     sources = {"database": "--database", "database in the file": file, None: DEFAULT}
     source = given.database_source()
-    # An application that names its database itself goes before the environment and the file.
-    own = settings.database != in_file.database
-    return _shown(settings, "database", app if own else str(sources.get(source, source)))
+    return str(sources.get(source, source))
 
 
 def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:
@@ -278,14 +268,6 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
     return {
         "sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source),
         **{name: _shown(destination, name, source, bare if name == "ordered" else default) for name in names},
-    }
-
-
-def _route(route: Route, source: str) -> dict[str, Shown]:
-    default = Route(route.events, route.to)
-    return {
-        name: _shown(route, name, source, default if name in ("rollout", "shadow") else None)
-        for name in (field.name for field in fields(Route))
     }
 
 

@@ -138,10 +138,18 @@ class Options:
         return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the operators' service on the database of the settings."""
-        from relaybox.cli.application import ask
+        """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
+        import asyncio
 
-        return ask(self, actor, work)
+        from relaybox.cli.application import open_outbox
+
+        outbox = open_outbox(self)
+
+        async def start() -> T:
+            async with outbox.admin(actor, connections=1) as admin:
+                return await work(admin)
+
+        return asyncio.run(start())
 
 
 def options(context: typer.Context) -> Options:
