@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from relaybox.demo.postgres import postgres
-from relaybox.demo.processes import Broken, free_ports
+from relaybox.demo.processes import Broken, free_ports, postgres
 from relaybox.demo.screen import latency_table, make_console, open_screen, result_table
 from relaybox.demo.verdict import Verdict
 from relaybox.demo.workspace import RECEIVERS, SECRET, Workspace
