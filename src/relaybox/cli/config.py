@@ -84,7 +84,12 @@ def init(
     given = options(context)
     path = given.path() or Path("relaybox.toml")
     database = _new_database(given.database)
-    _check_place(path, force)
+    if path.name == "pyproject.toml":
+        raise ConfigError(f"{path} holds more than this: write a [tool.relaybox] table there by hand")
+    other = None if force or path.name != "relaybox.toml" else find_file(None, {})
+    if other is not None and other.name == "pyproject.toml":
+        fix = "relaybox.toml would go before it; --force writes it all the same"
+        raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
     # A TOML string is JSON's, with the one character escaped that JSON leaves as it is.
     quoted = json.dumps(database).replace("\x7f", "\\u007f")
     try:
@@ -112,17 +117,6 @@ def _new_database(given: str | None) -> str:
         return "env:DATABASE_URL" if os.environ.get("DATABASE_URL") else DEFAULT_DATABASE
     parse_secret(given, "database")
     return given if given.startswith(("env:", "file:")) else normalize_url(given)
-
-
-def _check_place(path: Path, force: bool) -> None:
-    if path.name == "pyproject.toml":
-        raise ConfigError(f"{path} holds more than this: write a [tool.relaybox] table there by hand")
-    if force:
-        return
-    other = find_file(None, {})
-    if other is not None and other.name == "pyproject.toml" and path.name == "relaybox.toml":
-        fix = "relaybox.toml would go before it; --force writes it all the same"
-        raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
 
 
 def show(
@@ -164,16 +158,15 @@ def check(context: typer.Context, as_json: Json = False) -> None:
     All that is wrong is told, on standard error, and the status is 2.
     """
     found = _look(options(context))
+    ok = all(one["ok"] for one in found)
     if as_json:
-        wrong = [one for one in found if not one["ok"]]
-        print_json({"ok": not wrong, "checks": found})
+        print_json({"ok": ok, "checks": found})
     else:
         width = max(len(plain(one["what"])) for one in found)
         for one in found:
             mark = "ok   " if one["ok"] else "wrong"
-            said = plain(f"{mark} {one['what']:<{width}}  {one['text']}")
-            typer.echo(said, err=not one["ok"])
-    if not all(one["ok"] for one in found):
+            typer.echo(plain(f"{mark} {one['what']:<{width}}  {one['text']}"), err=not one["ok"])
+    if not ok:
         raise typer.Exit(2)
 
 
@@ -181,21 +174,20 @@ def _look(given: Options) -> list[dict[str, Any]]:
     """Return each thing that was checked, if it is right, and what there is to say about it."""
     from relaybox.cli.application import checks
 
+    def found(what: str, text: object, *, ok: bool) -> dict[str, Any]:
+        return {"what": what, "ok": ok, "text": " ".join(str(text).split())}
+
     try:
         outbox = given.outbox()
     except RelayboxError as error:
-        return [_found("settings", str(error), ok=False)]
-    found = [_found("settings", given.sources(outbox), ok=True)]
+        return [found("settings", error, ok=False)]
+    all_found = [found("settings", given.sources(outbox), ok=True)]
     for one in checks(outbox, given):
         try:
-            found.append(_found(one.what, one.run(), ok=True))
+            all_found.append(found(one.what, one.run(), ok=True))
         except RelayboxError as error:
-            found.append(_found(one.what, str(error), ok=False))
-    return found
-
-
-def _found(what: str, text: str, *, ok: bool) -> dict[str, Any]:
-    return {"what": what, "ok": ok, "text": " ".join(text.split())}
+            all_found.append(found(one.what, error, ok=False))
+    return all_found
 
 
 def effective_settings(given: Options) -> Tables:

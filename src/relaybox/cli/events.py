@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from relaybox.operate.admin import Admin, DeadLetters, Detail, Failures
-    from relaybox.operate.why import Reason
     from relaybox.stores.ledger import Entry, Filter, Page
 
 INTERVAL = 1.0
@@ -89,8 +88,11 @@ def why(context: typer.Context, id_: Id, as_json: Json = False) -> None:
     reasons = run(context, lambda admin: admin.why(wanted)) or _unknown(wanted, as_json)
     if as_json:
         print_json([reason_document(reason) for reason in reasons])
-    else:
-        typer.echo("\n".join(map(_sentence, reasons)))
+        return
+    for reason in reasons:
+        entry = reason.entry
+        where = f" for {entry.destination}" if entry.destination else ""
+        typer.echo(plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}."))
 
 
 def failures(
@@ -144,25 +146,25 @@ async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable
 
 def _show_page(page: Page) -> None:
     headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
-    print_page(headings, [_cells(entry) for entry in page.entries], range(3), page.cursor, "no such event")
+    rows = [
+        [
+            *(entry.id, entry.state, ago((entry.seen_at - entry.created_at).total_seconds())),
+            *(entry.destination, entry.event_type, f"{entry.aggregate_type} {entry.aggregate_id}"),
+        ]
+        for entry in page.entries
+    ]
+    print_page(headings, rows, range(3), page.cursor, "no such event")
     if any(entry.status == "failed" for entry in page.entries):
         retry = command("retry DELIVERY --destination DESTINATION")
         typer.echo(f"one that failed: {retry}, or discard", err=True)
 
 
-def _cells(entry: Entry) -> list[object]:
-    age = ago((entry.seen_at - entry.created_at).total_seconds())
-    aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
-    return [entry.id, entry.state, age, entry.destination, entry.event_type, aggregate]
-
-
 def _line(entry: Entry) -> str:
     from relaybox.operate.why import at
 
-    moment = at(entry.created_at)
     aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
     what = f"{entry.event_type} ({aggregate}) for {entry.destination}: {entry.state}"
-    return plain(f"{moment} {entry.id} {what}")
+    return plain(f"{at(entry.created_at)} {entry.id} {what}")
 
 
 def _described(detail: Detail, *, shared: bool) -> str:
@@ -197,12 +199,6 @@ def _described(detail: Detail, *, shared: bool) -> str:
         lines += [("payload", size if content.payload is None else content.payload)]
         lines += [("headers", content.headers)]
     return "\n".join(f"{name:<13}{plain(value)}" for name, value in lines if value is not None)
-
-
-def _sentence(reason: Reason) -> str:
-    entry = reason.entry
-    where = f" for {entry.destination}" if entry.destination else ""
-    return plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}.")
 
 
 def _show_failures(found: Failures) -> None:

@@ -104,10 +104,6 @@ class Options:
         """Return the settings of the flag, the environment and the file, without the application's."""
         return Settings.load(self.path(), os.environ, self.database)
 
-    def name_database(self) -> bool:
-        """Return True if the database was chosen, and False if it is the default one."""
-        return self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
-
     def path(self) -> Path | None:
         """Return the file that was given."""
         return None if self.config is None else Path(self.config)
@@ -135,7 +131,8 @@ class Options:
     def shown_database(self, settings: Settings) -> str:
         """Describe the database without its secrets, and say if it is only the default one."""
         shown = mask_url(settings.database)
-        return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
+        chosen = self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
+        return shown if chosen else f"{shown} (the default; choose with --app or --database)"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
         """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
