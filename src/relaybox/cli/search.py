@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BACKFILL_EXIT_STATUS = """\
+EXIT_STATUS = {
+    "backfill": """\
 Exit status: 0 all documents are emitted; 1 it was interrupted, and the same command goes on
 from there, or some documents were refused, or with --dry-run would be; 2 wrong usage, a wrong setting,
-another process is at it, or the database refused: one line on standard error says why."""
-REINDEX_EXIT_STATUS = """\
+another process is at it, or the database refused: one line on standard error says why.""",
+    "reindex": """\
 Exit status: 0 the new index serves; 1 it does not, and the old one goes on serving: one line
-on standard error says why; 2 wrong usage, a wrong setting, or the database refused."""
-RECONCILE_EXIT_STATUS = """\
+on standard error says why; 2 wrong usage, a wrong setting, or the database refused.""",
+    "reconcile": """\
 Exit status: 0 the index has what the database has; 1 something is missing, stale or orphaned
 (also where --repair has emitted events for it), or nothing could be compared because all of it is under way,
 or it was interrupted; 2 wrong usage, a wrong setting, a --repair that would empty the index, or the database
-or the search engine refused: one line on standard error says why."""
+or the search engine refused: one line on standard error says why.""",
+}
 
 MEANINGS = {
     "documents": "in the database",

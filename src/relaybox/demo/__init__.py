@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from relaybox.cli.signals import handling
 from relaybox.demo.processes import Broken, free_ports, postgres
 from relaybox.demo.screen import latency_table, make_console, open_screen, result_table
 from relaybox.demo.verdict import Verdict
@@ -56,8 +57,10 @@ def run(seconds: float) -> int:
             raise MissingExtra(package, "demo")
     console = make_console()
     console.print(ABOUT)
+    # SIGTERM and the end of the terminal end everything in order, as Ctrl-C does.
+    as_interrupt = handling((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
     try:
-        with _signals(), _supervisor(seconds, console, began) as supervisor:
+        with as_interrupt, _supervisor(seconds, console, began) as supervisor:
             from relaybox.demo.scenario import Scenario
 
             scenario = Scenario(supervisor, seconds)
@@ -106,15 +109,3 @@ def _supervisor(seconds: float, console: Console, began: float) -> Iterator[Supe
         outbox.migrate()
         with closing(Supervisor(workspace, outbox.tables, screen, began, deadline)) as supervisor:
             yield supervisor
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGTERM and the end of the terminal end everything in order, as Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
