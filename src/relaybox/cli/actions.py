@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from relaybox.cli.options import Bulk, Json, Limit, bundled, parse_id, parse_moment, run
-from relaybox.cli.output import answer, audits_document, confirm, note, plain, print_json, print_page, tell
+from relaybox.cli.output import confirm, note, plain, print_json, print_page, tell
 from relaybox.core.commands import command
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.admin import Action, Audits, Done
+    from relaybox.operate.admin import Action, Done
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
@@ -127,8 +127,21 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """List what operators did, newest first."""
+    from relaybox.operate.why import at
+
     found = run(context, lambda admin: admin.audits(limit, cursor))
-    answer(found, as_json, audits_document, _show_audits)
+    if as_json:
+        print_json({"audits": [asdict(row) for row in found.rows], "cursor": found.cursor})
+        return
+    rows = [
+        [
+            *(row.id, at(row.at), row.actor, row.action, f"{row.affected:,}"),
+            json.dumps(row.details, ensure_ascii=False),
+        ]
+        for row in found.rows
+    ]
+    headings = ["ID", "AT", "WHO", "ACTION", "ROWS", "DETAILS"]
+    print_page(headings, rows, range(5), found.cursor, "nobody has done anything")
 
 
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
@@ -220,15 +233,3 @@ def _unmet(what: Any, done: Done) -> str | None:
         return None
     rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
     return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
-
-
-def _show_audits(found: Audits) -> None:
-    from relaybox.operate.why import at
-
-    rows = [
-        [*(row.id, at(row.at), row.actor, row.action, f"{row.affected:,}"),
-         json.dumps(row.details, ensure_ascii=False)]
-        for row in found.rows
-    ]  # fmt: skip
-    headings = ["ID", "AT", "WHO", "ACTION", "ROWS", "DETAILS"]
-    print_page(headings, rows, range(5), found.cursor, "nobody has done anything")

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
 from relaybox.cli.options import Cursor, Json, Limit, bundled, parse_id, run
-from relaybox.cli.output import (
-    ago,
-    answer,
-    complain,
-    dead_letters_document,
-    detail_document,
-    entry_document,
-    failures_document,
-    page_document,
-    plain,
-    print_json,
-    print_page,
-    print_table,
-    reason_document,
-)
+from relaybox.cli.output import ago, answer, complain, plain, print_json, print_page, print_table
 from relaybox.core.commands import command
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from relaybox.operate.admin import Admin, DeadLetters, Detail, Failures
+    from relaybox.operate.why import Reason
     from relaybox.stores.ledger import Entry, Filter, Page
 
 INTERVAL = 1.0
@@ -230,3 +220,66 @@ def _show_dead_letters(found: DeadLetters) -> None:
     ]
     headings = ["DELIVERY", "CREATED", "FROM", "TYPE", "REASON"]
     print_page(headings, rows, range(3), found.cursor, "no dead letter")
+
+
+def page_document(page: Page) -> dict[str, Any]:
+    """Return a page of deliveries."""
+    return {"events": [entry_document(entry) for entry in page.entries], "cursor": page.cursor}
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """Return a delivery."""
+    return {**asdict(entry), "state": str(entry.state)}
+
+
+def detail_document(detail: Detail) -> dict[str, Any]:
+    """Return a delivery with its payload, headers and failed attempts."""
+    content = detail.content
+    document = entry_document(detail.entry)
+    if content is not None:
+        data = content.payload_data
+        document |= {
+            "payload": None if content.payload is None else _parsed(content.payload),
+            "payload_data": None if data is None else base64.b64encode(data).decode(),
+            "payload_encoding": content.payload_encoding,
+            "headers": _parsed(content.headers),
+        }
+    return {**document, "failed_attempts": [asdict(attempt) for attempt in detail.attempts]}
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON value, or the text if it is not valid JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def reason_document(reason: Reason) -> dict[str, Any]:
+    """Return why a delivery is where it is."""
+    entry = reason.entry
+    return {
+        "id": entry.id,
+        "event_id": entry.event_id,
+        "destination": entry.destination,
+        "state": str(entry.state),
+        "why": reason.kind,
+        "text": reason.text,
+        "until": reason.until,
+        "behind": None if reason.behind is None else reason_document(reason.behind),
+    }
+
+
+def failures_document(failures: Failures) -> dict[str, Any]:
+    """Return failed deliveries, grouped by what went wrong."""
+    return {
+        "failures": [asdict(group) for group in failures.groups],
+        "looked_at": failures.looked_at,
+        "capped": failures.capped,
+    }
+
+
+def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
+    """Return a page of dead letters."""
+    rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
+    return {"dead_letters": rows, "cursor": letters.cursor}

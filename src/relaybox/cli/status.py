@@ -6,19 +6,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from relaybox.cli.options import Json, actor, options, run
-from relaybox.cli.output import ago, answer, plain, print_table, stats_document
+from relaybox.cli.output import ago, answer, plain, print_table
 from relaybox.core.commands import Program, command
 from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from relaybox.operate.admin import Admin, DestinationStats, Stats
-    from relaybox.stores.ledger import Counts
+    from relaybox.stores.ledger import Counts, Place
 
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
@@ -131,6 +132,49 @@ def _relays(stats: Stats) -> str:
     last = stats.relays[0]
     silence = ago((last.seen_at - last.last_seen_at).total_seconds())
     return plain(f"no relay is running: {last.name} was seen {silence} ago")
+
+
+def stats_document(stats: Stats) -> dict[str, Any]:
+    """Return the counts of every destination, and the relays, for ``--json``."""
+    return {
+        **_counts(stats.total),
+        "destinations": [_destination(one) for one in stats.destinations],
+        "relays": [asdict(relay) for relay in stats.relays],
+    }
+
+
+def _counts(counts: Counts) -> dict[str, Any]:
+    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
+    waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
+    capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
+    return {
+        "pending": sum(waiting.values()),
+        "processing": counts.sending,
+        "completed": counts.delivered,
+        "failed": counts.failed,
+        **waiting,
+        "oldest_pending": counts.oldest_pending,
+        "oldest_pending_seconds": counts.oldest_seconds,
+        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
+    }
+
+
+def _destination(one: DestinationStats) -> dict[str, Any]:
+    about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
+    return {**about, **_counts(one.counts), "retrying": one.counts.retrying, **_place(one.place)}
+
+
+def _place(place: Place | None) -> dict[str, Any]:
+    if place is None:
+        return {"paused": None, "circuit": {"state": "closed", "until": None, "reason": None}}
+    paused = {
+        "at": place.paused_at,
+        "until": place.paused_until,
+        "by": place.paused_by,
+        "reason": place.pause_reason,
+    }
+    circuit = {"state": place.circuit, "until": place.circuit_until, "reason": place.circuit_reason}
+    return {"paused": paused if place.paused else None, "circuit": circuit}
 
 
 def top(
