@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
@@ -256,26 +255,27 @@ BUNDLES: dict[str, Callable[..., Any]] = {"bulk": Bulk, "filter": criteria}
 
 def bundled(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of its bundles, instead of the parameters that it takes them by."""
-    parameters = inspect.signature(command).parameters
-    bundles = {name: maker for name, maker in BUNDLES.items() if name in parameters}
-    options: dict[str, list[inspect.Parameter]] = {}
-    for name, parameter in parameters.items():
-        maker = bundles.get(name, command)
-        hints = get_type_hints(maker, include_extras=True, localns={"Filter": Any})
-        own = inspect.signature(maker).parameters.values() if name in bundles else [parameter]
-        options[name] = [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in own
-        ]
+    own = _parameters(command)
+    bundles = {each.name: _parameters(BUNDLES[each.name]) for each in own if each.name in BUNDLES}
+    options = [option for each in own for option in bundles.get(each.name, [each])]
 
     @functools.wraps(command)
     def with_bundles(**given: Any) -> None:
-        for name, maker in bundles.items():
-            given[name] = maker(**{each.name: given.pop(each.name) for each in options[name]})
+        for name, parts in bundles.items():
+            given[name] = BUNDLES[name](**{part.name: given.pop(part.name) for part in parts})
         command(**given)
 
-    flat = list(chain.from_iterable(options.values()))
     # What the command line is made of.
-    with_bundles.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
-    with_bundles.__annotations__ = {each.name: each.annotation for each in flat}
+    with_bundles.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    with_bundles.__annotations__ = {each.name: each.annotation for each in options}
     del with_bundles.__wrapped__
     return with_bundles
+
+
+def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(of, include_extras=True, localns={"Filter": Any})
+    found = inspect.signature(of).parameters
+    return [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, one in found.items()
+    ]
