@@ -204,8 +204,10 @@ def effective_settings(given: Options) -> Tables:
     names = [field.name for field in fields(Settings) if field.name not in TABLES]
     own = {name for name in names if getattr(settings, name) != getattr(in_file, name)}
     general = {name: _shown(settings, name, origin if name in own else file, default) for name in names}
+    named = given.database_source()
+    sources = {"database": "--database", "database in the file": file, None: DEFAULT}
     # An application that names its database itself goes before the environment and the file.
-    source = origin if "database" in own else _database_source(given, file)
+    source = origin if "database" in own else str(sources.get(named, named))
     tables = {"relaybox": {**general, "database": _shown(settings, "database", source)}}
     if given.app:
         tables["relaybox"]["app"] = Shown(_text("app", given.app), "--app")
@@ -240,12 +242,6 @@ def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
     value = getattr(of, name)
     is_default = default is not None and value == getattr(default, name)
     return Shown(_text(name, value), DEFAULT if is_default else source)
-
-
-def _database_source(given: Options, file: str) -> str:
-    sources = {"database": "--database", "database in the file": file, None: DEFAULT}
-    source = given.database_source()
-    return str(sources.get(source, source))
 
 
 def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +56,7 @@ def doctor(
 def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
     """Return the report; settings that cannot be read are its only finding."""
     import asyncio
+    import logging
 
     from relaybox.operate.doctor import Finding, Report, examine
 
@@ -70,19 +69,11 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
         seen, _, fix = " ".join(str(error).split()).rpartition("; ")
         finding = Finding("error", "the settings cannot be read", seen or fix, fix, "settings")
         return Report((finding,), (), ("settings",))
-    with _quiet():
-        return asyncio.run(examine(outbox.settings, outbox.handlers, only=only, skip=skip))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what drivers and sinks log: it is among the findings."""
-    import logging
-
+    # What drivers and sinks log is among the findings.
     root, nowhere = logging.getLogger(), logging.NullHandler()
     root.addHandler(nowhere)
     try:
-        yield
+        return asyncio.run(examine(outbox.settings, outbox.handlers, only=only, skip=skip))
     finally:
         root.removeHandler(nowhere)
 

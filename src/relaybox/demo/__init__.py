@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -74,19 +74,16 @@ def run(seconds: float) -> int:
     for table in (result_table(verdicts, total), latency_table(verdicts, total)):
         console.print(table)
     console.print(LATENCY)
-    _conclude(console, good, finished, reasons, time.monotonic() - began)
-    console.file.write(json.dumps(total.summary()) + "\n")
-    console.file.flush()
-    return 0 if good else 1
-
-
-def _conclude(console: Console, good: bool, finished: bool, reasons: Sequence[str], seconds: float) -> None:
     if not finished:
         console.print("not everything was delivered in time", style="bold red")
     for reason in reasons:
         console.print(reason, style="red", markup=False)
     words = "everything arrived, in order, and nothing else" if good else "something went wrong"
-    console.print(f"{seconds:.1f} s: {words}", style="bold green" if good else "bold red")
+    took = time.monotonic() - began
+    console.print(f"{took:.1f} s: {words}", style="bold green" if good else "bold red")
+    console.file.write(json.dumps(total.summary()) + "\n")
+    console.file.flush()
+    return 0 if good else 1
 
 
 @contextmanager

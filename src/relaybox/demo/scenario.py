@@ -184,6 +184,8 @@ class Supervisor:
 
     def _view(self) -> View:
         undone = Counter(placed.undone for placed in self._placed.records)
+        relay = self._parts.get("relay")
+        state = f"process {relay.pid}" if relay else "stopped" if "relay" in self._stopped else "dead"
         back = f"{undone['rollback']} transactions and {undone['savepoint']} savepoints rolled back"
         return View(
             elapsed=time.monotonic() - self._began,
@@ -191,19 +193,13 @@ class Supervisor:
             committed=undone[None],
             lines=[
                 Line("shop", f"{undone[None]} committed; {back}", "good"),
-                Line("relay", *self._relay_state()),
+                Line("relay", state, "bad" if state == "dead" else "good"),
             ],
             bars=[
                 Bar(name, *self._state(name), len(refs), len(self._receipts[name].records) - len(refs))
                 for name, refs in self._refs.items()
             ],
         )
-
-    def _relay_state(self) -> tuple[str, str]:
-        relay = self._parts.get("relay")
-        if relay is not None:
-            return f"process {relay.pid}", "good"
-        return ("stopped", "good") if "relay" in self._stopped else ("dead", "bad")
 
     def _state(self, name: str) -> tuple[str, str]:
         closed = self.circuits.get(name, "closed") == "closed"
