@@ -230,11 +230,8 @@ def reindex(
     from relaybox.search._reindex import alook, areindex
     from relaybox.search.source import load_source
 
-    def say(text: str) -> None:
-        """Print a step as it comes; on standard error if the answer is JSON."""
-        typer.echo(plain(text), err=as_json)
-
     outbox = open_outbox(options(context))
+    say = partial(_say, as_json)
     if abort:
         _abort(outbox, destination, as_json, index=index, dry_run=dry_run, actor=actor(), tell=say)
         return
@@ -258,6 +255,11 @@ def reindex(
             return
         confirm(f"rebuild the index {name} of {destination} from {many} documents?")
     _show_reindexed(_run(rebuild), as_json)
+
+
+def _say(as_json: bool, text: str) -> None:
+    """Print a step as it comes; on standard error if the answer is JSON."""
+    typer.echo(plain(text), err=as_json)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
