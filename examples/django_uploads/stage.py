@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from relaybox.demo.postgres import postgres
-from relaybox.demo.processes import Broken, end, free_ports, last_line
+from relaybox.demo.processes import Broken, end, free_ports, last_line, postgres
 
 HERE = Path(__file__).parent
 CELERY = (sys.executable, "-m", "celery", "--app", "project")

@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 from engines import Engine, started
 
-from relaybox.demo.postgres import postgres
-from relaybox.demo.processes import Broken, end, free_ports, last_line
+from relaybox.demo.processes import Broken, end, free_ports, last_line, postgres
 
 HERE = Path(__file__).parent
 READY = "running on"

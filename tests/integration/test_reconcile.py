@@ -442,7 +442,7 @@ def test_the_question_before_a_reindex_says_what_is_rebuilt(
         asked.append(question)
         raise typer.Exit(1)
 
-    monkeypatch.setattr("relaybox.cli.reindex.confirm", confirm)
+    monkeypatch.setattr("relaybox.cli.search.confirm", confirm)
     library.add([1, 2])
 
     assert command("reindex")[0] == 1

@@ -15,8 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
-from relaybox.cli import output
-from relaybox.cli.events import _described, _line
+from relaybox.cli import events, status
 from relaybox.database.dialects import DIALECTS
 from relaybox.operate.admin import Admin
 from relaybox.relay.observer import Observer
@@ -201,9 +200,9 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
     store = open_store(edited.outbox.settings.database, edited.outbox.tables, connections=1)
     admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
     try:
-        assert output.stats_document(await admin.stats())
+        assert status.stats_document(await admin.stats())
         failures = await admin.failures()
-        assert len(output.failures_document(failures)["failures"]) == len(failures.groups)
+        assert len(events.failures_document(failures)["failures"]) == len(failures.groups)
         for group in failures.groups[:3]:
             wanted = Filter(destination=group.destination, fingerprint=group.fingerprint)
             assert (await admin.count("retry", wanted)).count == group.count
@@ -212,13 +211,13 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
         for name in ("", *ROUTED, *await samples.names()):
             assert (await samples.measure(name, 100)).pending >= 0
         page = await admin.events(limit=100)
-        assert len(output.page_document(page)["events"]) == len(page.entries)
+        assert len(events.page_document(page)["events"]) == len(page.entries)
         for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:
             for detail in await admin.event(id_):
-                assert output.detail_document(detail)["destination"] == detail.entry.destination
-                assert _described(detail, shared=True)
-                assert _line(detail.entry)
+                assert events.detail_document(detail)["destination"] == detail.entry.destination
+                assert events._described(detail, shared=True)
+                assert events._line(detail.entry)
             for reason in await admin.why(id_):
-                assert output.reason_document(reason)["text"]
+                assert events.reason_document(reason)["text"]
     finally:
         await store.close()

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from relaybox.cli.top_layout import Frame, View, draw, spark
-from relaybox.cli.top_live import DOWN, UP, LiveScreen, _split
+from relaybox.cli.top import DOWN, UP, Frame, LiveScreen, View, _split, draw, spark
 from relaybox.errors import StoreError
 from relaybox.operate.admin import DestinationStats, Point, Series, Stats
 from relaybox.stores.ledger import Counts, Entry, Place, Relay

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from relaybox.cli.output import entry_document, in_json
+from relaybox.cli.events import entry_document
+from relaybox.cli.output import in_json
 from relaybox.stores.ledger import Counted
 from tests.waiting import await_for
 from tests.web.stage import Stage

@@ -14,8 +14,7 @@ from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
 from relaybox.cli.config import init
 from relaybox.cli.database import migrate, sql
 from relaybox.cli.options import Options
-from relaybox.cli.relay import drain, prune, relay
-from relaybox.cli.web import web
+from relaybox.cli.relay import drain, prune, relay, web
 
 GLOBAL_OPTIONS = "Every command also takes --app, --config and --database: see relaybox --help."
 

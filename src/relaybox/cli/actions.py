@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from relaybox.cli.options import DryRun, Json, Limit, Yes, filtered, parse_id, parse_moment, run
-from relaybox.cli.output import answer, audits_document, confirm, note, plain, print_json, print_page
+from relaybox.cli.options import Bulk, Json, Limit, bundled, parse_id, parse_moment, run
+from relaybox.cli.output import confirm, note, plain, print_json, print_page, tell
 from relaybox.core.commands import command
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.admin import Admin, Audits, Done
+    from relaybox.operate.admin import Action, Done
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
@@ -25,86 +25,64 @@ Ids: TypeAlias = Annotated[
         help="Events, with --destination only their deliveries for it, or deliveries; else the filter's.",
     ),
 ]
-Rate: TypeAlias = Annotated[
-    float | None,
-    typer.Option(metavar="NUMBER", help="No more than so many deliveries a second."),
-]
 Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All of them, without a filter.")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="DESTINATION")]
-Action: TypeAlias = Callable[..., Awaitable["Done"]]
+
+WORDS: dict[Action, tuple[str, str]] = {
+    "retry": ("retried", "neither failed nor backing off"),
+    "replay": ("replayed", "not final yet, or without a destination"),
+    "discard": ("discarded", "being sent or final already"),
+    "move": ("moved", "being sent at this moment"),
+}
+"""What an action has done, and why it left deliveries as they are."""
 
 
-@filtered
+@bundled
 def retry(
-    context: typer.Context,
-    filter: Any,
-    ids: Ids = None,
-    everything: Everything = False,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    context: typer.Context, ids: Ids = None, everything: Everything = False, *, bulk: Bulk, filter: Any
 ) -> None:
     """Start failed deliveries anew, with all their attempts. By ID also one that backs off: it is due now."""
-    what = _what(filter, ids, everything)
-    how = _How("retry", "retried", "neither failed nor backing off", rate, dry_run, yes, as_json)
-    _do(context, lambda admin: admin.retry, what, how, harmless=True)
+    _do(context, "retry", _what(filter, ids, everything), bulk)
 
 
-@filtered
+@bundled
 def replay(
     context: typer.Context,
-    filter: Any,
     ids: Ids = None,
     to: Annotated[str | None, typer.Option(metavar="NAME", help="To this destination instead.")] = None,
     everything: Everything = False,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    *,
+    bulk: Bulk,
+    filter: Any,
 ) -> None:
     """Send delivered, failed or discarded deliveries once more, as new rows of the same events.
 
     A filter is about delivered ones, unless --status says otherwise. An ID that names several is asked about.
     """
-    what = _what(filter, ids, everything)
-    why_not = "not final yet, or without a destination"
-    how = _How("replay", "replayed", why_not, rate, dry_run, yes, as_json)
-    _do(context, lambda admin: partial(admin.replay, to=to), what, how)
+    _do(context, "replay", _what(filter, ids, everything), bulk, to=to)
 
 
-@filtered
+@bundled
 def discard(
-    context: typer.Context,
-    filter: Any,
-    ids: Ids = None,
-    everything: Everything = False,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    context: typer.Context, ids: Ids = None, everything: Everything = False, *, bulk: Bulk, filter: Any
 ) -> None:
     """Give up failed or pending deliveries; the next one of each key becomes due.
 
     A filter is about failed ones, unless --status says otherwise. An ID that names several is asked about.
     """
-    what = _what(filter, ids, everything)
-    how = _How("discard", "discarded", "being sent or final already", rate, dry_run, yes, as_json)
-    _do(context, lambda admin: admin.discard, what, how)
+    _do(context, "discard", _what(filter, ids, everything), bulk)
 
 
+@bundled
 def move(
     context: typer.Context,
     from_: Annotated[str, typer.Argument(metavar="FROM")],
     to: Annotated[str, typer.Argument(metavar="TO")],
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    *,
+    bulk: Bulk,
 ) -> None:
     """Give a destination's pending and failed deliveries to another; failed ones stay failed there."""
-    how = _How("move", "moved", "being sent at this moment", rate, dry_run, yes, as_json)
-    _do(context, lambda admin: lambda _, **options: admin.move(from_, to, **options), None, how)
+    _do(context, "move", from_, bulk, to=to)
 
 
 def pause(
@@ -121,29 +99,23 @@ def pause(
 
     end = parse_moment(until, "--until", 1)
     run(context, lambda admin: admin.pause(destination, reason, end))
-    if as_json:
-        print_json({"destination": destination, "paused": True, "reason": reason, "until": end})
-    else:
-        typer.echo(f"paused {destination}" + ("" if end is None else f" until {at(end)}"))
+    document = {"destination": destination, "paused": True, "reason": reason, "until": end}
+    tell(as_json, document, f"paused {destination}" + ("" if end is None else f" until {at(end)}"))
 
 
 def resume(context: typer.Context, destination: Name, as_json: Json = False) -> None:
     """End a pause, and close an open circuit, so that the next claim goes through at once."""
     changed = run(context, lambda admin: admin.resume(destination))
-    if as_json:
-        print_json({"destination": destination, "resumed": changed})
-    else:
-        idle = f"{destination} was not paused, and its circuit is closed"
-        typer.echo(f"resumed {destination}" if changed else idle)
+    idle = f"{destination} was not paused, and its circuit is closed"
+    document = {"destination": destination, "resumed": changed}
+    tell(as_json, document, f"resumed {destination}" if changed else idle)
 
 
 def send_test(context: typer.Context, destination: Name, as_json: Json = False) -> None:
     """Send an event of the type relaybox.test to a destination, to see whether the whole way works."""
     event_id = run(context, lambda admin: admin.test(destination))
-    if as_json:
-        print_json({"destination": destination, "event_id": event_id})
-    else:
-        typer.echo(f"emitted {event_id}; {command(f'why {event_id}')} says where it is")
+    document = {"destination": destination, "event_id": event_id}
+    tell(as_json, document, f"emitted {event_id}; {command(f'why {event_id}')} says where it is")
 
 
 def audit(
@@ -155,8 +127,21 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """List what operators did, newest first."""
+    from relaybox.operate.why import at
+
     found = run(context, lambda admin: admin.audits(limit, cursor))
-    answer(found, as_json, audits_document, _show_audits)
+    if as_json:
+        print_json({"audits": [asdict(row) for row in found.rows], "cursor": found.cursor})
+        return
+    rows = [
+        [
+            *(row.id, at(row.at), row.actor, row.action, f"{row.affected:,}"),
+            json.dumps(row.details, ensure_ascii=False),
+        ]
+        for row in found.rows
+    ]
+    headings = ["ID", "AT", "WHO", "ACTION", "ROWS", "DETAILS"]
+    print_page(headings, rows, range(5), found.cursor, "nobody has done anything")
 
 
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
@@ -171,48 +156,34 @@ def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
     return Named([parse_id(id_) for id_ in ids], filter.destination) if ids else filter
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """An action in words, and its options."""
-
-    verb: str
-    past: str
-    why_not: str
-    rate: float | None
-    dry_run: bool
-    yes: bool
-    as_json: bool
-
-
-def _do(
-    context: typer.Context, call: Callable[[Admin], Action], what: Any, how: _How, *, harmless: bool = False
-) -> None:
+def _do(context: typer.Context, verb: Action, what: Any, bulk: Bulk, **more: Any) -> None:
     """Act, and print what was done."""
-    _tell(what, run(context, lambda admin: _act(call(admin), what, how, harmless=harmless)), how)
+    done = run(context, lambda admin: _act(partial(getattr(admin, verb), what, **more), verb, what, bulk))
+    _tell_done(verb, what, done, bulk)
 
 
-async def _act(action: Action, what: Any, how: _How, *, harmless: bool) -> Done:
+async def _act(action: Callable[..., Awaitable[Done]], verb: Action, what: Any, bulk: Bulk) -> Done:
     """Act on ids at once, unless one names several deliveries; count what a filter finds, and ask first."""
     from relaybox.cli.progress import with_bar
     from relaybox.operate.admin import Named
 
-    if how.dry_run:
-        return await action(what, dry_run=True)
+    if bulk.dry_run:
+        return await action(dry_run=True)
     if isinstance(what, Named):
-        if not (how.yes or harmless or what.destination is not None):
-            done = await action(what, dry_run=True)
+        if not (bulk.yes or verb == "retry" or what.destination is not None):
+            done = await action(dry_run=True)
             if not done.affected:
                 return done
-            _confirm_shared(how.verb, done)
-        return await action(what)
+            _confirm_shared(verb, done)
+        return await action()
     expected = None
-    if not how.yes:
-        found = await action(what, dry_run=True)
+    if not bulk.yes:
+        found = await action(dry_run=True)
         if not found.affected:
             return found
         expected = found.affected
-        confirm(f"{how.verb} {_deliveries(expected)}?")
-    return await with_bar(expected, how.verb, lambda progress: action(what, progress=progress, rate=how.rate))
+        confirm(f"{verb} {_deliveries(expected)}?")
+    return await with_bar(expected, verb, lambda progress: action(progress=progress, rate=bulk.rate))
 
 
 def _confirm_shared(verb: str, done: Done) -> None:
@@ -230,22 +201,23 @@ def _deliveries(count: int) -> str:
     return f"{count:,} {'delivery' if count == 1 else 'deliveries'}"
 
 
-def _tell(what: Any, done: Done, how: _How) -> None:
+def _tell_done(verb: Action, what: Any, done: Done, bulk: Bulk) -> None:
     """Print what was done; exit with 1 if an id or a fingerprint is unknown, or nothing could be done."""
+    past, why_not = WORDS[verb]
     unknown = [str(id_) for id_ in done.unknown]
     unmet = _unmet(what, done)
-    if how.as_json:
-        counts = {how.past: done.affected, "skipped": done.skipped}
-        print_json({**counts, "unknown": unknown, "dry_run": how.dry_run})
+    if bulk.as_json:
+        counts = {past: done.affected, "skipped": done.skipped}
+        print_json({**counts, "unknown": unknown, "dry_run": bulk.dry_run})
     elif done.affected or not (unknown or done.skipped or unmet):
-        typer.echo(f"{'would have ' if how.dry_run else ''}{how.past} {done.affected:,}")
+        typer.echo(f"{'would have ' if bulk.dry_run else ''}{past} {done.affected:,}")
     if unknown:
         destination = getattr(what, "destination", None)
         where = "" if destination is None else f" for {destination}"
         note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
     if done.skipped:
         idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
-        note(f"{done.skipped:,} left as they are: {how.why_not}{idle}")
+        note(f"{done.skipped:,} left as they are: {why_not}{idle}")
     if unmet:
         note(unmet)
     if unknown or done.idle or unmet:
@@ -261,15 +233,3 @@ def _unmet(what: Any, done: Done) -> str | None:
         return None
     rest = "" if replace(what, fingerprint=None) == EVERYTHING else " and fits the rest of the filter"
     return f"no failed delivery has the fingerprint {fingerprint}{rest}; see {command('failures')}"
-
-
-def _show_audits(found: Audits) -> None:
-    from relaybox.operate.why import at
-
-    rows = [
-        [*(row.id, at(row.at), row.actor, row.action, f"{row.affected:,}"),
-         json.dumps(row.details, ensure_ascii=False)]
-        for row in found.rows
-    ]  # fmt: skip
-    headings = ["ID", "AT", "WHO", "ACTION", "ROWS", "DETAILS"]
-    print_page(headings, rows, range(5), found.cursor, "nobody has done anything")

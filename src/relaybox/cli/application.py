@@ -1,16 +1,16 @@
-"""The outbox that a command works with: found, checked, and the operators' service on its database."""
+"""The outbox that a command works with: found and checked."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 from relaybox.cli.options import Options
 from relaybox.core.commands import command
@@ -22,19 +22,18 @@ from relaybox.database import debezium
 from relaybox.database.connect import in_memory
 from relaybox.database.migrations import check, current_version
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
-from relaybox.operate.admin import Admin
 from relaybox.outbox import Outbox
 from relaybox.sinks.open import Handlers, open_sink
-
-T = TypeVar("T")
 
 FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox"
 
 
 def load_outbox(given: Options) -> Outbox:
     """Return the outbox of ``--app`` or of ``app`` in the file; without either, one made of the settings."""
-    # What is not in the application may still name functions of it, as handler:module:function.
-    _search_here()
+    # Modules are found where the command is run, as uvicorn and celery do. Settings that are not in the
+    # application may still name functions of it, as handler:module:function.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     path = given.app
     if path is None and (path := (settings := given.read()).app) is None:
         outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
@@ -65,17 +64,6 @@ def check_tables(settings: Settings, given: Options) -> None:
         raise StoreError(f"{error}; {given.no_server}") from error
 
 
-def ask(given: Options, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
-    outbox = open_outbox(given)
-
-    async def start() -> T:
-        async with outbox.admin(actor, connections=1) as admin:
-            return await work(admin)
-
-    return asyncio.run(start())
-
-
 def _application(path: str, given: Options) -> Outbox:
     with _flags_in_environment(given):
         found = load(path, f"app = {path!r}", FIX)
@@ -99,12 +87,6 @@ def _called(factory: Any, path: str) -> Any:
         return factory()
     except Exception as error:
         raise ConfigError(f"app = {path!r}: the call failed: {told_where(error)}") from error
-
-
-def _search_here() -> None:
-    """Find modules where the command is run, as uvicorn and celery do."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 @contextmanager
@@ -132,12 +114,12 @@ class Check(NamedTuple):
 def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Check]:
     """Yield the checks of each destination with its secrets and packages, of the web and of the database."""
     if not outbox.settings.destinations:
-        yield Check("destinations", lambda: _no_destinations(given))
+        yield Check("destinations", partial(_no_destinations, given))
     for destination in outbox.settings.destinations:
-        yield Check(destination.name, lambda it=destination: _destination(it, outbox))  # type: ignore[misc]
+        yield Check(destination.name, partial(_destination, destination, outbox))
     if web and outbox.settings.web:
-        yield Check("web", lambda: _web(outbox.settings))
-    yield Check("database", lambda: _database(outbox, given))
+        yield Check("web", partial(_web, outbox.settings))
+    yield Check("database", partial(_database, outbox.settings, given))
 
 
 def check_all(given: Options) -> Outbox:
@@ -164,11 +146,11 @@ def _no_destinations(given: Options) -> str:
 
 def _destination(destination: Destination, outbox: Outbox) -> str:
     check_secrets(destination)
+    unread = ""
     if destination.handed_over:
         unread = _unread(debezium.find(outbox.settings, destination.name), outbox.settings)
     else:
         check_sink(destination, outbox.handlers)
-        unread = ""
     check_address(destination)
     routed = any(destination.name in route.to for route in outbox.settings.routes)
     return sink_name(destination, outbox) + ("" if routed else " (no route leads to it)") + unread
@@ -227,8 +209,7 @@ def _web(settings: Settings) -> str:
     return f"{web.address}, {users or 'no users: only from this host'}"
 
 
-def _database(outbox: Outbox, given: Options) -> str:
-    settings = outbox.settings
+def _database(settings: Settings, given: Options) -> str:
     shown = mask_url(settings.database)
     if in_memory(settings.database):
         fix = "it is in memory, where no other process sees it; name a file, as in sqlite:///relaybox.db"

@@ -11,18 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from relaybox.cli import (
-    actions,
-    backfill,
-    config,
-    database,
-    doctor,
-    events,
-    reconcile,
-    reindex,
-    status,
-    verify,
-)
+from relaybox.cli import actions, config, database, doctor, events, search, status, verify
 from relaybox.core.settings import ConfigWarning
 from relaybox.errors import RelayboxError
 
@@ -128,16 +117,13 @@ def add_commands(app: typer.Typer) -> None:
     for command in (
         *(status.status, events.why, events.failures),
         *(actions.retry, actions.replay, actions.discard, actions.move, actions.pause, actions.resume),
-        *(actions.audit, database.debezium, status.top),
+        *(actions.audit, database.debezium, status.top, actions.send_test, events.dead_letters),
     ):
         app.command(epilog=EXIT_STATUS)(command)
-    app.command("send-test", epilog=EXIT_STATUS)(actions.send_test)
-    app.command("dead-letters", epilog=EXIT_STATUS)(events.dead_letters)
     app.command(epilog=verify.EXIT_STATUS)(verify.verify)
     app.command(epilog=doctor.EXIT_STATUS)(doctor.doctor)
-    app.command(epilog=backfill.EXIT_STATUS)(backfill.backfill)
-    app.command(epilog=reconcile.EXIT_STATUS)(reconcile.reconcile)
-    app.command(epilog=reindex.EXIT_STATUS)(reindex.reindex)
+    for command in (search.backfill, search.reconcile, search.reindex):
+        app.command(epilog=search.EXIT_STATUS[command.__name__])(command)
     looks = {"list": events.list_events, "show": events.show, "tail": events.tail}
     _add_group(app, "events", "List, show or follow deliveries.", **looks)
 

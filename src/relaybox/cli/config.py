@@ -84,8 +84,21 @@ def init(
     given = options(context)
     path = given.path() or Path("relaybox.toml")
     database = _new_database(given.database)
-    _check_place(path, force)
-    _write(path, TEMPLATE.format(database=_quoted(database)), force)
+    if path.name == "pyproject.toml":
+        raise ConfigError(f"{path} holds more than this: write a [tool.relaybox] table there by hand")
+    other = None if force or path.name != "relaybox.toml" else find_file(None, {})
+    if other is not None and other.name == "pyproject.toml":
+        fix = "relaybox.toml would go before it; --force writes it all the same"
+        raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
+    # A TOML string is JSON's, with the one character escaped that JSON leaves as it is.
+    quoted = json.dumps(database).replace("\x7f", "\\u007f")
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(TEMPLATE.format(database=quoted))
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     typer.echo(f"wrote {path}")
     if mask_url(database) != database and not database.startswith(("env:", "file:")):
         typer.echo("The database's URL is in it as you gave it; --database env:DATABASE_URL keeps it out.")
@@ -104,32 +117,6 @@ def _new_database(given: str | None) -> str:
         return "env:DATABASE_URL" if os.environ.get("DATABASE_URL") else DEFAULT_DATABASE
     parse_secret(given, "database")
     return given if given.startswith(("env:", "file:")) else normalize_url(given)
-
-
-def _check_place(path: Path, force: bool) -> None:
-    if path.name == "pyproject.toml":
-        raise ConfigError(f"{path} holds more than this: write a [tool.relaybox] table there by hand")
-    if force:
-        return
-    other = find_file(None, {})
-    if other is not None and other.name == "pyproject.toml" and path.name == "relaybox.toml":
-        fix = "relaybox.toml would go before it; --force writes it all the same"
-        raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already; --force overwrites it") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML string: JSON's, with the one character escaped that JSON leaves as it is."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def show(
@@ -171,16 +158,15 @@ def check(context: typer.Context, as_json: Json = False) -> None:
     All that is wrong is told, on standard error, and the status is 2.
     """
     found = _look(options(context))
+    ok = all(one["ok"] for one in found)
     if as_json:
-        wrong = [one for one in found if not one["ok"]]
-        print_json({"ok": not wrong, "checks": found})
+        print_json({"ok": ok, "checks": found})
     else:
         width = max(len(plain(one["what"])) for one in found)
         for one in found:
             mark = "ok   " if one["ok"] else "wrong"
-            said = plain(f"{mark} {one['what']:<{width}}  {one['text']}")
-            typer.echo(said, err=not one["ok"])
-    if not all(one["ok"] for one in found):
+            typer.echo(plain(f"{mark} {one['what']:<{width}}  {one['text']}"), err=not one["ok"])
+    if not ok:
         raise typer.Exit(2)
 
 
@@ -188,30 +174,41 @@ def _look(given: Options) -> list[dict[str, Any]]:
     """Return each thing that was checked, if it is right, and what there is to say about it."""
     from relaybox.cli.application import checks
 
+    def found(what: str, text: object, *, ok: bool) -> dict[str, Any]:
+        return {"what": what, "ok": ok, "text": " ".join(str(text).split())}
+
     try:
         outbox = given.outbox()
     except RelayboxError as error:
-        return [_found("settings", str(error), ok=False)]
-    found = [_found("settings", given.sources(outbox), ok=True)]
+        return [found("settings", error, ok=False)]
+    all_found = [found("settings", given.sources(outbox), ok=True)]
     for one in checks(outbox, given):
         try:
-            found.append(_found(one.what, one.run(), ok=True))
+            all_found.append(found(one.what, one.run(), ok=True))
         except RelayboxError as error:
-            found.append(_found(one.what, str(error), ok=False))
-    return found
-
-
-def _found(what: str, text: str, *, ok: bool) -> dict[str, Any]:
-    return {"what": what, "ok": ok, "text": " ".join(text.split())}
+            all_found.append(found(one.what, error, ok=False))
+    return all_found
 
 
 def effective_settings(given: Options) -> Tables:
     """Return the tables of the file: ``relaybox``, ``destinations.NAME``, ``routes.N`` and ``web``."""
     outbox = given.outbox()
-    settings, in_file = outbox.settings, _in_file(given)
+    settings = outbox.settings
+    try:
+        in_file = given.read()
+    except RelayboxError:
+        # It is wrong, but the application may not read it.
+        in_file = Settings()
     file, origin = str(given.file()), given.origin(settings)
-    tables = {"relaybox": _general(settings, in_file, file, origin)}
-    tables["relaybox"]["database"] = _database(settings, given, in_file, file, origin)
+    default = Settings()
+    names = [field.name for field in fields(Settings) if field.name not in TABLES]
+    own = {name for name in names if getattr(settings, name) != getattr(in_file, name)}
+    general = {name: _shown(settings, name, origin if name in own else file, default) for name in names}
+    named = given.database_source()
+    sources = {"database": "--database", "database in the file": file, None: DEFAULT}
+    # An application that names its database itself goes before the environment and the file.
+    source = origin if "database" in own else str(sources.get(named, named))
+    tables = {"relaybox": {**general, "database": _shown(settings, "database", source)}}
     if given.app:
         tables["relaybox"]["app"] = Shown(_text("app", given.app), "--app")
     for destination in settings.destinations:
@@ -219,7 +216,11 @@ def effective_settings(given: Options) -> Tables:
         tables[f"destinations.{destination.name}"] = _destination(destination, outbox, source)
     for number, route in enumerate(settings.routes, 1):
         source = file if route in in_file.routes else origin
-        tables[f"routes.{number}"] = _route(route, source)
+        bare = Route(route.events, route.to)
+        tables[f"routes.{number}"] = {
+            name: _shown(route, name, source, None if name in ("events", "to") else bare)
+            for name in (field.name for field in fields(Route))
+        }
     return tables | _web(settings, file if settings.web == in_file.web else origin)
 
 
@@ -236,34 +237,11 @@ def _web(settings: Settings, source: str) -> Tables:
     return tables
 
 
-def _in_file(given: Options) -> Settings:
-    """Return what the file says, or the defaults if it is wrong: the application may not read it."""
-    try:
-        return given.read()
-    except RelayboxError:
-        return Settings()
-
-
 def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
     """Return the setting ``name`` of an object; what equals that of ``default`` comes from nowhere else."""
     value = getattr(of, name)
     is_default = default is not None and value == getattr(default, name)
     return Shown(_text(name, value), DEFAULT if is_default else source)
-
-
-def _general(settings: Settings, in_file: Settings, file: str, app: str) -> dict[str, Shown]:
-    default = Settings()
-    names = [field.name for field in fields(Settings) if field.name not in TABLES]
-    read = {name for name in names if getattr(settings, name) == getattr(in_file, name)}
-    return {name: _shown(settings, name, file if name in read else app, default) for name in names}
-
-
-def _database(settings: Settings, given: Options, in_file: Settings, file: str, app: str) -> Shown:
-    sources = {"database": "--database", "database in the file": file, None: DEFAULT}
-    source = given.database_source()
-    # An application that names its database itself goes before the environment and the file.
-    own = settings.database != in_file.database
-    return _shown(settings, "database", app if own else str(sources.get(source, source)))
 
 
 def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:
@@ -278,14 +256,6 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
     return {
         "sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source),
         **{name: _shown(destination, name, source, bare if name == "ordered" else default) for name in names},
-    }
-
-
-def _route(route: Route, source: str) -> dict[str, Shown]:
-    default = Route(route.events, route.to)
-    return {
-        name: _shown(route, name, source, default if name in ("rollout", "shadow") else None)
-        for name in (field.name for field in fields(Route))
     }
 
 

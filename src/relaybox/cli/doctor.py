@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from relaybox.cli.options import Json, Options, options
-from relaybox.cli.output import answer, plain
+from relaybox.cli.output import plain, print_json
 from relaybox.core.settings import ConfigWarning
 from relaybox.errors import RelayboxError
 
 if TYPE_CHECKING:
-    from relaybox.operate.doctor import Finding, Report
+    from relaybox.operate.doctor import Report
 
 EXIT_STATUS = """Exit status: 0 no error was found (there may be warnings); 1 an error was found; 2 wrong
 usage: one line on standard error says why; 130 interrupted."""
@@ -47,7 +45,10 @@ def doctor(
     names = (tuple(only or ()), tuple(skip or ()))
     choose(*names)
     report = _examine(options(context), *names)
-    answer(report, as_json, _document, _show)
+    if as_json:
+        print_json({"ok": not report.sick, **asdict(report)})
+    else:
+        _show(report)
     if report.sick:
         raise typer.Exit(1)
 
@@ -55,6 +56,7 @@ def doctor(
 def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
     """Return the report; settings that cannot be read are its only finding."""
     import asyncio
+    import logging
 
     from relaybox.operate.doctor import Finding, Report, examine
 
@@ -67,30 +69,13 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
         seen, _, fix = " ".join(str(error).split()).rpartition("; ")
         finding = Finding("error", "the settings cannot be read", seen or fix, fix, "settings")
         return Report((finding,), (), ("settings",))
-    with _quiet():
-        return asyncio.run(examine(outbox.settings, outbox.handlers, only=only, skip=skip))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what drivers and sinks log: it is among the findings."""
-    import logging
-
+    # What drivers and sinks log is among the findings.
     root, nowhere = logging.getLogger(), logging.NullHandler()
     root.addHandler(nowhere)
     try:
-        yield
+        return asyncio.run(examine(outbox.settings, outbox.handlers, only=only, skip=skip))
     finally:
         root.removeHandler(nowhere)
-
-
-def _document(report: Report) -> dict[str, Any]:
-    return {
-        "ok": not report.sick,
-        "findings": [asdict(finding) for finding in report.findings],
-        "unseen": [asdict(one) for one in report.unseen],
-        "checks": list(report.checks),
-    }
 
 
 def _show(report: Report) -> None:
@@ -98,22 +83,18 @@ def _show(report: Report) -> None:
 
     coloured = colours(sys.stdout)
     for finding in report.findings:
-        _tell(finding, coloured)
+        level = f"{finding.level:<8} "
+        if coloured:
+            level = typer.style(level, fg=_COLOURS[finding.level], bold=True)
+        typer.echo(f"{level}{plain(finding.title)} ({finding.check})")
+        typer.echo(f"{_INDENT}{plain(finding.detail)}")
+        for number, line in enumerate(finding.fix.splitlines()):
+            typer.echo(f"{_INDENT}{'fix: ' if number == 0 else '     '}{plain(line)}")
+        typer.echo()
     for one in report.unseen:
         typer.echo(plain(f"not looked at ({one.check}): {one.reason}"))
     looked = f"{len(report.checks)} checks" if len(report.checks) != 1 else "1 check"
     typer.echo(f"{_summary(report)} ({looked})")
-
-
-def _tell(finding: Finding, coloured: bool) -> None:
-    level = f"{finding.level:<8} "
-    if coloured:
-        level = typer.style(level, fg=_COLOURS[finding.level], bold=True)
-    typer.echo(f"{level}{plain(finding.title)} ({finding.check})")
-    typer.echo(f"{_INDENT}{plain(finding.detail)}")
-    for number, line in enumerate(finding.fix.splitlines()):
-        typer.echo(f"{_INDENT}{'fix: ' if number == 0 else '     '}{plain(line)}")
-    typer.echo()
 
 
 def _summary(report: Report) -> str:

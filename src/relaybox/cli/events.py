@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from relaybox.cli.options import Cursor, Json, Limit, filtered, parse_id, run
-from relaybox.cli.output import (
-    ago,
-    answer,
-    complain,
-    dead_letters_document,
-    detail_document,
-    entry_document,
-    failures_document,
-    page_document,
-    plain,
-    print_json,
-    print_page,
-    print_table,
-    reason_document,
-)
+from relaybox.cli.options import Cursor, Json, Limit, bundled, parse_id, run
+from relaybox.cli.output import ago, answer, complain, plain, print_json, print_page, print_table
 from relaybox.core.commands import command
 
 if TYPE_CHECKING:
@@ -41,9 +30,9 @@ AT_ONCE = 1_000
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")]
 
 
-@filtered
+@bundled
 def list_events(
-    context: typer.Context, filter: Any, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False
+    context: typer.Context, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False, *, filter: Any
 ) -> None:
     """List deliveries, newest first."""
     start = None if cursor is None else parse_id(cursor)
@@ -61,12 +50,13 @@ def show(context: typer.Context, id_: Id, as_json: Json = False) -> None:
         typer.echo("\n\n".join(_described(detail, shared=len(details) > 1) for detail in details))
 
 
-@filtered
+@bundled
 def tail(
     context: typer.Context,
-    filter: Any,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many. Else Ctrl-C ends it.")] = None,
     as_json: Json = False,
+    *,
+    filter: Any,
 ) -> None:
     """Print new deliveries as they are committed, one a line."""
 
@@ -88,8 +78,11 @@ def why(context: typer.Context, id_: Id, as_json: Json = False) -> None:
     reasons = run(context, lambda admin: admin.why(wanted)) or _unknown(wanted, as_json)
     if as_json:
         print_json([reason_document(reason) for reason in reasons])
-    else:
-        typer.echo("\n".join(map(_sentence, reasons)))
+        return
+    for reason in reasons:
+        entry = reason.entry
+        where = f" for {entry.destination}" if entry.destination else ""
+        typer.echo(plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}."))
 
 
 def failures(
@@ -143,25 +136,25 @@ async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable
 
 def _show_page(page: Page) -> None:
     headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
-    print_page(headings, [_cells(entry) for entry in page.entries], range(3), page.cursor, "no such event")
+    rows = [
+        [
+            *(entry.id, entry.state, ago((entry.seen_at - entry.created_at).total_seconds())),
+            *(entry.destination, entry.event_type, f"{entry.aggregate_type} {entry.aggregate_id}"),
+        ]
+        for entry in page.entries
+    ]
+    print_page(headings, rows, range(3), page.cursor, "no such event")
     if any(entry.status == "failed" for entry in page.entries):
         retry = command("retry DELIVERY --destination DESTINATION")
         typer.echo(f"one that failed: {retry}, or discard", err=True)
 
 
-def _cells(entry: Entry) -> list[object]:
-    age = ago((entry.seen_at - entry.created_at).total_seconds())
-    aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
-    return [entry.id, entry.state, age, entry.destination, entry.event_type, aggregate]
-
-
 def _line(entry: Entry) -> str:
     from relaybox.operate.why import at
 
-    moment = at(entry.created_at)
     aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
     what = f"{entry.event_type} ({aggregate}) for {entry.destination}: {entry.state}"
-    return plain(f"{moment} {entry.id} {what}")
+    return plain(f"{at(entry.created_at)} {entry.id} {what}")
 
 
 def _described(detail: Detail, *, shared: bool) -> str:
@@ -198,12 +191,6 @@ def _described(detail: Detail, *, shared: bool) -> str:
     return "\n".join(f"{name:<13}{plain(value)}" for name, value in lines if value is not None)
 
 
-def _sentence(reason: Reason) -> str:
-    entry = reason.entry
-    where = f" for {entry.destination}" if entry.destination else ""
-    return plain(f"{entry.id} ({entry.event_type}{where}) {reason.text}.")
-
-
 def _show_failures(found: Failures) -> None:
     from relaybox.operate.why import at
 
@@ -233,3 +220,66 @@ def _show_dead_letters(found: DeadLetters) -> None:
     ]
     headings = ["DELIVERY", "CREATED", "FROM", "TYPE", "REASON"]
     print_page(headings, rows, range(3), found.cursor, "no dead letter")
+
+
+def page_document(page: Page) -> dict[str, Any]:
+    """Return a page of deliveries."""
+    return {"events": [entry_document(entry) for entry in page.entries], "cursor": page.cursor}
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """Return a delivery."""
+    return {**asdict(entry), "state": str(entry.state)}
+
+
+def detail_document(detail: Detail) -> dict[str, Any]:
+    """Return a delivery with its payload, headers and failed attempts."""
+    content = detail.content
+    document = entry_document(detail.entry)
+    if content is not None:
+        data = content.payload_data
+        document |= {
+            "payload": None if content.payload is None else _parsed(content.payload),
+            "payload_data": None if data is None else base64.b64encode(data).decode(),
+            "payload_encoding": content.payload_encoding,
+            "headers": _parsed(content.headers),
+        }
+    return {**document, "failed_attempts": [asdict(attempt) for attempt in detail.attempts]}
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON value, or the text if it is not valid JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def reason_document(reason: Reason) -> dict[str, Any]:
+    """Return why a delivery is where it is."""
+    entry = reason.entry
+    return {
+        "id": entry.id,
+        "event_id": entry.event_id,
+        "destination": entry.destination,
+        "state": str(entry.state),
+        "why": reason.kind,
+        "text": reason.text,
+        "until": reason.until,
+        "behind": None if reason.behind is None else reason_document(reason.behind),
+    }
+
+
+def failures_document(failures: Failures) -> dict[str, Any]:
+    """Return failed deliveries, grouped by what went wrong."""
+    return {
+        "failures": [asdict(group) for group in failures.groups],
+        "looked_at": failures.looked_at,
+        "capped": failures.capped,
+    }
+
+
+def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
+    """Return a page of dead letters."""
+    rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
+    return {"dead_letters": rows, "cursor": letters.cursor}

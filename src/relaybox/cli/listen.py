@@ -226,7 +226,8 @@ class Monitor:
 
     async def _ready(self, admin: Admin, relay: Relay) -> Reply:
         problems = [problem async for problem in self._problems(admin, relay)]
-        shown = [asdict(problem) | {"reason": _shown(problem.reason)} for problem in problems]
+        # After the colon of a reason come addresses and what others said, which not everybody may know.
+        shown = [asdict(problem) | {"reason": problem.reason.partition(":")[0]} for problem in problems]
         document = {"ready": not problems, "problems": shown}
         return Reply(503 if problems else 200, "application/json", json.encode(document) + b"\n")
 
@@ -236,28 +237,23 @@ class Monitor:
         if silent:
             since = None if health is None else self._health.age
             yield Problem(None, "the database has not answered", since)
-        known = {problem.destination for problem in health.problems} if health else set()
-        for problem in health.problems if health else ():
+        known = health.problems if health else ()
+        for problem in known:
             yield problem
         for problem in self._own(relay, circuits=silent):
-            if problem.destination is None or problem.destination not in known:
+            if problem.destination is None or problem.destination not in {one.destination for one in known}:
                 yield problem
 
     def _own(self, relay: Relay, *, circuits: bool) -> Iterator[Problem]:
         """Yield what the relay knows itself; the database knows more about ``circuits``, while it answers."""
         yield from self._flow.stops(circuits=circuits)
-        canary = relay.canary
-        if canary is not None and canary.refused is not None:
-            yield Problem(
-                canary.destination, f"its test event was refused: {canary.refused}", canary.unproven
-            )
-        elif canary is not None and (seconds := canary.overdue) is not None:
+        if (canary := relay.canary) is None:
+            return
+        if canary.refused is not None:
+            reason = f"its test event was refused: {canary.refused}"
+            yield Problem(canary.destination, reason, canary.unproven)
+        elif (seconds := canary.overdue) is not None:
             yield Problem(canary.destination, "its test event was not acknowledged", seconds)
-
-
-def _shown(reason: str) -> str:
-    """Return what anybody may know: after the colon come addresses and what others said."""
-    return reason.partition(":")[0]
 
 
 async def _alive() -> Reply:

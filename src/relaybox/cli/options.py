@@ -17,7 +17,7 @@ import typer
 
 from relaybox.core.commands import command
 from relaybox.core.settings import DEFAULT_DATABASE, Settings, database_source, find_file
-from relaybox.core.values import mask_url, parse_duration, parse_rate
+from relaybox.core.values import mask_url, parse_duration
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,24 +63,11 @@ Since: TypeAlias = Annotated[
 Until: TypeAlias = Annotated[
     str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
 ]
+Rate: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="No more than so many deliveries a second.")
+]
 LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
 LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
-
-# For reindex, reconcile and backfill.
-SearchDestination: TypeAlias = Annotated[
-    str, typer.Option("--destination", metavar="NAME", help="A destination that is a search index.")
-]
-IndexName: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--index", metavar="NAME", help="Which index, where the destination has several."),
-]
-DocumentRate: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NUMBER[/s]", help="No more than so many documents a second.")
-]
-DOCUMENT_SOURCE: Any = typer.Option(
-    "--source", metavar="MODULE:NAME", help="A Source, select, QuerySet, iterable, or a function of one."
-)
-"""Where the documents of an index come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +103,6 @@ class Options:
         """Return the settings of the flag, the environment and the file, without the application's."""
         return Settings.load(self.path(), os.environ, self.database)
 
-    def name_database(self) -> bool:
-        """Return True if the database was chosen, and False if it is the default one."""
-        return self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
-
     def path(self) -> Path | None:
         """Return the file that was given."""
         return None if self.config is None else Path(self.config)
@@ -147,13 +130,22 @@ class Options:
     def shown_database(self, settings: Settings) -> str:
         """Describe the database without its secrets, and say if it is only the default one."""
         shown = mask_url(settings.database)
-        return shown if self.name_database() else f"{shown} (the default; choose with --app or --database)"
+        chosen = self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
+        return shown if chosen else f"{shown} (the default; choose with --app or --database)"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the operators' service on the database of the settings."""
-        from relaybox.cli.application import ask
+        """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
+        import asyncio
 
-        return ask(self, actor, work)
+        from relaybox.cli.application import open_outbox
+
+        outbox = open_outbox(self)
+
+        async def start() -> T:
+            async with outbox.admin(actor, connections=1) as admin:
+                return await work(admin)
+
+        return asyncio.run(start())
 
 
 def options(context: typer.Context) -> Options:
@@ -206,13 +198,6 @@ def parse_moment(text: str | None, setting: str, direction: int) -> datetime | N
         raise ConfigError(f"{setting} = {text!r}: {fix}") from None
 
 
-def parse_document_rate(text: str | None) -> float | None:
-    """Return documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
-    if text is None:
-        return None
-    return parse_rate(f"{text}/s" if text.replace(".", "", 1).isdecimal() else text, "--rate")
-
-
 def criteria(
     status: Annotated[
         Status | None, typer.Option(help="pending is due, scheduled or parked; processing is sending.")
@@ -254,23 +239,43 @@ def criteria(
     )
 
 
-def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a filter; it gets them as one value, ``filter``."""
-    options = list(inspect.signature(criteria).parameters.values())
-    own = [each for each in inspect.signature(command).parameters.values() if each.name != "filter"]
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """How an action on many deliveries is done."""
+
+    rate: Rate = None
+    dry_run: DryRun = False
+    yes: Yes = False
+    as_json: Json = False
+
+
+BUNDLES: dict[str, Callable[..., Any]] = {"bulk": Bulk, "filter": criteria}
+"""What makes the value of a parameter of that name, out of options that are its own parameters."""
+
+
+def bundled(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its bundles, instead of the parameters that it takes them by."""
+    own = _parameters(command)
+    bundles = {each.name: _parameters(BUNDLES[each.name]) for each in own if each.name in BUNDLES}
+    options = [option for each in own for option in bundles.get(each.name, [each])]
 
     @functools.wraps(command)
-    def with_filter(**given: Any) -> None:
-        chosen = criteria(**{option.name: given.pop(option.name) for option in options})
-        command(filter=chosen, **given)
+    def with_bundles(**given: Any) -> None:
+        for name, parts in bundles.items():
+            given[name] = BUNDLES[name](**{part.name: given.pop(part.name) for part in parts})
+        command(**given)
 
-    as_keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *options)]
-    hints = get_type_hints(criteria, include_extras=True, localns={"Filter": Any})
-    hints |= get_type_hints(command, include_extras=True)
     # What the command line is made of.
-    with_filter.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [each.replace(annotation=hints[each.name]) for each in as_keywords]
-    )
-    with_filter.__annotations__ = {each.name: hints[each.name] for each in as_keywords}
-    del with_filter.__wrapped__
-    return with_filter
+    with_bundles.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    with_bundles.__annotations__ = {each.name: each.annotation for each in options}
+    del with_bundles.__wrapped__
+    return with_bundles
+
+
+def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(of, include_extras=True, localns={"Filter": Any})
+    found = inspect.signature(of).parameters
+    return [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, one in found.items()
+    ]

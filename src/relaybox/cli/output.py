@@ -1,23 +1,16 @@
-"""How commands print and ask: tables, notes on standard error, JSON documents whose keys do not change."""
+"""How commands print and ask: tables, notes on standard error, JSON."""
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 
 from relaybox.errors import ConfigError
-
-if TYPE_CHECKING:
-    from relaybox.operate.admin import Audits, DeadLetters, DestinationStats, Detail, Failures, Stats
-    from relaybox.operate.why import Reason
-    from relaybox.stores.ledger import Counts, Entry, Page, Place
 
 T = TypeVar("T")
 
@@ -49,6 +42,14 @@ def answer(found: T, as_json: bool, document: Callable[[T], Any], show: Callable
         print_json(document(found))
     else:
         show(found)
+
+
+def tell(as_json: bool, document: Any, text: str) -> None:
+    """Print what was done: as JSON, or in one line for people."""
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(text)
 
 
 def print_json(document: Any, *, compact: bool = False) -> None:
@@ -105,114 +106,3 @@ def print_page(
         typer.echo(none if cursor is None else "nothing so far, but that was not all")
     if cursor is not None:
         typer.echo(f"more: --cursor {cursor}")
-
-
-def stats_document(stats: Stats) -> dict[str, Any]:
-    """Return the counts of every destination, and the relays, for ``--json``."""
-    return {
-        **_counts(stats.total),
-        "destinations": [_destination(one) for one in stats.destinations],
-        "relays": [asdict(relay) for relay in stats.relays],
-    }
-
-
-def page_document(page: Page) -> dict[str, Any]:
-    """Return a page of deliveries."""
-    return {"events": [entry_document(entry) for entry in page.entries], "cursor": page.cursor}
-
-
-def entry_document(entry: Entry) -> dict[str, Any]:
-    """Return a delivery."""
-    return {**asdict(entry), "state": str(entry.state)}
-
-
-def detail_document(detail: Detail) -> dict[str, Any]:
-    """Return a delivery with its payload, headers and failed attempts."""
-    content = detail.content
-    document = entry_document(detail.entry)
-    if content is not None:
-        data = content.payload_data
-        document |= {
-            "payload": None if content.payload is None else _parsed(content.payload),
-            "payload_data": None if data is None else base64.b64encode(data).decode(),
-            "payload_encoding": content.payload_encoding,
-            "headers": _parsed(content.headers),
-        }
-    return {**document, "failed_attempts": [asdict(attempt) for attempt in detail.attempts]}
-
-
-def _parsed(text: str) -> Any:
-    """Return the JSON value, or the text if it is not valid JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def reason_document(reason: Reason) -> dict[str, Any]:
-    """Return why a delivery is where it is."""
-    entry = reason.entry
-    return {
-        "id": entry.id,
-        "event_id": entry.event_id,
-        "destination": entry.destination,
-        "state": str(entry.state),
-        "why": reason.kind,
-        "text": reason.text,
-        "until": reason.until,
-        "behind": None if reason.behind is None else reason_document(reason.behind),
-    }
-
-
-def failures_document(failures: Failures) -> dict[str, Any]:
-    """Return failed deliveries, grouped by what went wrong."""
-    return {
-        "failures": [asdict(group) for group in failures.groups],
-        "looked_at": failures.looked_at,
-        "capped": failures.capped,
-    }
-
-
-def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
-    """Return a page of dead letters."""
-    rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
-    return {"dead_letters": rows, "cursor": letters.cursor}
-
-
-def audits_document(audits: Audits) -> dict[str, Any]:
-    """Return a page of what operators did."""
-    return {"audits": [asdict(row) for row in audits.rows], "cursor": audits.cursor}
-
-
-def _counts(counts: Counts) -> dict[str, Any]:
-    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
-    waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
-    capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
-    return {
-        "pending": sum(waiting.values()),
-        "processing": counts.sending,
-        "completed": counts.delivered,
-        "failed": counts.failed,
-        **waiting,
-        "oldest_pending": counts.oldest_pending,
-        "oldest_pending_seconds": counts.oldest_seconds,
-        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
-    }
-
-
-def _destination(one: DestinationStats) -> dict[str, Any]:
-    about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
-    return {**about, **_counts(one.counts), "retrying": one.counts.retrying, **_place(one.place)}
-
-
-def _place(place: Place | None) -> dict[str, Any]:
-    if place is None:
-        return {"paused": None, "circuit": {"state": "closed", "until": None, "reason": None}}
-    paused = {
-        "at": place.paused_at,
-        "until": place.paused_until,
-        "by": place.paused_by,
-        "reason": place.pause_reason,
-    }
-    circuit = {"state": place.circuit, "until": place.circuit_until, "reason": place.circuit_reason}
-    return {"paused": paused if place.paused else None, "circuit": circuit}

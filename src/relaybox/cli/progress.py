@@ -76,7 +76,7 @@ class DrainProgress(Counter):
         text = f"delivered {total.delivered:,} ({rate:,.0f}/s)"
         if total.retried or total.failed:
             text += f", retried {total.retried:,}, failed {total.failed:,}"
-        self._write(f"{_CLEAR}{text}")
+        typer.echo(f"{_CLEAR}{text}", nl=False, err=True)
 
     def stopped(self) -> None:
         """Clear the line."""
@@ -85,12 +85,8 @@ class DrainProgress(Counter):
     def make_room(self, _: Any = None) -> bool:
         """Clear the line; return True, so that this can be the filter of a log."""
         if self._shows:
-            self._write(_CLEAR)
+            typer.echo(_CLEAR, nl=False, err=True)
         return True
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``relaybox relay``, ``drain`` and ``prune``: the commands that run a relay in their own process."""
+"""``relaybox relay``, ``drain``, ``prune`` and ``web``: the commands that run a relay, or a server."""
 
 from __future__ import annotations
 
@@ -94,6 +94,11 @@ class Drained(NamedTuple):
     names: list[str]
     stopped: bool
 
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return what became of the deliveries of each destination."""
+        return {name: asdict(self.counter.counts[name]) for name in self.names}
+
 
 def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = False) -> None:
     """Deliver what is due now, then leave: for cron, deployments and tests.
@@ -124,27 +129,22 @@ def run_drain(given: Options, patience: str) -> Drained:
 
 def drained_document(drained: Drained) -> dict[str, Any]:
     """Return what a drain did, for ``--json``."""
-    counts = _drained_counts(drained)
     held = drained.counter.held
     about = {
-        name: {**count, "held": held[name].why if name in held else None} for name, count in counts.items()
+        name: {**count, "held": held[name].why if name in held else None}
+        for name, count in drained.counts.items()
     }
     return {**asdict(drained.counter.total), "destinations": about}
 
 
 def show_drained(drained: Drained) -> None:
     """Print what a drain did."""
-    counts = _drained_counts(drained)
-    rows = [[name, *(f"{number:,}" for number in count.values())] for name, count in counts.items()]
+    rows = [[name, *(f"{number:,}" for number in count.values())] for name, count in drained.counts.items()]
     print_table(["DESTINATION", "DELIVERED", "RETRIED", "FAILED"], rows, range(4))
     for name, why in drained.counter.held.items():
-        if name in counts:
+        if name in drained.names:
             state = "paused" if why.why == "paused" else "circuit open"
             typer.echo(plain(f"{name}: {state}{': ' + why.reason if why.reason else ''}"))
-
-
-def _drained_counts(drained: Drained) -> dict[str, dict[str, int]]:
-    return {name: asdict(drained.counter.counts[name]) for name in drained.names}
 
 
 def prune(context: typer.Context, as_json: Json = False) -> None:
@@ -185,3 +185,43 @@ def show_removed(removed: dict[str, int | None], as_json: bool) -> None:
         where = f"{name}: " if len(removed) > 1 else ""
         done = "a relay leads, and sees to it" if count is None else f"removed {count:,}"
         typer.echo(f"{where}{done}")
+
+
+def web(
+    context: typer.Context,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where to listen. Else the [web] table's: 127.0.0.1."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="0 takes a free one. Else the [web] table's: 8811.")
+    ] = None,
+    require_users: Annotated[
+        bool, typer.Option("--require-users", help="Refuse to start without users: behind any proxy.")
+    ] = False,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
+) -> None:
+    """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
+
+    Without users in the [web] table it serves this host alone, and refuses to listen elsewhere. Its address
+    is printed; the log goes to standard error.
+    """
+    from relaybox.cli import logs
+    from relaybox.cli.application import check_tables
+    from relaybox.cli.web_server import listen, serve
+    from relaybox.web import dashboard
+
+    given = options(context)
+    outbox = given.outbox()
+    flags = {name: flag for name, flag in (("host", host), ("port", port)) if flag is not None}
+    served = dashboard(outbox, **flags)
+    served.settings.check_binding(require_users=require_users)
+    check_tables(outbox.settings, given)
+    logs.configure(log_level, log_format)
+    listener = listen(served.settings.host, served.settings.port)
+    # An address that stands for all becomes the loopback, where a browser finds it.
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(served.settings.host, served.settings.host)
+    name = f"[{name}]" if ":" in name else name
+    typer.echo(f"relaybox web: http://{name}:{listener.getsockname()[1]}/")
+    serve(served, listener)

@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from relaybox.cli.output import complain
@@ -40,6 +41,19 @@ def on_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> Itera
     finally:
         for number in handlers if listens else ():
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def handling(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], Any]
+) -> Iterator[None]:
+    """Let a handler of the process take these signals, until the end of the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

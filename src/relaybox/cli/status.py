@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from relaybox.cli.options import Json, actor, options, run
-from relaybox.cli.output import ago, answer, plain, print_table, stats_document
+from relaybox.cli.output import ago, answer, plain, print_table
 from relaybox.core.commands import Program, command
 from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from relaybox.operate.admin import Admin, DestinationStats, Stats
-    from relaybox.stores.ledger import Counts
+    from relaybox.stores.ledger import Counts, Place
 
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
@@ -36,7 +36,7 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
 
 def _show(stats: Stats) -> None:
-    rows = [[shown_name(one), *_cells(one.counts), _word(one)] for one in stats.destinations]
+    rows = [[shown_name(one), *_cells(one.counts), _in_one_word(one)] for one in stats.destinations]
     if len(rows) > 1:
         rows.append(["total", *_cells(stats.total), ""])
     headings = ["DESTINATION", *(name.upper() for name in COUNTS), "OLDEST", "STATE"]
@@ -85,8 +85,8 @@ def state(one: DestinationStats) -> str:
     return "retrying" if one.counts.retrying else "ok"
 
 
-def _word(one: DestinationStats) -> str:
-    """Return the state in one word; the notes say the rest."""
+def _in_one_word(one: DestinationStats) -> str:
+    """Return the state; the notes say the rest."""
     return "unknown" if state(one) == "no route" else state(one).partition(" ")[0]
 
 
@@ -103,7 +103,8 @@ def _notes(one: DestinationStats) -> Iterator[str]:
         yield f"{circuit}{until} ({place.circuit_reason or 'no reason given'})"
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
-        yield f"{_scheduled(one.counts)} (the next one: {error})"
+        verb = "waits" if one.counts.scheduled == 1 else "wait"
+        yield f"{number(one.counts, 'scheduled')} {verb} for a later attempt (the next one: {error})"
     if one.overdue and one.timeout is not None:
         yield f"sending for {ago(one.counts.sending_seconds or 0.0)}: {overdue(one.timeout)}"
     if one.handed_over:
@@ -116,11 +117,6 @@ def _notes(one: DestinationStats) -> Iterator[str]:
     elif not one.name:
         move = command("move '' NAME")
         yield f"no route takes these; add one, or {move}"
-
-
-def _scheduled(counts: Counts) -> str:
-    verb = "waits" if counts.scheduled == 1 else "wait"
-    return f"{number(counts, 'scheduled')} {verb} for a later attempt"
 
 
 def _relays(stats: Stats) -> str:
@@ -138,6 +134,49 @@ def _relays(stats: Stats) -> str:
     return plain(f"no relay is running: {last.name} was seen {silence} ago")
 
 
+def stats_document(stats: Stats) -> dict[str, Any]:
+    """Return the counts of every destination, and the relays, for ``--json``."""
+    return {
+        **_counts(stats.total),
+        "destinations": [_destination(one) for one in stats.destinations],
+        "relays": [asdict(relay) for relay in stats.relays],
+    }
+
+
+def _counts(counts: Counts) -> dict[str, Any]:
+    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
+    waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
+    capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
+    return {
+        "pending": sum(waiting.values()),
+        "processing": counts.sending,
+        "completed": counts.delivered,
+        "failed": counts.failed,
+        **waiting,
+        "oldest_pending": counts.oldest_pending,
+        "oldest_pending_seconds": counts.oldest_seconds,
+        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
+    }
+
+
+def _destination(one: DestinationStats) -> dict[str, Any]:
+    about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
+    return {**about, **_counts(one.counts), "retrying": one.counts.retrying, **_place(one.place)}
+
+
+def _place(place: Place | None) -> dict[str, Any]:
+    if place is None:
+        return {"paused": None, "circuit": {"state": "closed", "until": None, "reason": None}}
+    paused = {
+        "at": place.paused_at,
+        "until": place.paused_until,
+        "by": place.paused_by,
+        "reason": place.pause_reason,
+    }
+    circuit = {"state": place.circuit, "until": place.circuit_until, "reason": place.circuit_reason}
+    return {"paused": paused if place.paused else None, "circuit": circuit}
+
+
 def top(
     context: typer.Context,
     interval: Annotated[
@@ -150,41 +189,27 @@ def top(
     q leaves, the arrow keys choose a destination, p pauses or resumes it, after a question. Without a
     terminal one frame is printed.
     """
+    from rich.console import Console
+
     seconds = parse_duration(interval, "--interval")
     if seconds < SHORTEST:
         raise ConfigError(f"--interval = {interval!r}: use {SHORTEST:g}s or longer")
     given = options(context)
     where = given.shown_database(given.settings())
-    console = _console()
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=WIDE)
     watching = console.is_terminal and not console.is_dumb_terminal and not once
 
     async def work(admin: Admin) -> None:
+        from relaybox.cli.top import LiveScreen, View, collect, draw
+
         if watching:
-            from relaybox.cli.top_live import LiveScreen
-
             await LiveScreen(admin, where, console, seconds).run()
-        else:
-            await _print_frame(admin, where, console)
+            return
+        console.print(draw(View(where, await collect(admin)), console.width, None))
+        sys.stdout.flush()
 
-    try:
+    # Ctrl-C is how one leaves.
+    with suppress(KeyboardInterrupt):
         given.ask(actor(), work)
-    except KeyboardInterrupt:
-        # It is how one leaves.
-        return
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(highlight=False, width=WIDE)
-    return console
-
-
-async def _print_frame(admin: Admin, where: str, console: Console) -> None:
-    from relaybox.cli.top_layout import View, collect, draw
-
-    view = View(where=where, frame=await collect(admin))
-    console.print(draw(view, console.width, None))
-    sys.stdout.flush()

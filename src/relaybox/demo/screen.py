@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -52,18 +52,6 @@ class View:
     bars: Sequence[Bar]
 
 
-class Screen(Protocol):
-    """Where the demo is shown."""
-
-    def say(self, elapsed: float, text: str, mood: str = "") -> None:
-        """Show what happened."""
-        ...
-
-    def update(self, view: View) -> None:
-        """Show how things are."""
-        ...
-
-
 class Lines:
     """Plain lines, for logs and pipes."""
 
@@ -106,6 +94,10 @@ class Dashboard:
 
     def _draw(self) -> None:
         self._live.update(Group(self._picture, *self._happened), refresh=True)
+
+
+Screen: TypeAlias = Lines | Dashboard
+"""Where the demo is shown: what happened, and how things are."""
 
 
 def make_console() -> Console:

@@ -11,14 +11,17 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
 from aiohttp import web
 from msgspec import Struct, json
+from msgspec.structs import astuple
 from sqlalchemy.orm import Session
 
 from relaybox.core.event import Event
@@ -68,6 +71,7 @@ orders = sa.Table(
     sa.Column("changes", sa.Integer, nullable=False),
     sa.Column("total", sa.Integer, nullable=False),
 )
+# Its columns are the fields of a Change.
 changes = sa.Table(
     "order_changes",
     metadata,
@@ -90,7 +94,7 @@ def make_outbox(workspace: Workspace) -> Outbox:
         ],
         routes=[Route("order.*", to=RECEIVERS)],
     )
-    journal = Journal(workspace.received(HANDLER))
+    journal = Journal(workspace.journal(HANDLER, Receipt))
 
     @outbox.handler("order.*", name=HANDLER, **POLICY)
     def book(event: Event) -> None:
@@ -103,13 +107,6 @@ def make_outbox(workspace: Workspace) -> Outbox:
 
 class ChangedMind(Exception):
     """The transaction, or the savepoint, is not to be."""
-
-
-def read_changes(connection: sa.Connection) -> list[Change]:
-    """Return what the database really holds."""
-    columns = changes.c
-    query = sa.select(columns.ref, columns.order_id, columns.number, columns.type)
-    return [Change(*row) for row in connection.execute(query)]
 
 
 class Clerk:
@@ -146,10 +143,10 @@ class Clerk:
 
     def _advance(self, session: Session) -> tuple[int, int]:
         """Return an order and the number of its next step; it is locked until the transaction ends."""
-        order = random.choice(tuple(self._open)) if len(self._open) >= OPEN_ORDERS else None
-        if order is None:
+        if len(self._open) < OPEN_ORDERS:
             insert = orders.insert().values(changes=1, total=random.randint(10, 900))
             return session.execute(insert.returning(orders.c.id)).scalar_one(), 1
+        order = random.choice(tuple(self._open))
         update = orders.update().where(orders.c.id == order, orders.c.changes < len(STEPS))
         number = session.execute(
             update.values(changes=orders.c.changes + 1).returning(orders.c.changes)
@@ -169,11 +166,7 @@ class Clerk:
 
     def _change(self, session: Session, change: Change) -> None:
         """Write the change and its event: both or neither."""
-        session.execute(
-            changes.insert().values(
-                ref=change.ref, order_id=change.order, number=change.number, type=change.type
-            )
-        )
+        session.execute(changes.insert().values(astuple(change)))
         payload = {"ref": change.ref, "number": change.number, "currency": "EUR", "channel": "web"}
         self._outbox.emit(session, "Order", change.order, change.type, payload)
 
@@ -185,7 +178,7 @@ def trade(workspace: Workspace) -> None:
     engine.connect().close()
     workspace.ready()
     until = time.monotonic() + workspace.seconds
-    clerk = Clerk(outbox, engine, Journal(workspace.path("shop.placed")))
+    clerk = Clerk(outbox, engine, Journal(workspace.journal("shop", Placed)))
     with ThreadPoolExecutor(CLERKS) as clerks:
         list(clerks.map(clerk.work, [until] * CLERKS))
     engine.dispose()
@@ -194,13 +187,13 @@ def trade(workspace: Workspace) -> None:
 def deliver(workspace: Workspace) -> None:
     """Deliver until stopped or killed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    run(_deliver(workspace))
 
+    async def work() -> None:
+        relay = make_outbox(workspace).relay(patience=3.0)
+        workspace.ready()
+        await relay.run()
 
-async def _deliver(workspace: Workspace) -> None:
-    relay = make_outbox(workspace).relay(patience=3.0)
-    workspace.ready()
-    await relay.run()
+    run(work())
 
 
 class Data(Struct):
@@ -224,8 +217,8 @@ class Receiver:
     def __init__(self, workspace: Workspace, name: str) -> None:
         self._secret = workspace.secret()
         self._moody = name == FLAKY
-        self._received = Journal(workspace.received(name))
-        self._refused = Journal(workspace.refused(name))
+        self._received = Journal(workspace.journal(name, Receipt))
+        self._refused = Journal(workspace.journal(name, Fault))
 
     async def receive(self, request: web.Request) -> web.Response:
         """Answer one request."""
@@ -255,14 +248,9 @@ def change_of(body: bytes) -> Change:
     return Change(event.data.ref, int(event.aggregate_id), event.data.number, event.type)
 
 
-def receive_webhooks(workspace: Workspace) -> None:
-    """Receive until killed."""
-    asyncio.run(_serve(workspace, WEBHOOK))
-
-
-def receive_flaky(workspace: Workspace) -> None:
-    """Receive until killed, with errors, delays and timeouts."""
-    asyncio.run(_serve(workspace, FLAKY))
+def receive(name: str, workspace: Workspace) -> None:
+    """Receive until killed; the flaky receiver does so with errors, delays and timeouts."""
+    asyncio.run(_serve(workspace, name))
 
 
 async def _serve(workspace: Workspace, name: str) -> None:
@@ -275,5 +263,9 @@ async def _serve(workspace: Workspace, name: str) -> None:
     await asyncio.Event().wait()
 
 
-PARTS = {"shop": trade, "relay": deliver, WEBHOOK: receive_webhooks, FLAKY: receive_flaky}
+PARTS: dict[str, Callable[[Workspace], None]] = {
+    "shop": trade,
+    "relay": deliver,
+    **{name: partial(receive, name) for name in RECEIVERS},
+}
 """What each process does."""

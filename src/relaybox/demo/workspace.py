@@ -124,25 +124,9 @@ class Workspace(Struct, frozen=True):
         """Return what the relay signs with and the receivers verify with."""
         return self.path(SECRET).read_text()
 
-    def received(self, destination: str) -> Path:
-        """Return the journal of what a destination acknowledged."""
-        return self.path(f"{destination}.received")
-
-    def receipts(self, destination: str) -> Reader[Receipt]:
-        """Return a reader of what a destination acknowledged."""
-        return Reader(self.received(destination), Receipt)
-
-    def refused(self, destination: str) -> Path:
-        """Return the journal of what a receiver did not acknowledge."""
-        return self.path(f"{destination}.refused")
-
-    def faults(self, destination: str) -> Reader[Fault]:
-        """Return a reader of what a receiver did not acknowledge."""
-        return Reader(self.refused(destination), Fault)
-
-    def placed(self) -> Reader[Placed]:
-        """Return a reader of what the shop believes."""
-        return Reader(self.path("shop.placed"), Placed)
+    def journal(self, owner: str, kind: type[Struct]) -> Path:
+        """Return the file in which the shop or a destination writes records of a kind."""
+        return self.path(f"{owner}.{kind.__name__}")
 
     def ready_file(self, pid: int) -> Path:
         """Return the file that a process makes when it is at work."""

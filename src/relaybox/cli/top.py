@@ -1,20 +1,30 @@
-"""The layout of ``relaybox top``: what a frame shows, and how it fits the columns."""
+"""The screen of ``relaybox top``: what a frame shows, how it fits the columns, and keys between frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from relaybox.cli.output import ago, plain
+from relaybox.cli.signals import on_signals
 from relaybox.cli.status import number, oldest, shown_name, state
+from relaybox.errors import RelayboxError
 from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
 from relaybox.operate.why import is_alive
+from relaybox.sinks.sink import describe
 from relaybox.stores.ledger import Entry, Filter, Relay
 
 HOURS = 0.5
@@ -25,8 +35,16 @@ RELAYS = 5
 DESTINATIONS = 50
 """How many are asked about, and shown where there is room."""
 
+PATIENCE = 10.0
+"""Seconds for one look; then the database counts as gone, until the next one."""
+
+UP, DOWN = "\x1b[A", "\x1b[B"
+_ALSO = {"k": UP, "j": DOWN, "\x1bOA": UP, "\x1bOB": DOWN}
+
 WAITING = ("due", "scheduled", "parked")
 BARS = "▁▂▃▄▅▆▇█"
+STYLES = {"ok": "", "retrying": "", "debezium": "", "paused": "yellow"}
+"""Of destinations, by their state; another state is red."""
 
 
 class Frame(NamedTuple):
@@ -71,10 +89,11 @@ async def collect(admin: Admin) -> Frame:
 
 def draw(view: View, width: int, height: int | None) -> RenderableType:
     """Draw the whole screen; without a height, all of it."""
-    parts: list[RenderableType] = [_header(view, width)]
+    frame = view.frame
+    at = "" if frame is None else f"{frame.at:%H:%M:%S} UTC  "
+    parts: list[RenderableType] = [_line(f"relaybox top  {at}{view.where}", "bold", width)]
     if view.trouble is not None:
         parts.append(_line(f"no answer from the database: {view.trouble}; trying again", "bold red", width))
-    frame = view.frame
     if frame is None:
         parts.append(_line("waiting for the first answer …", "dim", width))
         return Group(*parts, _footer(view, width))
@@ -93,11 +112,6 @@ def _line(text: str, style: str, width: int) -> Text:
     line = Text(plain(text), style=style, no_wrap=True, overflow="ellipsis")
     line.truncate(width, overflow="ellipsis")
     return line
-
-
-def _header(view: View, width: int) -> Text:
-    at = "" if view.frame is None else f"{view.frame.at:%H:%M:%S} UTC  "
-    return _line(f"relaybox top  {at}{view.where}", "bold", width)
 
 
 def _footer(view: View, width: int) -> Text:
@@ -125,11 +139,8 @@ def _totals(frame: Frame, width: int) -> Text:
 
 def spark(values: Sequence[float]) -> str:
     """Return bars of the values, the highest as high as a line."""
-    highest = max(values, default=0.0)
-    if not highest:
-        return BARS[0] * len(values)
-    last = len(BARS) - 1
-    return "".join(BARS[round(last * value / highest)] for value in values)
+    highest = max(values, default=0.0) or 1.0
+    return "".join(BARS[round((len(BARS) - 1) * value / highest)] for value in values)
 
 
 def _rate(series: Series | None, now: datetime) -> str:
@@ -185,7 +196,8 @@ def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
     chosen = next((at for at, one in enumerate(rows) if one.name == view.selected), 0)
     for one in _window(rows, chosen, room):
         cells = dict(zip(COLUMNS, _cells(one, frame), strict=True))
-        style = "reverse" if view.keys and one.name == view.selected else _style(one)
+        colour = STYLES.get(state(one), "red")
+        style = "reverse" if view.keys and one.name == view.selected else colour
         table.add_row(*(Text(plain(cells[heading])) for heading in shown), style=style)
     return table
 
@@ -213,10 +225,6 @@ def _cells(one: DestinationStats, frame: Frame) -> list[str]:
     ]
 
 
-def _style(one: DestinationStats) -> str:
-    return {"ok": "", "retrying": "", "debezium": "", "paused": "yellow"}.get(state(one), "red")
-
-
 def _relays(relays: Sequence[Relay], width: int) -> Iterator[Text]:
     alive = [relay for relay in relays if is_alive(relay)]
     if not alive:
@@ -239,3 +247,137 @@ def _failures(frame: Frame, width: int) -> Iterator[Text]:
         age = ago((entry.seen_at - entry.updated_at).total_seconds())
         error = " ".join((entry.error_message or "no error on record").split())
         yield _line(f"  {age:>4} {entry.destination}  {entry.event_type}  {error}", "", width)
+
+
+class LiveScreen:
+    """Show what ``admin`` says, again and again, until the operator leaves."""
+
+    def __init__(self, admin: Admin, where: str, console: Console, interval: float) -> None:
+        self._admin = admin
+        self._console = console
+        self._interval = interval
+        self._view = View(where)
+        self._changed = asyncio.Event()
+        self._left = False
+        self._doing: asyncio.Task[None] | None = None
+        """The action that the operator asked for; one at a time."""
+        self._asked: tuple[str, bool] | None = None
+        """The destination of the question, and True to resume it; the selection may change meanwhile."""
+
+    async def run(self) -> None:
+        """Show it until q, the end of the terminal, SIGTERM, or a cancellation."""
+        with ExitStack() as stack:
+            self._view.keys = stack.enter_context(_keys(self._press))
+            stack.enter_context(on_signals({signal.SIGTERM: self._leave, signal.SIGWINCH: self._changed.set}))
+            live = stack.enter_context(Live(console=self._console, screen=True, auto_refresh=False))
+            looking = asyncio.create_task(self._look())
+            try:
+                while not self._left:
+                    live.update(draw(self._view, *self._console.size), refresh=True)
+                    await self._changed.wait()
+                    self._changed.clear()
+            finally:
+                running = [task for task in (looking, self._doing) if task is not None]
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _look(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            begun = clock()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    self._view.frame = await collect(self._admin)
+                self._view.trouble = None
+            except (RelayboxError, OSError, TimeoutError) as error:
+                self._view.trouble = str(error) or f"none within {PATIENCE:g} s"
+            self._choose(0)
+            self._changed.set()
+            await asyncio.sleep(max(0.0, self._interval - (clock() - begun)))
+
+    def _leave(self) -> None:
+        self._left = True
+        self._changed.set()
+
+    def _press(self, key: str) -> None:
+        """Do what a key says; an empty one is the end of the terminal."""
+        key = _ALSO.get(key, key)
+        if self._view.question is not None and key:
+            if key in "yY" and self._asked is not None:
+                self._doing = asyncio.create_task(self._pause_or_resume(*self._asked))
+            self._view.question = self._asked = None
+        elif key in ("q", "Q", ""):
+            self._left = True
+        elif key in (UP, DOWN):
+            self._choose(-1 if key == UP else 1)
+        elif key in ("p", "P"):
+            self._ask()
+        self._changed.set()
+
+    def _choose(self, step: int) -> None:
+        names = [one.name for one in self._view.destinations()]
+        if not names:
+            return
+        chosen = self._view.selected
+        at = names.index(chosen) if chosen in names else 0
+        self._view.selected = names[min(max(at + step, 0), len(names) - 1)]
+
+    def _ask(self) -> None:
+        one = next((one for one in self._view.destinations() if one.name == self._view.selected), None)
+        if one is None or (self._doing is not None and not self._doing.done()):
+            return
+        self._view.notice = None
+        is_held = one.place is not None and (one.place.paused or one.place.circuit != "closed")
+        self._asked = one.name, is_held
+        self._view.question = f"{'resume' if is_held else 'pause'} {shown_name(one)}?"
+
+    async def _pause_or_resume(self, name: str, resume: bool) -> None:
+        try:
+            if resume:
+                await self._admin.resume(name)
+                self._view.notice = f"resumed {name}"
+            else:
+                await self._admin.pause(name, "paused in relaybox top")
+                self._view.notice = f"paused {name}"
+            self._view.frame = await collect(self._admin)
+        except (RelayboxError, OSError) as error:
+            self._view.notice = describe(error)
+        self._changed.set()
+
+
+@contextmanager
+def _keys(press: Callable[[str], None]) -> Iterator[bool]:
+    """Call ``press`` with each key, without its echo; yield True if there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield False
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            text = os.read(keyboard, 64).decode(errors="replace")
+        except OSError:
+            text = ""
+        for key in _split(text):
+            press(key)
+
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, read)
+    try:
+        yield True
+    finally:
+        loop.remove_reader(keyboard)
+        # A terminal that is gone needs nothing.
+        with suppress(termios.error):
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _split(text: str) -> list[str]:
+    """Split into single keys; an arrow is three characters. An empty text is the end of the terminal."""
+    return re.findall(r"\x1b[\[O].?|.", text, re.DOTALL) or [""]
