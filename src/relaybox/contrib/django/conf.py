@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from relaybox.contrib.django.handlers import Handler, by_path, registered
+from relaybox.contrib.django.handlers import by_path, registered
+from relaybox.contrib.django.private import in_tests
 from relaybox.core.rollout import Which, changed, is_sent
 from relaybox.core.settings import Backoff, Destination, Route, Settings
 from relaybox.core.values import (
@@ -149,16 +150,45 @@ class OutboxSettings:
     @functools.cached_property
     def destinations(self) -> tuple[Destination, ...]:
         """Return the destinations of ``DESTINATIONS``."""
+        fix = "write a dict such as {'sink': 'https://example.org/events'}"
+        for name, given in self.DESTINATIONS.items():
+            if not isinstance(given, Mapping):
+                raise wrong(f"OUTBOX: DESTINATIONS[{name!r}]", given, fix)
         return tuple(
-            Destination.from_mapping(name, self._with_defaults(name, given))
+            Destination.from_mapping(name, {**self.defaults, **given})
             for name, given in self.DESTINATIONS.items()
         )
 
-    def _with_defaults(self, name: str, given: object) -> dict[str, Any]:
-        if not isinstance(given, Mapping):
-            fix = "write a dict such as {'sink': 'https://example.org/events'}"
-            raise wrong(f"OUTBOX: DESTINATIONS[{name!r}]", given, fix)
-        return {**self.defaults, **given}
+    @property
+    def by_celery(self) -> bool:
+        """True if Celery's workers deliver."""
+        return self.DISPATCH == "celery" or (self.DISPATCH == "auto" and has_celery())
+
+    @property
+    def rings(self) -> bool:
+        """True if relays of other processes are notified of a commit.
+
+        None of them serves the databases of Django's tests, and a connection that stays open to notify one
+        would keep them from being dropped.
+        """
+        return self.DISPATCH == "relay" or not in_tests()
+
+
+def has_celery() -> bool:
+    """True if the project has a Celery application; otherwise Celery makes one up that leads nowhere."""
+    if find_spec("celery") is None:
+        return False
+    from celery import current_app
+
+    return bool(current_app.main != "default" or current_app.conf.task_always_eager)
+
+
+def deliverer() -> str | None:
+    """Return what delivers where no relay runs, in words; None if Celery does not."""
+    settings = get_settings()
+    if not settings.by_celery:
+        return None
+    return f"a Celery worker, at the latest in the next sweep (every {settings.SWEEP_INTERVAL:g} s)"
 
 
 KEYS = tuple(field.name for field in fields(OutboxSettings))
@@ -198,8 +228,11 @@ def _make(_: int) -> Configuration:
     given = get_settings()
     handlers = [*registered.values(), *by_path(given.HANDLERS)]
     functions = {handler.name: handler.function for handler in handlers}
-    destinations = [*given.destinations, *(_destination(handler, given) for handler in handlers)]
-    routes = [*given.ROUTES, *(Route(handler.events, handler.name) for handler in handlers)]
+    destinations, routes = [*given.destinations], [*given.ROUTES]
+    for handler in handlers:
+        options = {**given.defaults, **handler.options}
+        destinations.append(Destination(handler.name, "handler:", **options))
+        routes.append(Route(handler.events, handler.name))
     for one in implicit(given.destinations, list(functions)):
         if all(one.name != destination.name for destination in destinations):
             options = {**given.defaults, "concurrency": one.concurrency}
@@ -216,10 +249,6 @@ def _make(_: int) -> Configuration:
         idempotency_window=given.IDEMPOTENCY_WINDOW,
     )
     return Configuration(core, functions, RowBuilder(core))
-
-
-def _destination(handler: Handler, given: OutboxSettings) -> Destination:
-    return Destination(handler.name, "handler:", **{**given.defaults, **handler.options})
 
 
 _changed: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
@@ -251,17 +280,15 @@ def _change(which: Which, **values: Any) -> None:
         _renew()
 
 
-def forget(**_: Any) -> None:
-    """Read the settings and the handlers again at the next use."""
-    get_settings.cache_clear()
-    _renew()
+def forget(setting: str = "", **_: Any) -> None:
+    """Read the settings and the handlers again at the next use.
 
-
-def forget_changed(setting: str = "", **_: Any) -> None:
-    """Forget everything; if ``OUTBOX`` is another one, also the changes of routes in this process."""
+    If ``OUTBOX`` is another one, also forget the changes of routes in this process.
+    """
     if setting == "OUTBOX":
         _changed.clear()
-    forget()
+    get_settings.cache_clear()
+    _renew()
 
 
 def _renew() -> None:
@@ -302,14 +329,12 @@ def _has_backend() -> bool:
     """True if the project's Django tasks go through the outbox."""
     given = getattr(settings, "TASKS", None)
     backends = given.values() if isinstance(given, Mapping) else ()
-    return any(_is_ours(backend.get("BACKEND")) for backend in backends if isinstance(backend, Mapping))
+    for path in [backend.get("BACKEND") for backend in backends if isinstance(backend, Mapping)]:
+        # Django itself reports a backend that cannot be imported.
+        with suppress(ImportError):
+            found = import_string(str(path))
+            from relaybox.contrib.django.task_backend import OutboxBackend
 
-
-def _is_ours(path: object) -> bool:
-    # Django itself reports a backend that cannot be imported.
-    with suppress(ImportError):
-        backend = import_string(str(path))
-        from relaybox.contrib.django.task_backend import OutboxBackend
-
-        return isinstance(backend, type) and issubclass(backend, OutboxBackend)
+            if isinstance(found, type) and issubclass(found, OutboxBackend):
+                return True
     return False

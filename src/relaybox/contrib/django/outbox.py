@@ -9,9 +9,8 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from relaybox.contrib.django.conf import get_configuration
+from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import url_of
-from relaybox.contrib.django.dispatch import rings
 from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
@@ -43,7 +42,8 @@ class ProjectOutbox(Outbox):
 def get_outbox(using: str = "default") -> Outbox:
     """Return the outbox of an alias, with the project's destinations, routes and handlers."""
     settings, handlers = in_atomic(using, *get_configuration()[:2])
-    settings = dataclasses.replace(settings, database=url_of(using), notify=settings.notify and rings())
+    notify = settings.notify and get_settings().rings
+    settings = dataclasses.replace(settings, database=url_of(using), notify=notify)
     return _made(using, settings, tuple(handlers.items()))
 
 

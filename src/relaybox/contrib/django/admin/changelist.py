@@ -24,7 +24,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from relaybox.contrib.django.dispatch import after_commit
+from relaybox.contrib.django.emit import after_commit
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
