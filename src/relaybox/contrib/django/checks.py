@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -71,23 +71,24 @@ def _settings() -> list[CheckMessage]:
 def _mistakes(given: Any) -> Iterator[CheckMessage]:
     """Yield an error for each mistake in ``OUTBOX``, where ``parse`` stops at the first."""
     if not isinstance(given, Mapping):
-        yield from _parsed("relaybox.E001", given)
+        yield from _tried("relaybox.E001", parse, given)
         return
     for key, value in given.items():
         if key not in KEYS:
-            yield from _parsed("relaybox.E001", {key: value})
+            yield from _tried("relaybox.E001", parse, {key: value})
         elif key in SEVERAL and isinstance(value, Mapping):
             for name, one in value.items():
-                yield from _parsed(SEVERAL[key], {key: {name: one}})
+                yield from _tried(SEVERAL[key], parse, {key: {name: one}})
         else:
-            yield from _parsed(SEVERAL.get(key, "relaybox.E002"), {key: value})
+            yield from _tried(SEVERAL.get(key, "relaybox.E002"), parse, {key: value})
     yield from _unknown_functions(given.get("HANDLERS"))
     yield from _dead_ends(given)
 
 
-def _parsed(id_: str, given: Any) -> Iterator[CheckMessage]:
+def _tried(id_: str, function: Callable[..., Any], *given: Any, **options: Any) -> Iterator[CheckMessage]:
+    """Yield an error if the function raises ``ConfigError``."""
     try:
-        parse(given)
+        function(*given, **options)
     except ConfigError as error:
         yield Error(str(error), id=id_)
 
@@ -114,10 +115,7 @@ def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
     names += [path for paths in functions for path in paths] + [one.name for one in conf.implicit((), ())]
     known = [Destination(name, "memory:") for name in dict.fromkeys(names) if isinstance(name, str) and name]
     for route in routes:
-        try:
-            Settings(destinations=known, routes=[route])
-        except ConfigError as error:
-            yield Error(str(error), id="relaybox.E004")
+        yield from _tried("relaybox.E004", Settings, destinations=known, routes=[route])
 
 
 @register(Tags.database)  # type: ignore[untyped-decorator]
