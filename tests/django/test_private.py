@@ -60,7 +60,7 @@ def test_asgiref_says_which_thread_waits_for_a_loop() -> None:
     async def look() -> object:
         return private.waiting_thread(asyncio.get_running_loop())
 
-    with needed_for("a time limit that interrupts a drain has its work end first (sync._Entered)"):
+    with needed_for("a time limit that interrupts a drain has its work end first (store._Entered)"):
         assert callable(async_to_sync(look)().run_until_future)
 
 

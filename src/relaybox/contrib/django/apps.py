@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.signals import setting_changed
 from django.db.models.signals import pre_migrate
+from django.utils.module_loading import autodiscover_modules
 
 
 class RelayboxConfig(AppConfig):  # type: ignore[misc]
@@ -19,7 +20,6 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         """Register the checks, and find the handlers of every app."""
         from relaybox.contrib.django import checks  # noqa: F401
         from relaybox.contrib.django.conf import deliverer, forget
-        from relaybox.contrib.django.handlers import autodiscover
         from relaybox.contrib.django.tables import create_tables_without_migrations
         from relaybox.core.commands import Program
 
@@ -31,4 +31,4 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         Program.deliverer = staticmethod(deliverer)  # type: ignore[method-assign]
         setting_changed.connect(forget, dispatch_uid="relaybox")
         pre_migrate.connect(create_tables_without_migrations, sender=self, dispatch_uid="relaybox")
-        autodiscover()
+        autodiscover_modules("outbox_handlers")

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from relaybox.contrib.django.handlers import by_path, registered
+from relaybox.contrib.django.handlers import Handler, by_path, registered
 from relaybox.contrib.django.private import in_tests
 from relaybox.core.rollout import Which, changed, is_sent
 from relaybox.core.settings import Backoff, Destination, Route, Settings
@@ -227,20 +227,14 @@ def get_configuration() -> Configuration:
 def _make(_: int) -> Configuration:
     given = get_settings()
     handlers = [*registered.values(), *by_path(given.HANDLERS)]
-    functions = {handler.name: handler.function for handler in handlers}
-    destinations, routes = [*given.destinations], [*given.ROUTES]
-    for handler in handlers:
-        options = {**given.defaults, **handler.options}
-        destinations.append(Destination(handler.name, "handler:", **options))
-        routes.append(Route(handler.events, handler.name))
-    for one in implicit(given.destinations, list(functions)):
-        if all(one.name != destination.name for destination in destinations):
-            options = {**given.defaults, "concurrency": one.concurrency}
-            destinations.append(Destination(one.name, one.sink, **options))
-        routes.append(Route(one.events, one.name))
-        functions |= {one.name: one.function} if one.function else {}
+    unwritten = list(implicit(given.destinations, [handler.name for handler in handlers]))
+    every = [*handlers, *unwritten]
+    written = {destination.name for destination in given.destinations}
+    new = [*handlers, *(one for one in unwritten if one.name not in written)]
+    destinations = [Destination(one.name, one.sink, **{**given.defaults, **one.options}) for one in new]
+    routes = [*given.ROUTES, *(Route(one.events, one.name) for one in every)]
     core = Settings(
-        destinations=destinations,
+        destinations=[*given.destinations, *destinations],
         routes=[_changed.get((route.events, route.to), route) for route in routes],
         unrouted=given.UNROUTED,
         notify=given.NOTIFY,
@@ -248,6 +242,7 @@ def _make(_: int) -> Configuration:
         inbox_window=given.INBOX_WINDOW,
         idempotency_window=given.IDEMPOTENCY_WINDOW,
     )
+    functions = {one.name: one.function for one in every if one.function is not None}
     return Configuration(core, functions, RowBuilder(core))
 
 
@@ -296,25 +291,18 @@ def _renew() -> None:
     _version = next(_versions)
 
 
-class Implicit(NamedTuple):
-    """A destination that is not written down, the events it takes, and the function it calls, if any."""
+def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterator[Handler]:
+    """Yield the destinations that are not written down and that the project needs.
 
-    name: str
-    sink: str
-    events: str
-    function: Callable[..., Any] | None = None
-    concurrency: int = 50
-
-
-def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterator[Implicit]:
-    """Yield those that the project needs. Raise ``ConfigError`` if one of its own has the same name."""
+    Raise ``ConfigError`` if one of its own has the same name.
+    """
     sinks = {destination.name: destination.sink for destination in written}
     if (
         find_spec("celery") is not None
         and sinks.get(CELERY, "celery:") == "celery:"
         and CELERY not in handlers
     ):
-        yield Implicit(CELERY, "celery:", "celery.task", concurrency=CONNECTIONS)
+        yield Handler(None, ("celery.task",), CELERY, {"concurrency": CONNECTIONS}, "celery:")
     if _has_backend():
         if TASKS in handlers or sinks.get(TASKS, "handler:") != "handler:":
             raise ConfigError(
@@ -322,7 +310,7 @@ def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterato
             )
         from relaybox.contrib.django.task_backend import run
 
-        yield Implicit(TASKS, "handler:", "django.task", run)
+        yield Handler(run, ("django.task",), TASKS, {})
 
 
 def _has_backend() -> bool:

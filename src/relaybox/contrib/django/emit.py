@@ -30,11 +30,16 @@ from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_configuration, get_settings
-from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements, run_ours
+from relaybox.contrib.django.databases import (
+    connection_of,
+    dialect_of,
+    get_statements,
+    in_transaction,
+    run_ours,
+)
 from relaybox.core.event import Emitted
 from relaybox.core.routing import UNROUTED
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.translate import failed
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
 from relaybox.emit.write import write
@@ -84,19 +89,8 @@ def emit_event(
     the alias or the settings are wrong, ``SchemaError`` where the tables are missing; other errors of the
     database arrive as Django's.
     """
-    call = Call(
-        aggregate_type,
-        aggregate_id,
-        event_type,
-        payload,
-        idempotency_key,
-        key,
-        headers,
-        tenant,
-        max_attempts,
-        deliver_at,
-        destinations,
-    )
+    event = (aggregate_type, aggregate_id, event_type, payload)
+    call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
     return _emit([call], using)[0]
 
 
@@ -125,7 +119,13 @@ def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[
     connection = connection_of(using or default_alias())
     dialect = dialect_of(connection)
     builder = get_configuration().builder
-    inside = _in_transaction(connection)
+    inside = in_transaction(connection)
+    if not inside and get_settings().REQUIRE_ATOMIC:
+        raise NotInTransaction(
+            "no transaction is open, so the event would commit apart from the change it belongs to; write"
+            " `with transaction.atomic():` around both (asynchronous code calls one such function by"
+            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False if that is what you want"
+        )
     emissions = build(builder, calls, dialect, many)
     with nullcontext() if inside else transaction.atomic(using=connection.alias):
         return _write(connection, emissions, dialect)
@@ -137,21 +137,6 @@ def default_alias() -> str:
 
     alias: str = router.db_for_write(OutboxEvent)
     return alias
-
-
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """True if one is open. Raise if one is required and missing, or if it can only be rolled back."""
-    if connection.needs_rollback:
-        raise failed("Django")
-    if connection.in_atomic_block or not connection.get_autocommit():
-        return True
-    if get_settings().REQUIRE_ATOMIC:
-        raise NotInTransaction(
-            "no transaction is open, so the event would commit apart from the change it belongs to; write"
-            " `with transaction.atomic():` around both (asynchronous code calls one such function by"
-            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False if that is what you want"
-        )
-    return False
 
 
 def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], dialect: Dialect) -> list[Emitted]:

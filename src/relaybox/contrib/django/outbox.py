@@ -14,8 +14,7 @@ from relaybox.contrib.django.databases import url_of
 from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
-from relaybox.contrib.django.store import open_store
-from relaybox.contrib.django.sync import enter, enter_interruptibly
+from relaybox.contrib.django.store import enter, open_store
 from relaybox.core.settings import Settings
 from relaybox.operate.admin import Admin
 from relaybox.outbox import Outbox
@@ -66,4 +65,4 @@ def ask(using: str, actor: str, work: Callable[[Admin], Awaitable[T]], *, interr
     async def asked() -> T:
         return await work(Admin(ledger, get_configuration().settings.destinations, actor))
 
-    return enter_interruptibly(asked) if interruptibly else enter(asked)
+    return enter(asked, interruptibly=interruptibly)
